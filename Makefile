@@ -1,0 +1,50 @@
+# Everything happens in .venv, which `make install` fills; the other targets make it when it is not there.
+PYTHON ?= python3
+PYTEST_FLAGS ?= -n auto --maxprocesses 4
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help install demo test lint format bench clean
+
+help:
+	@echo "make install   the development environment, in $(VENV)"
+	@echo "make demo      a ZeRO-3 checkpoint of 100 M parameters, converted before your eyes"
+	@echo "make test      the tests"
+	@echo "make lint      ruff and mypy"
+	@echo "make format    let ruff format and mend"
+	@echo "make bench     timings beside cp and the other converters"
+	@echo "make clean     remove what was built; the environment stays"
+
+install: $(INSTALLED)
+
+# torch alone and first: nothing that follows may bring another one.
+$(INSTALLED): pyproject.toml requirements-dev.txt
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(INSTALLED)
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh build/demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)
+	$(BIN)/python scripts/bench.py $(BENCH_FLAGS)
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find ckptconv scripts tests -name __pycache__ -prune -exec rm -rf {} +

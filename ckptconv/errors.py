@@ -1,0 +1,90 @@
+"""The closed set of errors a user can meet, each with its exit code.
+
+Every error is one short paragraph: what is wrong, in which file, what was expected and what was found; `hint` says
+what to do next. Nothing else ever leaves a conversion: anything not listed here is a bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CkptconvError(Exception):
+    """Base of all errors: `message` is the paragraph, `hint` the advice, `exit_code` what the process returns."""
+
+    exit_code: int = 1
+    kind: ClassVar[str] = "failed"
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class FailedError(CkptconvError):
+    """The work could not be done: the disk is full, the file is unreadable, the connection broke."""
+
+
+class DifferenceError(CkptconvError):
+    """A verification found that the output is not the source."""
+
+    kind = "difference"
+
+
+class UsageError(CkptconvError):
+    """What was asked for makes no sense, or names something that is not there."""
+
+    exit_code = 2
+    kind = "usage"
+
+
+class UnsafeError(CkptconvError):
+    """The input carries an attack, or points outside the place it may point to."""
+
+    exit_code = 3
+    kind = "unsafe"
+
+
+class CorruptError(CkptconvError):
+    """The input contradicts itself, is truncated, or lacks a part."""
+
+    exit_code = 4
+    kind = "corrupt"
+
+
+class LimitError(CorruptError):
+    """The input asks for more than any honest file of its size needs."""
+
+    kind = "limit"
+
+
+class UnsupportedError(CkptconvError):
+    """The input is of a layout that is recognised but not converted."""
+
+    exit_code = 5
+    kind = "unsupported"
+
+
+class StoppedError(CkptconvError):
+    """A signal ended the work: SIGINT (exit code 130) or SIGTERM (143)."""
+
+    kind = "interrupted"
+
+    def __init__(self, message: str, hint: str = "", *, exit_code: int = 130) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code
+
+
+ERROR_KINDS: tuple[type[CkptconvError], ...] = (
+    FailedError,
+    DifferenceError,
+    UsageError,
+    UnsafeError,
+    CorruptError,
+    LimitError,
+    UnsupportedError,
+    StoppedError,
+)

@@ -1,0 +1,84 @@
+"""The nodes of a state dict that Python itself has no inert type for.
+
+A tree is what a pickle describes: dict, OrderedDict, list, tuple, set, frozenset, str, bytes, bytearray, int, float,
+complex, bool, None, range, slice, Ellipsis, Counter, deque, defaultdict with a builtin factory; `LazyTensor`s; and the
+nodes here. None of them runs, imports or opens anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Global(NamedTuple):
+    """A class or function that a pickle mentions by name. Only the name: nothing is imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(eq=False, slots=True)
+class Opaque:
+    """An object of a class that is not known to be data: what it was to be made from, never made.
+
+    `call` is how the pickle asked for it: "reduce" (callable and arguments), "newobj" (class.__new__), "newobj_ex"
+    (with `kwargs`), or "persistent" (a persistent id in `args`). `state` holds the argument of each BUILD in turn,
+    `appended` and `items` what was added to it as to a list or a dict.
+    """
+
+    cls: Any  # a Global, or an Opaque for a callable that was itself the result of a call
+    args: Any = ()
+    kwargs: dict[str, Any] | None = None
+    call: str = "reduce"
+    state: list[Any] = field(default_factory=list)
+    appended: list[Any] = field(default_factory=list)
+    items: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The dotted name of its class or function."""
+        return str(self.cls) if isinstance(self.cls, Global) else self.cls.name
+
+
+class Size(tuple[int, ...]):
+    """A torch.Size."""
+
+    __slots__ = ()
+
+
+class TorchConstant(NamedTuple):
+    """A named value of torch: kind "dtype", "device", "layout", "qscheme" or "memory_format", and its name without
+    "torch." (a device as "cuda:0")."""
+
+    kind: str
+    name: str
+
+
+class NumpyScalar(NamedTuple):
+    """A numpy scalar: dtype string as numpy writes it (such as "<f8") and its bytes."""
+
+    dtype: str
+    data: bytes
+
+
+@dataclass(eq=False, slots=True)
+class NumpyArray:
+    """A numpy array of plain elements: dtype string, shape, "C" or "F" order, and its bytes in that order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    order: str
+    data: bytes
+
+
+@dataclass(eq=False, slots=True)
+class Composite:
+    """A tensor that is made of several: `kind` (such as "sparse_coo", "quantized", "nested", "meta") and its parts by
+    name, tensors and plain values."""
+
+    kind: str
+    parts: dict[str, Any]
