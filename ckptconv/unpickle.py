@@ -1,0 +1,956 @@
+"""The inert pickle machine: reads a pickle into a plain tree, and runs nothing.
+
+A pickle is a program for a small stack machine. Some of its instructions name a class or function, and others call
+what was named; that is how loading a pickle with Python runs whatever its author liked. Here a name stays a name: it
+is looked up, exactly, in tables of what is understood to be data (`Vocabulary`), and whatever is not there becomes an
+`Opaque` node that remembers what it was to be made from. Nothing is imported, and nothing named in a pickle is called.
+
+All opcodes of protocols 0 to 5 are understood, as documented in CPython's `Lib/pickletools.py`. Buffers outside the
+pickle (protocol 5) and the extension registry need things that a file does not hold, and are refused.
+
+Time and memory are proportional to the length of the pickle, whatever it says: no length or index in it is believed
+before it is checked, and nothing recurses.
+"""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from .errors import CorruptError, LimitError, UnsupportedError
+from .tensors import LazyTensor
+from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+
+# Called with the arguments a pickle gives (all inert values, of any type and number, none to be trusted), returns the
+# value, or NotImplemented if it has none for such arguments: the call is then kept as an `Opaque`. It may raise
+# `MalformedError`. It can be called twice for the same part of a pickle.
+Constructor: TypeAlias = Callable[[tuple[Any, ...]], Any]
+# Called with an `Opaque` and the argument of a BUILD for it: returns what takes its place, or NotImplemented.
+Builder: TypeAlias = Callable[[Opaque, Any], Any]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a pickle may name and mean as data, beyond Python's own containers.
+
+    `constructors`: for a class or function, by exact module and name, what a call of it makes.
+    `constants`: what a name stands for by itself.
+    `builders`: what becomes of an `Opaque` of that class when it is given its state.
+    `persistent`: what a persistent id stands for.
+    """
+
+    constructors: Mapping[tuple[str, str], Constructor] = field(default_factory=dict)
+    constants: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    builders: Mapping[tuple[str, str], Builder] = field(default_factory=dict)
+    persistent: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """More than any honest pickle needs. All else is bounded by the length of the pickle itself.
+
+    `int_bytes`: size of an integer; beyond about 4,300 digits Python itself will not print one.
+    `key_nodes`, `key_depth`: size of a dictionary key or set element, with shared parts counted each time they occur.
+    `same_hash`: keys of one container that have the same hash (strings and bytes are hashed with a secret, and are
+    not counted).
+    """
+
+    int_bytes: int = 1785
+    key_nodes: int = 10_000
+    key_depth: int = 100
+    same_hash: int = 32
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a pickle says: its `value`; the position `end` after it; every class and function it mentions, in order
+    of first mention; and of these, what was called and kept as `Opaque`."""
+
+    value: Any
+    end: int
+    globals: tuple[Global, ...]
+    opaque: tuple[Global, ...]
+
+
+class TruncatedError(CorruptError):
+    """The data ends before the pickle does."""
+
+
+class MalformedError(Exception):
+    """Raised inside the machine and by constructors: the reason only; the machine adds the file and the position."""
+
+
+class ExcessiveError(MalformedError):
+    """More than `Limits` allow."""
+
+
+class RefusedError(MalformedError):
+    """Something valid that cannot be read."""
+
+
+def load(
+    data: bytes | memoryview,
+    vocabulary: Vocabulary = Vocabulary(),
+    *,
+    where: str,
+    start: int = 0,
+    limits: Limits = Limits(),
+) -> Loaded:
+    """Read the pickle that begins at byte `start` of `data`. `where` names it in errors.
+
+    Raises TruncatedError where the data ends too early, CorruptError where it is not a valid pickle, LimitError where
+    it asks for more than `limits`, and UnsupportedError for what only a running Python could provide.
+    """
+    data = bytes(data)
+    try:
+        return _Machine(data, vocabulary, where, start, limits, lean=True).run()
+    except _NotStoredError:
+        return _Machine(data, vocabulary, where, start, limits, lean=False).run()
+
+
+# ------------------------------------------------------------------------------------------------ keys and elements
+
+_FREE = frozenset((str, bytes, bool, type(None), type(...), Opaque, Composite, NumpyArray))
+_TUPLES = frozenset((tuple, Size, Global, TorchConstant, NumpyScalar, frozenset))
+# Integers below this are their own hash.
+_SMALL = 1 << 60
+
+
+class _Keys:
+    """Admits keys to dictionaries and elements to sets, unless to hash or compare them would take unreasonably long.
+
+    A tuple of two references to a tuple of two references to … is a few bytes in a pickle and takes forever to hash;
+    keys with equal hashes make every insertion a search.
+    """
+
+    def __init__(self, limits: Limits, size: int) -> None:
+        self.limits = limits
+        # Hashes of tuples are not cached, and a reference to one costs two bytes: the sum is limited as well.
+        self.budget = 1_000_000 + 4 * size
+        # By identity of a container: the container (so that it stays the same one), and how often each hash occurred.
+        self.seen: dict[int, tuple[Any, dict[int, int]]] = {}
+
+    def admit(self, container: Any, key: Any) -> Any:
+        """`key`, if it may become a key or element of `container`; an `Opaque` in place of a tensor."""
+        kind = type(key)
+        if kind in _FREE or (kind is int and -_SMALL < key < _SMALL):
+            return key
+        if isinstance(key, LazyTensor):
+            # torch hashes tensors by identity.
+            return Opaque(Global("torch", "Tensor"), (key,))
+        self._spend(key)
+        if key not in container:
+            hashes = self.seen.setdefault(id(container), (container, {}))[1]
+            code = hash(key)
+            hashes[code] = count = hashes.get(code, 0) + 1
+            if count > self.limits.same_hash:
+                raise ExcessiveError(f"has more than {self.limits.same_hash} keys with the same hash in one container")
+        return key
+
+    def _spend(self, key: Any) -> None:
+        nodes = 0
+        level = [key]
+        for _ in range(self.limits.key_depth):
+            deeper: list[Any] = []
+            nodes += len(level)
+            for item in level:
+                kind = type(item)
+                if kind in _TUPLES:
+                    deeper += item
+                    if nodes + len(deeper) > self.limits.key_nodes:
+                        break
+                elif kind is int:
+                    nodes += item.bit_length() >> 10
+                elif kind is range:
+                    deeper += (item.start, item.stop, item.step)
+                elif kind not in _FREE and kind is not float and kind is not complex:
+                    raise MalformedError(f"uses a {kind.__name__} as a key")
+            if nodes + len(deeper) > self.limits.key_nodes:
+                raise ExcessiveError(f"has a key made of more than {self.limits.key_nodes} parts")
+            if not deeper:
+                break
+            level = deeper
+        else:
+            raise ExcessiveError(f"has a key nested more than {self.limits.key_depth} levels deep")
+        self.budget -= nodes
+        if self.budget < 0:
+            raise ExcessiveError("has keys that take too long to hash")
+
+    def fill(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:
+        for key, value in pairs:
+            target[key if type(key) is str else self.admit(target, key)] = value
+
+    def set_of(self, items: Iterable[Any]) -> set[Any]:
+        result: set[Any] = set()
+        self.update(result, items)
+        return result
+
+    def update(self, target: set[Any], items: Iterable[Any]) -> None:
+        for item in items:
+            target.add(self.admit(target, item))
+
+
+# ----------------------------------------------------------------------------------------- Python's own containers
+
+_SEQUENCES = frozenset((list, tuple, set, frozenset, deque, Size))
+# Modules of the builtins in Python 3 and 2. Their names at protocols 0 to 2 are Python 2's.
+_BUILTINS = ("builtins", "__builtin__")
+_LATIN1 = frozenset(("latin1", "latin-1", "iso-8859-1", "iso8859-1"))
+_FACTORIES: dict[tuple[str, str], Any] = {
+    (module, made.__name__): made
+    for module in _BUILTINS
+    for made in (list, dict, set, frozenset, tuple, int, float, bool, str, bytes, complex)
+} | {
+    ("__builtin__", "long"): int,
+    ("__builtin__", "unicode"): str,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "Counter"): Counter,
+}
+_CONSTANTS: dict[tuple[str, str], Any] = {(module, "Ellipsis"): ... for module in _BUILTINS}
+
+
+def _pairs(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """What a dictionary can be made from: a dictionary, or a sequence of pairs."""
+    if isinstance(value, dict):
+        return value.items()
+    if type(value) in (list, tuple) and all(type(pair) in (list, tuple) and len(pair) == 2 for pair in value):
+        return value  # type: ignore[no-any-return]
+    return None
+
+
+def _mapping(made: Callable[[], dict[Any, Any]], keys: _Keys) -> Constructor:
+    def construct(args: tuple[Any, ...]) -> Any:
+        if not args:
+            return made()
+        pairs = _pairs(args[0]) if len(args) == 1 else None
+        if pairs is None:
+            return NotImplemented
+        target = made()
+        keys.fill(target, pairs)
+        return target
+
+    return construct
+
+
+def _sequence(made: Callable[[Any], Any]) -> Constructor:
+    def construct(args: tuple[Any, ...]) -> Any:
+        if not args:
+            return made(())
+        return made(args[0]) if len(args) == 1 and type(args[0]) in _SEQUENCES else NotImplemented
+
+    return construct
+
+
+def _number(made: Callable[..., Any], kinds: tuple[type, ...]) -> Constructor:
+    """A constructor of numbers from up to as many arguments as `made` takes, of exactly these types."""
+
+    def construct(args: tuple[Any, ...]) -> Any:
+        if any(type(arg) not in kinds for arg in args):
+            return NotImplemented
+        try:
+            return made(*args)
+        except (TypeError, ValueError, OverflowError):
+            return NotImplemented
+
+    return construct
+
+
+def _slice(args: tuple[Any, ...]) -> Any:
+    return slice(*args) if 1 <= len(args) <= 3 else NotImplemented
+
+
+def _bytes(args: tuple[Any, ...]) -> Any:
+    """bytes() or bytes(b"…"); never bytes(n), which would allocate what a few digits ask for."""
+    if not args:
+        return b""
+    if len(args) == 1 and type(args[0]) in (bytes, bytearray):
+        return bytes(args[0])
+    return _encoded(args)
+
+
+def _encoded(args: tuple[Any, ...]) -> Any:
+    """The encoding of text that carries bytes in protocols without them."""
+    if len(args) != 2 or type(args[0]) is not str or type(args[1]) is not str or args[1].lower() not in _LATIN1:
+        return NotImplemented
+    try:
+        return args[0].encode("latin-1")
+    except UnicodeEncodeError:
+        raise MalformedError("encodes text as bytes that has characters above U+00FF") from None
+
+
+def _bytearray(args: tuple[Any, ...]) -> Any:
+    data = _bytes(args)
+    return NotImplemented if data is NotImplemented else bytearray(data)
+
+
+def _deque(args: tuple[Any, ...]) -> Any:
+    """deque(), deque(items), deque(items, maxlen)."""
+    items, maxlen = (*args, (), None)[:2] if not args else (*args, None)[:2]
+    if len(args) > 2 or type(items) not in _SEQUENCES:
+        return NotImplemented
+    if maxlen is not None and not (type(maxlen) is int and 0 <= maxlen < 1 << 62):
+        return NotImplemented
+    return deque(items, maxlen)
+
+
+def _defaultdict(args: tuple[Any, ...], keys: _Keys) -> Any:
+    """defaultdict(), defaultdict(factory), defaultdict(factory, pairs); the factory a builtin type or None."""
+    factory = args[0] if args else None
+    if factory is not None:
+        factory = _FACTORIES.get(factory) if type(factory) is Global else None
+        if factory is None:
+            return NotImplemented
+    pairs = _pairs(args[1]) if len(args) == 2 else ()
+    if pairs is None or len(args) > 2:
+        return NotImplemented
+    target: defaultdict[Any, Any] = defaultdict(factory)
+    keys.fill(target, pairs)
+    return target
+
+
+def _python(keys: _Keys) -> dict[tuple[str, str], Constructor]:
+    """The constructors of what Python itself has."""
+
+    def set_of(args: tuple[Any, ...]) -> Any:
+        made = sequence(args)
+        return NotImplemented if made is NotImplemented else keys.set_of(made)
+
+    def frozenset_of(args: tuple[Any, ...]) -> Any:
+        made = set_of(args)
+        return NotImplemented if made is NotImplemented else frozenset(made)
+
+    sequence = _sequence(tuple)
+    builtins: dict[str, Constructor] = {
+        "dict": _mapping(dict, keys),
+        "list": _sequence(list),
+        "tuple": sequence,
+        "set": set_of,
+        "frozenset": frozenset_of,
+        "bytes": _bytes,
+        "bytearray": _bytearray,
+        "str": lambda args: "".join(args) if len(args) < 2 and all(type(a) is str for a in args) else NotImplemented,
+        "bool": _number(bool, (bool, int, float)),
+        "int": _number(int, (bool, int)),
+        "float": _number(float, (float, int, str)),
+        "complex": _number(complex, (float, int, complex)),
+        "range": _number(range, (int, bool)),
+        "slice": _slice,
+    }
+    named: dict[tuple[str, str], Constructor] = {
+        (module, name): made for module in _BUILTINS for name, made in builtins.items()
+    }
+    named |= {
+        ("__builtin__", "long"): builtins["int"],
+        ("__builtin__", "xrange"): builtins["range"],
+        ("__builtin__", "unicode"): builtins["str"],
+        ("_codecs", "encode"): _encoded,
+        ("collections", "OrderedDict"): _mapping(OrderedDict, keys),
+        ("collections", "Counter"): _mapping(Counter, keys),
+        ("collections", "deque"): _deque,
+        ("collections", "defaultdict"): lambda args: _defaultdict(args, keys),
+    }
+    return named
+
+
+# --------------------------------------------------------------------------------------------------------- machine
+
+
+class _NotStoredError(Exception):
+    """The pickle refers to something that was not remembered, in the hope that it would not."""
+
+
+_HOLE: Any = object()
+_BUILT_IN_PLACE = (OrderedDict, Counter)
+_OBJECTS = tuple(Global(module, "object") for module in _BUILTINS)
+# An object made by calling the result of a call of the result of a call …
+_CALL_DEPTH = 16
+# How far back the memo is searched for an object that BUILD has replaced: arrays of numpy need a dozen places.
+_REPLACED_WITHIN = 64
+
+_u16 = struct.Struct("<H").unpack_from
+_i32 = struct.Struct("<i").unpack_from
+_u32 = struct.Struct("<I").unpack_from
+_u64 = struct.Struct("<Q").unpack_from
+_f64 = struct.Struct(">d").unpack_from
+
+
+class _Machine:
+    """One run over one pickle.
+
+    A lean run does not remember what Python's own pickler always offers for reference and never refers to: the
+    argument tuples of calls, and the empty OrderedDict of hooks in every tensor. For a file of a million tensors that
+    is most of the memory. Should a pickle refer to one after all, it is read again with a full memo.
+    """
+
+    def __init__(
+        self, data: bytes, vocabulary: Vocabulary, where: str, start: int, limits: Limits, *, lean: bool
+    ) -> None:
+        self.data = data
+        self.pos = self.start = start
+        self.short = False
+        self.where = where
+        self.limits = limits
+        self.lean = lean
+        self.keys = _Keys(limits, len(data) - start)
+        self.constructors: dict[Any, Constructor] = {**_python(self.keys), **vocabulary.constructors}
+        self.constants: dict[Any, Any] = {**_CONSTANTS, **vocabulary.constants}
+        self.builders: Mapping[Any, Builder] = vocabulary.builders
+        self.persistent = vocabulary.persistent or self._opaque_persistent
+        self.stack: list[Any] = []
+        # Stacks below the marks; MARK starts a new stack.
+        self.marks: list[list[Any]] = []
+        # Entries come numbered in order, so a list holds them; others, which may have any number, go to `spill`.
+        self.memo: list[Any] = []
+        self.spill: dict[int, Any] = {}
+        self.globals: dict[Global, Global] = {}
+        self.opaque: dict[Global, None] = {}
+
+    # ---- running
+
+    def run(self) -> Loaded:
+        """Read the pickle, and turn whatever is wrong with it into an error that names the place."""
+        try:
+            value = self._loop()
+        except _NotStoredError:
+            if self.lean:
+                raise
+            raise self._error(CorruptError, "refers to an object that it has not stored") from None
+        except ExcessiveError as reason:
+            raise self._error(LimitError, str(reason)) from None
+        except RefusedError as reason:
+            raise self._error(UnsupportedError, str(reason)) from None
+        except MalformedError as reason:
+            raise self._error(CorruptError, str(reason)) from None
+        except (IndexError, struct.error):
+            if self.short or self.pos >= len(self.data):
+                raise self._error(
+                    TruncatedError, f"ends after {len(self.data) - self.start} bytes, unfinished"
+                ) from None
+            raise self._error(CorruptError, "takes from the stack what is not there") from None
+        return Loaded(value, self.pos, tuple(self.globals), tuple(self.opaque))
+
+    def _error(self, kind: type[CorruptError] | type[UnsupportedError], reason: str) -> CorruptError | UnsupportedError:
+        return kind(f"{self.where}: the pickle {reason} (at byte {min(self.pos, len(self.data))}).")
+
+    def _loop(self) -> Any:
+        """The opcodes that make up nearly all of a checkpoint, most frequent first; the others are in `_RARE`."""
+        data, pos, size, lean = self.data, self.pos, len(self.data), self.lean
+        stack, marks, memo = self.stack, self.marks, self.memo
+        u32, i32 = _u32, _i32
+        call, rare = self.call, _RARE
+        try:
+            while True:
+                op = data[pos]
+                pos += 1
+                if 0x71 <= op <= 0x72:  # BINPUT, LONG_BINPUT
+                    if op == 0x72:
+                        index = u32(data, pos)[0]
+                        pos += 4
+                    else:
+                        index = data[pos]
+                        pos += 1
+                    value = stack[-1]
+                    if lean:
+                        after = data[pos]
+                        if 0x51 <= after <= 0x52 or (after == 0x74 and type(value) is OrderedDict):
+                            value = _HOLE
+                    if index == len(memo):
+                        memo.append(value)
+                    else:
+                        self._put(index, value)
+                elif op == 0x68:  # BINGET
+                    index = data[pos]
+                    pos += 1
+                    value = memo[index] if index < len(memo) else self.get(index)
+                    if value is _HOLE:
+                        raise _NotStoredError
+                    stack.append(value)
+                elif op == 0x28:  # MARK
+                    marks.append(stack)
+                    stack = []
+                elif op == 0x4B:  # BININT1
+                    stack.append(data[pos])
+                    pos += 1
+                elif op == 0x58:  # BINUNICODE
+                    end = pos + 4 + u32(data, pos)[0]
+                    if end > size:
+                        raise self._short()
+                    stack.append(str(data[pos + 4 : end], "utf-8", "surrogatepass"))
+                    pos = end
+                elif op == 0x52:  # REDUCE
+                    args = stack.pop()
+                    stack[-1] = call(stack[-1], args, "reduce")
+                elif op == 0x74:  # TUPLE
+                    items = tuple(stack)
+                    stack = marks.pop()
+                    stack.append(items)
+                elif op == 0x4A:  # BININT
+                    stack.append(i32(data, pos)[0])
+                    pos += 4
+                elif op == 0x86:  # TUPLE2
+                    stack[-2:] = ((stack[-2], stack[-1]),)
+                elif op == 0x85:  # TUPLE1
+                    stack[-1] = (stack[-1],)
+                elif op == 0x89:  # NEWFALSE
+                    stack.append(False)
+                elif op == 0x29:  # EMPTY_TUPLE
+                    stack.append(())
+                elif op == 0x4D:  # BININT2
+                    stack.append(_u16(data, pos)[0])
+                    pos += 2
+                elif op == 0x51:  # BINPERSID
+                    stack[-1] = self.persistent(stack[-1])
+                elif op == 0x6A:  # LONG_BINGET
+                    stack.append(self.get(u32(data, pos)[0]))
+                    pos += 4
+                elif op == 0x8C:  # SHORT_BINUNICODE
+                    end = pos + 1 + data[pos]
+                    if end > size:
+                        raise self._short()
+                    stack.append(str(data[pos + 1 : end], "utf-8", "surrogatepass"))
+                    pos = end
+                elif op == 0x94:  # MEMOIZE
+                    value = stack[-1]
+                    if lean:
+                        after = data[pos]
+                        if 0x51 <= after <= 0x52 or (after == 0x74 and type(value) is OrderedDict):
+                            value = _HOLE
+                    if self.spill:
+                        self._put(len(memo) + len(self.spill), value)
+                    else:
+                        memo.append(value)
+                elif op == 0x7D:  # EMPTY_DICT
+                    stack.append({})
+                elif op == 0x73:  # SETITEM
+                    value = stack.pop()
+                    key = stack.pop()
+                    target = stack[-1]
+                    if type(target) is dict and type(key) is str:
+                        target[key] = value
+                    else:
+                        self._set_items(target, [key, value])
+                elif op == 0x75:  # SETITEMS
+                    items_list = stack
+                    stack = marks.pop()
+                    self._set_items(stack[-1], items_list)
+                elif op == 0x4E:  # NONE
+                    stack.append(None)
+                elif op == 0x88:  # NEWTRUE
+                    stack.append(True)
+                elif op == 0x5D:  # EMPTY_LIST
+                    stack.append([])
+                elif op == 0x61:  # APPEND
+                    value = stack.pop()
+                    self._append(stack[-1], [value])
+                elif op == 0x65:  # APPENDS
+                    items_list = stack
+                    stack = marks.pop()
+                    self._append(stack[-1], items_list)
+                elif op == 0x47:  # BINFLOAT
+                    stack.append(_f64(data, pos)[0])
+                    pos += 8
+                elif op == 0x87:  # TUPLE3
+                    stack[-3:] = ((stack[-3], stack[-2], stack[-1]),)
+                elif op == 0x2E:  # STOP
+                    if not stack:
+                        raise MalformedError("has no value")
+                    return stack.pop()
+                else:
+                    act = rare.get(op)
+                    if act is None:
+                        raise MalformedError(f"has an unknown opcode 0x{op:02x}")
+                    self.pos, self.stack = pos, stack
+                    act(self)
+                    pos, stack = self.pos, self.stack
+        except UnicodeDecodeError:
+            raise MalformedError("has text that is not UTF-8") from None
+        finally:
+            self.pos = pos
+
+    # ---- parts of opcodes
+
+    def _short(self) -> Exception:
+        """To raise where a length goes beyond the data."""
+        self.short = True
+        return IndexError()
+
+    def take(self, length: int) -> bytes:
+        """The next `length` bytes of the pickle."""
+        part = self.data[self.pos : self.pos + length]
+        if length < 0:
+            raise MalformedError("has a negative length")
+        if len(part) != length:
+            raise self._short()
+        self.pos += length
+        return part
+
+    def number(self, unpack: Callable[[bytes, int], tuple[Any, ...]], size: int) -> Any:
+        value = unpack(self.data, self.pos)[0]
+        self.pos += size
+        return value
+
+    def line(self) -> bytes:
+        """The next line, without its end."""
+        end = self.data.find(b"\n", self.pos)
+        if end < 0:
+            raise self._short()
+        line = self.data[self.pos : end]
+        self.pos = end + 1
+        return line
+
+    def above_mark(self) -> list[Any]:
+        items = self.stack
+        self.stack = self.marks.pop()
+        return items
+
+    def _put(self, index: int, value: Any) -> None:
+        memo = self.memo
+        if index < len(memo):
+            memo[index] = value
+        elif index == len(memo):
+            self.spill.pop(index, None)
+            memo.append(value)
+        else:
+            self.spill[index] = value
+
+    def get(self, index: int) -> Any:
+        value = self.memo[index] if 0 <= index < len(self.memo) else self.spill.get(index, _HOLE)
+        if value is _HOLE:
+            raise _NotStoredError
+        return value
+
+    def find(self, module: Any, name: Any) -> Any:
+        """What a name stands for: a constant, or just its name."""
+        if type(module) is not str or type(name) is not str:
+            raise MalformedError("names a class by something that is not text")
+        mentioned = Global(module, name)
+        mentioned = self.globals.setdefault(mentioned, mentioned)
+        return self.constants.get(mentioned, mentioned)
+
+    def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
+        """The value of a call, or an `Opaque` that remembers it."""
+        if type(args) is not tuple:
+            if not isinstance(args, tuple):
+                raise MalformedError("calls something with arguments that are not a tuple")
+            args = tuple(args)
+        if type(function) is Global:
+            construct = self.constructors.get(function)
+            if construct is not None:
+                value = construct(args) if not kwargs else NotImplemented
+                if value is not NotImplemented:
+                    return value
+            elif function.module in ("copyreg", "copy_reg"):
+                direct = _as_newobj(function.name, args)
+                if direct is not None:
+                    return self.call(direct[0], direct[1], "newobj_ex" if direct[2] else "newobj", direct[2])
+            self.opaque[function] = None
+        elif type(function) is Opaque:
+            inner: Any = function
+            for _ in range(_CALL_DEPTH):
+                if type(inner) is not Opaque:
+                    break
+                inner = inner.cls
+            else:
+                raise ExcessiveError(f"calls the result of a call, more than {_CALL_DEPTH} times over")
+        else:
+            raise MalformedError(f"calls a {type(function).__name__}")
+        return Opaque(function, args, kwargs, how)
+
+    def build(self, state: Any) -> None:
+        """Give the object on top of the stack its state."""
+        target = self.stack[-1]
+        kind = type(target)
+        if kind is Opaque:
+            builder = self.builders.get(target.cls) if type(target.cls) is Global else None
+            value = builder(target, state) if builder else NotImplemented
+            if value is NotImplemented:
+                target.state.append(state)
+                if builder:
+                    self.opaque[target.cls] = None
+            else:
+                self._replace(target, value)
+        elif kind in _BUILT_IN_PLACE:
+            if type(state) is tuple and len(state) == 2 and state[1] is None:
+                state = state[0]
+            if type(state) is not dict:
+                raise MalformedError(f"gives a {kind.__name__} a state that is not a dictionary")
+            for name in state:
+                if type(name) is not str or hasattr(kind, name):
+                    raise MalformedError(f"sets {str(name)[:100]!r} on a {kind.__name__}")
+            target.__dict__.update(state)
+        else:
+            raise MalformedError(f"gives a state to a {kind.__name__}")
+
+    def _replace(self, old: Any, new: Any) -> None:
+        """Put `new` where `old` is: on the stack, and in the memo if it was stored not long ago."""
+        self.stack[-1] = new
+        memo = self.memo
+        for index in range(len(memo) - 1, max(len(memo) - 1 - _REPLACED_WITHIN, -1), -1):
+            if memo[index] is old:
+                memo[index] = new
+                return
+        for index in reversed(self.spill):
+            if self.spill[index] is old:
+                self.spill[index] = new
+                return
+
+    def _set_items(self, target: Any, items: list[Any]) -> None:
+        """SETITEM, SETITEMS: `items` is key, value, key, value …"""
+        if len(items) % 2:
+            raise MalformedError("sets a key without a value")
+        pairs = zip(items[::2], items[1::2], strict=True)
+        if isinstance(target, dict):
+            self.keys.fill(target, pairs)
+        elif type(target) is Opaque:
+            target.items.extend(pairs)
+        else:
+            raise MalformedError(f"sets an item of a {type(target).__name__}")
+
+    def _append(self, target: Any, items: list[Any]) -> None:
+        if type(target) is list or type(target) is deque:
+            target.extend(items)
+        elif type(target) is Opaque:
+            target.appended.extend(items)
+        else:
+            raise MalformedError(f"appends to a {type(target).__name__}")
+
+    def _opaque_persistent(self, pid: Any) -> Any:
+        return Opaque(Global("pickle", "persistent_load"), pid, None, "persistent")
+
+
+def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None] | None:
+    """The class, arguments and keywords of an object that protocols 0 and 1 make through a helper of `copyreg`."""
+    if name == "_reconstructor" and len(args) == 3 and args[1] in _OBJECTS and args[2] is None:
+        made, given, kwargs = args[0], (), None
+    elif name == "__newobj__" and args:
+        made, given, kwargs = args[0], args[1:], None
+    elif name == "__newobj_ex__" and len(args) == 3 and type(args[1]) is tuple and _is_kwargs(args[2]):
+        made, given, kwargs = args
+    else:
+        return None
+    return (made, given, kwargs) if type(made) is Global and made.module not in ("copyreg", "copy_reg") else None
+
+
+def _is_kwargs(value: Any) -> bool:
+    return type(value) is dict and all(type(name) is str for name in value)
+
+
+# ----------------------------------------------------------------------------------------------------- rare opcodes
+
+
+def _push(make: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
+    """An opcode that pushes what `make` reads."""
+
+    def act(machine: _Machine) -> None:
+        value = make(machine)  # which may leave another stack
+        machine.stack.append(value)
+
+    return act
+
+
+def _top(change: Callable[[_Machine, Any], None]) -> Callable[[_Machine], None]:
+    """An opcode that pops one value and does something with it."""
+
+    def act(machine: _Machine) -> None:
+        change(machine, machine.stack.pop())
+
+    return act
+
+
+def _proto(machine: _Machine) -> None:
+    version = machine.take(1)[0]
+    if version > 5:
+        raise RefusedError(f"is of protocol {version}; 0 to 5 are known")
+
+
+def _frame(machine: _Machine) -> None:
+    length = machine.number(_u64, 8)
+    if length > len(machine.data) - machine.pos:
+        raise machine._short()
+
+
+def _global(machine: _Machine) -> Any:
+    module = machine.line()
+    return machine.find(str(module, "utf-8"), str(machine.line(), "utf-8"))
+
+
+def _stack_global(machine: _Machine) -> None:
+    name = machine.stack.pop()
+    machine.stack[-1] = machine.find(machine.stack[-1], name)
+
+
+def _inst(machine: _Machine) -> None:
+    made = _global(machine)
+    args = machine.above_mark()
+    machine.stack.append(machine.call(made, tuple(args), "reduce"))
+
+
+def _obj(machine: _Machine) -> None:
+    made, *args = machine.above_mark() or [None]
+    machine.stack.append(machine.call(made, tuple(args), "reduce"))
+
+
+def _newobj(machine: _Machine) -> None:
+    args = machine.stack.pop()
+    machine.stack[-1] = machine.call(machine.stack[-1], args, "newobj")
+
+
+def _newobj_ex(machine: _Machine) -> None:
+    kwargs = machine.stack.pop()
+    args = machine.stack.pop()
+    if not _is_kwargs(kwargs):
+        raise MalformedError("makes an object with keywords that are not a dictionary")
+    machine.stack[-1] = machine.call(machine.stack[-1], args, "newobj_ex", kwargs)
+
+
+def _pop(machine: _Machine) -> None:
+    if machine.stack:
+        machine.stack.pop()
+    else:
+        machine.above_mark()
+
+
+def _dict(machine: _Machine) -> None:
+    items = machine.above_mark()
+    made: dict[Any, Any] = {}
+    machine._set_items(made, items)
+    machine.stack.append(made)
+
+
+def _add_items(machine: _Machine) -> None:
+    items = machine.above_mark()
+    target = machine.stack[-1]
+    if type(target) is set:
+        machine.keys.update(target, items)
+    elif type(target) is Opaque:
+        target.appended.extend(items)
+    else:
+        raise MalformedError(f"adds elements to a {type(target).__name__}")
+
+
+def _checked(machine: _Machine, length: int) -> int:
+    if length > machine.limits.int_bytes:
+        raise ExcessiveError(f"has an integer of {length} bytes")
+    return length
+
+
+def _long(machine: _Machine, length: int) -> int:
+    return int.from_bytes(machine.take(_checked(machine, length)), "little", signed=True)
+
+
+def _digits(machine: _Machine, line: bytes) -> int:
+    # A byte is 2.4 digits.
+    if len(line) > machine.limits.int_bytes * 12 // 5:
+        raise ExcessiveError(f"has an integer of {len(line)} digits")
+    try:
+        return int(line, 0) if line != b"" else int(b"x")
+    except ValueError:
+        raise MalformedError(f"has {str(line[:40])[1:]} where a number should be") from None
+
+
+def _int(machine: _Machine) -> Any:
+    line = machine.line()
+    return {b"00": False, b"01": True}[line] if line in (b"00", b"01") else _digits(machine, line)
+
+
+def _text_float(machine: _Machine) -> float:
+    line = machine.line()
+    try:
+        return float(line)
+    except ValueError:
+        raise MalformedError(f"has {str(line[:40])[1:]} where a number should be") from None
+
+
+def _text_index(machine: _Machine) -> int:
+    index = _digits(machine, machine.line())
+    if index < 0:
+        raise MalformedError("has a negative index")
+    return index
+
+
+def _python2(data: bytes) -> Any:
+    """A string of Python 2, which is text or bytes; torch.load takes it for UTF-8."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+def _string(machine: _Machine) -> Any:
+    line = machine.line().strip()
+    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+        raise MalformedError("has a string without quotes")
+    try:
+        return _python2(codecs.escape_decode(line[1:-1])[0])
+    except ValueError:
+        raise MalformedError("has a string with an invalid escape") from None
+
+
+def _unicode(machine: _Machine) -> str:
+    return str(machine.line(), "raw-unicode-escape")
+
+
+def _persid(machine: _Machine) -> Any:
+    return machine.persistent(str(machine.line(), "utf-8"))
+
+
+def _refuse(reason: str) -> Callable[[_Machine], None]:
+    def act(machine: _Machine) -> None:
+        raise RefusedError(reason)
+
+    return act
+
+
+_EXTENSION = _refuse("names a class by a number of the extension registry of the Python that wrote it")
+_BUFFER = _refuse("needs a buffer that was kept outside it")
+
+_RARE: dict[int, Callable[[_Machine], None]] = {
+    0x80: _proto,
+    0x95: _frame,
+    # names and objects
+    ord("c"): _push(_global),
+    0x93: _stack_global,
+    ord("i"): _inst,
+    ord("o"): _obj,
+    0x81: _newobj,
+    0x92: _newobj_ex,
+    ord("b"): _top(_Machine.build),
+    ord("P"): _push(_persid),
+    0x82: _EXTENSION,
+    0x83: _EXTENSION,
+    0x84: _EXTENSION,
+    # containers
+    ord("l"): _push(lambda m: m.above_mark()),
+    ord("d"): _dict,
+    0x8F: _push(lambda m: set()),
+    0x90: _add_items,
+    0x91: _push(lambda m: frozenset(m.keys.set_of(m.above_mark()))),
+    # numbers
+    ord("I"): _push(_int),
+    ord("L"): _push(lambda m: _digits(m, m.line().removesuffix(b"L"))),
+    0x8A: _push(lambda m: _long(m, m.take(1)[0])),
+    0x8B: _push(lambda m: _long(m, m.number(_i32, 4))),
+    ord("F"): _push(_text_float),
+    # text and bytes
+    ord("V"): _push(_unicode),
+    0x8D: _push(lambda m: str(m.take(m.number(_u64, 8)), "utf-8", "surrogatepass")),
+    ord("S"): _push(_string),
+    ord("T"): _push(lambda m: _python2(m.take(m.number(_i32, 4)))),
+    ord("U"): _push(lambda m: _python2(m.take(m.take(1)[0]))),
+    ord("B"): _push(lambda m: m.take(m.number(_u32, 4))),
+    ord("C"): _push(lambda m: m.take(m.take(1)[0])),
+    0x8E: _push(lambda m: m.take(m.number(_u64, 8))),
+    0x96: _push(lambda m: bytearray(m.take(m.number(_u64, 8)))),
+    0x97: _BUFFER,
+    0x98: _BUFFER,
+    # stack and memo
+    ord("0"): _pop,
+    ord("1"): lambda m: m.above_mark().clear(),
+    ord("2"): _push(lambda m: m.stack[-1]),
+    ord("g"): _push(lambda m: m.get(_text_index(m))),
+    ord("p"): lambda m: m._put(_text_index(m), m.stack[-1]),
+}
