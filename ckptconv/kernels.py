@@ -1,0 +1,464 @@
+"""What happens to bytes on their way: gathers, casts, byte swaps, signs. Block by block, with numpy.
+
+Bits in, bits out: every kernel works on unsigned views, so that no value passes through arithmetic that could change
+it. numpy is imported when the first kernel runs; a conversion that only copies never does.
+
+A cast rounds once, to nearest, ties to even, from the stored value. NaN stays NaN: its sign and the leading bits of its
+payload are kept and its quiet bit is set, on every machine alike; bfloat16 → float32 alone keeps all bits as they are,
+for a bfloat16 is the upper half of a float32. What rounds beyond the largest finite number becomes infinite, and is
+counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from .errors import UsageError
+from .tensors import DTYPES, Cast, Conjugate, Cut, Gather, Kernel, Negate, Runs, Swap, itemsize_of_components
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+# Elements that a cast takes at a time: with its temporaries a block stays in the second-level cache.
+_BLOCK = 1 << 16
+# A transpose is done in tiles of so many elements along the source's rows and along the result's, by way of a copy
+# whose rows are a cache line further apart: rows a power of two apart would all fall on the same lines.
+_TILE = (512, 64)
+_LINE = 64
+# Below this extent a transposed axis is copied fastest as it is.
+_NARROW = 32
+# Runs that are shorter than this, and more than that, are scattered by numpy.
+_LONG_RUN, _FEW_RUNS = 4096, 16
+
+
+@functools.cache
+def _numpy() -> ModuleType:
+    # OpenBLAS starts a thread for every processor when it is loaded, and their stacks count as memory of this process.
+    # Nothing here uses them. The setting is taken back: it is not for the processes and libraries that come after.
+    name = "OPENBLAS_NUM_THREADS"
+    unset = name not in os.environ
+    if unset:
+        os.environ[name] = "1"
+    try:
+        import numpy
+    finally:
+        if unset:
+            os.environ.pop(name, None)
+    return numpy
+
+
+# --------------------------------------------------------------------------------------------------------- interface
+
+
+def is_supported(source: str, target: str) -> bool:
+    """Whether elements of dtype `source` can be cast to dtype `target`."""
+    return source == target or (source in _SOURCES and target in _TARGETS)
+
+
+def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None) -> tuple[memoryview, int]:
+    """Pass `data` through `kernels` in turn: the result, and how many finite values became infinite in a cast.
+
+    With `out`, which has exactly the result's length, the result is written there; it may not overlap `data`.
+    Raises UsageError for a cast there is not, ValueError where the data does not fit the kernels.
+    """
+    view = memoryview(data).cast("B")
+    overflows = 0
+    for index, kernel in enumerate(kernels):
+        if isinstance(kernel, Cut):
+            if not 0 <= kernel.start <= kernel.stop <= len(view):
+                raise ValueError(f"{kernel} of {len(view)} bytes")
+            view = view[kernel.start : kernel.stop]
+            continue
+        size = _result_size(kernel, len(view))
+        last = index == len(kernels) - 1
+        result = out if last and out is not None else memoryview(_numpy().empty(size, "u1"))
+        _check_room(result, size)
+        overflows += _KERNELS[type(kernel)](kernel, view, result)
+        view = result
+    if out is not None and view is not out:
+        _check_room(out, len(view))
+        out[:] = view
+        view = out
+    return view, overflows
+
+
+def scatter(out: memoryview, target: Runs, data: Buffer) -> None:
+    """Put `data` at `target` of `out`, run after run. Raises ValueError where it does not fit."""
+    offset, length, grid = target
+    view = memoryview(data).cast("B")
+    end = offset + length + sum((count - 1) * distance for count, distance in grid)
+    if len(view) != target.nbytes or offset < 0 or any(n < 1 or d < 0 for n, d in grid) or end > len(out):
+        raise ValueError(f"{len(view)} bytes for {target} of {len(out)} bytes")
+    if length >= _LONG_RUN or math.prod(count for count, _ in grid) <= _FEW_RUNS:
+        for index, at in enumerate(target.offsets()):
+            out[at : at + length] = view[index * length : (index + 1) * length]
+        return
+    np = _numpy()
+    item = math.gcd(length, 8)
+    shape = (*(count for count, _ in grid), length // item)
+    strides = (*(distance for _, distance in grid), item)
+    np.ndarray(shape, f"u{item}", out, offset, strides)[...] = np.frombuffer(view, f"u{item}").reshape(shape)
+
+
+def _check_room(out: memoryview, size: int) -> None:
+    if len(out) != size:
+        raise ValueError(f"the kernels make {size} bytes, and there is room for {len(out)}")
+
+
+def _result_size(kernel: Kernel, size: int) -> int:
+    """How many bytes `kernel` makes of `size` bytes. Raises ValueError for bytes that are not whole elements."""
+    if isinstance(kernel, Gather):
+        return math.prod(kernel.shape) * kernel.itemsize
+    if isinstance(kernel, Cast):
+        before, after = DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize
+    elif isinstance(kernel, Swap):
+        before = after = kernel.itemsize
+    else:
+        assert isinstance(kernel, (Negate, Conjugate))
+        before = after = DTYPES[kernel.dtype].itemsize
+    if size % before:
+        raise ValueError(f"{kernel}: {size} bytes are not whole elements of {before}")
+    return size // before * after
+
+
+# ------------------------------------------------------------------------------------------------- gathers and swaps
+
+
+def _gather(kernel: Gather, data: memoryview, out: memoryview) -> int:
+    np = _numpy()
+    shape, strides, item = kernel
+    if not math.prod(shape):
+        return 0
+    last = sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    if min(strides, default=0) < 0 or last + item > len(data):
+        raise ValueError(f"{kernel} leaves its {len(data)} bytes")
+    # numpy knows no unsigned integer of 16 bytes; a complex one is copied bit by bit just as well.
+    dtype = np.dtype({1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(item, f"V{item}"))
+    dims = _merged(shape, strides)
+    counts = tuple(count for count, _ in dims)
+    source = np.ndarray(counts, dtype, data, 0, tuple(stride for _, stride in dims))
+    result = np.ndarray(counts, dtype, out)
+    rows = _transposed_axis(dims)
+    if rows is None:
+        result[...] = source
+        return 0
+    # An array holds one plane at every place of the other axes.
+    planes = (np.moveaxis(array, (rows, -1), (-2, -1)) for array in (source, result))
+    _transpose(*planes)
+    return 0
+
+
+def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """(count, stride) by axis, without axes of one, and with axes that continue each other as one."""
+    dims: list[tuple[int, int]] = []
+    for count, stride in zip(shape, strides, strict=True):
+        if count == 1:
+            continue
+        if dims and dims[-1][1] == count * stride:
+            dims[-1] = (dims[-1][0] * count, stride)
+        else:
+            dims.append((count, stride))
+    return dims
+
+
+def _transposed_axis(dims: list[tuple[int, int]]) -> int | None:
+    """The axis along which the source is contiguous, where that is not the last, as it is in the result.
+
+    None also where too little is transposed for tiles to be worth it.
+    """
+    counts = [count for count, _ in dims]
+    axis = min(range(len(dims)), key=lambda axis: dims[axis][1] or math.inf, default=0)
+    if axis >= len(dims) - 1 or not dims[-1][1] or min(counts[axis], counts[-1]) < _NARROW:
+        return None
+    return axis
+
+
+def _transpose(source: Array, result: Array) -> None:
+    """Copy `source` to `result` tile by tile: of their last two axes source is contiguous along the first."""
+    np = _numpy()
+    *planes, height, width = source.shape
+    rows, columns = min(_TILE[0], height), min(_TILE[1], width)
+    scratch = np.empty((columns, rows + _LINE // min(source.itemsize, _LINE)), source.dtype)
+    for plane in np.ndindex(*planes):
+        for top in range(0, height, rows):
+            for left in range(0, width, columns):
+                place = (*plane, slice(top, top + rows), slice(left, left + columns))
+                tile = source[place].T
+                copy = scratch[: tile.shape[0], : tile.shape[1]]
+                copy[...] = tile
+                result[place] = copy.T
+
+
+def _swap(kernel: Swap, data: memoryview, out: memoryview) -> int:
+    np = _numpy()
+    np.frombuffer(out, f"<u{kernel.itemsize}")[...] = np.frombuffer(data, f">u{kernel.itemsize}")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------- signs
+
+
+def _negate(kernel: Negate, data: memoryview, out: memoryview) -> int:
+    """Integers as torch negates them, modulo 2ⁿ; of a floating number, or both parts of a complex one, the sign."""
+    np = _numpy()
+    dtype = DTYPES[kernel.dtype]
+    code = f"u{itemsize_of_components(dtype)}"
+    source, result = np.frombuffer(data, code), np.frombuffer(out, code)
+    if dtype.kind in "iu":
+        np.negative(source, out=result)
+    elif dtype.kind in "fc" and dtype.name not in _SCALES:
+        np.bitwise_xor(source, source.dtype.type(_sign(source)), out=result)
+        if dtype.name in _FORMATS and _FORMATS[dtype.name].specials == "fnuz":
+            # Here the bits of minus zero are NaN: zero stays zero, and NaN NaN.
+            special = (source & 0x7F) == 0
+            result[special] = source[special]
+    else:
+        raise UsageError(f"A tensor of {dtype} cannot be negated.")
+    return 0
+
+
+def _conjugate(kernel: Conjugate, data: memoryview, out: memoryview) -> int:
+    np = _numpy()
+    dtype = DTYPES[kernel.dtype]
+    out[:] = data
+    if dtype.kind == "c":
+        parts = np.frombuffer(out, f"u{itemsize_of_components(dtype)}")
+        imaginary = parts[1::2]
+        np.bitwise_xor(imaginary, parts.dtype.type(_sign(parts)), out=imaginary)
+    return 0
+
+
+def _sign(bits: Array) -> int:
+    return 1 << (8 * bits.itemsize - 1)
+
+
+# ------------------------------------------------------------------------------------------------------------- casts
+
+
+class _Format(NamedTuple):
+    """A binary floating format: bits of exponent and of mantissa, exponent bias, and what its special values are.
+
+    "ieee": infinities and NaNs. "fn": no infinities, NaN is all ones. "fnuz": no infinities and no minus zero, whose
+    bits are the NaN. (OCP 8-bit Floating Point Specification 1.0; Noune et al. 2022, arXiv:2206.02915.)
+    """
+
+    exponent: int
+    mantissa: int
+    bias: int
+    specials: str = "ieee"
+
+    @property
+    def code(self) -> str:
+        return f"u{(1 + self.exponent + self.mantissa) // 8}"
+
+    @property
+    def infinity(self) -> int:
+        """The bits of infinity; a larger magnitude is NaN."""
+        return ((1 << self.exponent) - 1) << self.mantissa
+
+    @property
+    def quiet(self) -> int:
+        return 1 << (self.mantissa - 1)
+
+    def overflow(self, source: _Format) -> int:
+        """The bits that the smallest number of format `source` which rounds to infinity has there.
+
+        It lies half a step above the largest finite number; that the tie is infinite is rounding to even.
+        """
+        exponent = self.bias + source.bias
+        return (exponent << source.mantissa) | (
+            ((1 << (self.mantissa + 1)) - 1) << (source.mantissa - self.mantissa - 1)
+        )
+
+
+_FORMATS = {
+    "float64": _Format(11, 52, 1023),
+    "float32": _Format(8, 23, 127),
+    "bfloat16": _Format(8, 7, 127),
+    "float16": _Format(5, 10, 15),
+    "float8_e5m2": _Format(5, 2, 15),
+    "float8_e4m3fn": _Format(4, 3, 7, "fn"),
+    "float8_e5m2fnuz": _Format(5, 2, 16, "fnuz"),
+    "float8_e4m3fnuz": _Format(4, 3, 8, "fnuz"),
+}
+# Powers of two and nothing else: no sign, no mantissa.
+_SCALES = {"float8_e8m0fnu"}
+
+_SOURCES = {*_FORMATS, *_SCALES}
+_TARGETS = {"float64", "float32", "bfloat16", "float16"}
+
+
+def _cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
+    source, target = kernel
+    if not is_supported(source, target):
+        raise UsageError(f"Tensors of {source} cannot be cast to {target}.")
+    if source == target:
+        out[:] = data
+        return 0
+    np = _numpy()
+    steps = _steps(source, target)
+    before, after = DTYPES[source].itemsize, DTYPES[target].itemsize
+    elements = np.frombuffer(data, f"u{before}")
+    result = np.frombuffer(out, f"u{after}")
+    block = min(_BLOCK, len(elements))
+    between = np.empty(block, "u4") if len(steps) > 1 else None
+    scratch = np.empty(block, "u4")
+    overflows = 0
+    # Overflow is counted; that NaN is invalid and subnormals are inexact is no news.
+    with np.errstate(all="ignore"):
+        for start in range(0, len(elements), block or 1):
+            values = elements[start : start + block]
+            for step in steps[:-1]:
+                assert between is not None
+                overflows += step(values, between[: len(values)], scratch[: len(values)])
+                values = between[: len(values)]
+            overflows += steps[-1](values, result[start : start + block], scratch[: len(values)])
+    return overflows
+
+
+# A step of a cast: bits in, bits out, and room for as many uint32; returns how many finite values became infinite.
+_Step: TypeAlias = "Callable[[Array, Array, Array], int]"
+
+
+@functools.cache
+def _steps(source: str, target: str) -> tuple[_Step, ...]:
+    """How to cast: at most one exact step to float32, then at most one that may round."""
+    direct: dict[tuple[str, str], _Step] = {
+        ("bfloat16", "float32"): _upper_half,
+        ("float32", "bfloat16"): _round_to_bfloat16,
+        ("float64", "bfloat16"): _round_twice_to_bfloat16,
+        ("float16", "float32"): functools.partial(_by_hardware, "float16", "float32"),
+        ("float32", "float16"): functools.partial(_by_hardware, "float32", "float16"),
+        ("float32", "float64"): functools.partial(_by_hardware, "float32", "float64"),
+        ("float64", "float32"): functools.partial(_by_hardware, "float64", "float32"),
+        ("float64", "float16"): functools.partial(_by_hardware, "float64", "float16"),
+    }
+    if (source, target) in direct:
+        return (direct[source, target],)
+    first = direct.get((source, "float32")) or functools.partial(_look_up, _float32_table(source))
+    return (first,) if target == "float32" else (first, direct["float32", target])
+
+
+def _upper_half(source: Array, result: Array, scratch: Array) -> int:
+    result[...] = source
+    result <<= 16
+    return 0
+
+
+def _round_to_bfloat16(source: Array, result: Array, scratch: Array) -> int:
+    _nearest_upper_half(source, result, scratch)
+    return _mend("float32", "bfloat16", source, result)
+
+
+def _nearest_upper_half(source: Array, result: Array, scratch: Array) -> None:
+    # Adding half a step, and one more where the result would be odd, carries into the upper half where it has to.
+    _numpy().right_shift(source, 16, out=scratch)
+    scratch &= 1
+    scratch += 0x7FFF
+    scratch += source
+    scratch >>= 16
+    result[...] = scratch
+
+
+def _round_twice_to_bfloat16(source: Array, result: Array, scratch: Array) -> int:
+    """float64 → float32 → bfloat16, where the first rounding is kept from deciding the second."""
+    np = _numpy()
+    values, halfway = source.view("f8"), scratch.view("f4")
+    halfway[...] = values
+    # Only a float32 that lies exactly between two bfloat16 misleads: move it to the side the value was on.
+    (ties,) = np.nonzero((scratch & 0xFFFF) == 0x8000)
+    if len(ties):
+        was, became = np.abs(values[ties]), np.abs(halfway[ties].astype("f8"))
+        scratch[ties] += (was > became).astype("u4") - (was < became).astype("u4")
+    _nearest_upper_half(scratch, result, np.empty_like(scratch))
+    return _mend("float64", "bfloat16", source, result)
+
+
+def _by_hardware(before: str, after: str, source: Array, result: Array, scratch: Array) -> int:
+    """A conversion that numpy makes in one correct rounding, with the processor's instruction or without."""
+    result.view(after)[...] = source.view(before)
+    return _mend(before, after, source, result)
+
+
+def _look_up(table: Array, source: Array, result: Array, scratch: Array) -> int:
+    _numpy().take(table, source, out=result, mode="clip")
+    return 0
+
+
+def _mend(before: str, after: str, source: Array, result: Array) -> int:
+    """Set what became of NaNs, about which hardware and libraries differ; the number of overflows."""
+    np = _numpy()
+    source_format, format_ = _FORMATS[before], _FORMATS[after]
+    widening = format_.mantissa >= source_format.mantissa
+    least = source_format.infinity if widening else format_.overflow(source_format)
+    sign = _sign(source)
+    # Seen as signed the largest is positive, seen as unsigned it is negative if there is a negative one.
+    if max(int(source.view(f"i{source.itemsize}").max()), int(source.max()) & (sign - 1)) < least:
+        return 0
+    magnitude = source & source.dtype.type(sign - 1)
+    (nans,) = np.nonzero(magnitude > source_format.infinity)
+    if len(nans):
+        distance = format_.mantissa - source_format.mantissa
+        payload = magnitude[nans].astype("u8") & ((1 << source_format.mantissa) - 1)
+        payload = payload << distance if distance > 0 else payload >> -distance
+        signs = (source[nans] >> (8 * source.itemsize - 1)).astype("u8") << (8 * result.itemsize - 1)
+        result[nans] = signs | payload | (format_.infinity | format_.quiet)
+    if widening:
+        return 0
+    return int(np.count_nonzero((magnitude >= least) & (magnitude < source_format.infinity)))
+
+
+@functools.cache
+def _float32_table(source: str) -> Array:
+    """The float32 bits of all 256 values of an 8-bit format, each of which float32 holds exactly."""
+    np = _numpy()
+    decode = _scale_bits if source in _SCALES else functools.partial(_float32_bits, _FORMATS[source])
+    table: Array = np.array([decode(bits) for bits in range(256)], "u4")
+    table.flags.writeable = False
+    return table
+
+
+def _scale_bits(bits: int) -> int:
+    # 2**(bits - 127) has that very exponent field; only the least is a subnormal.
+    single = _FORMATS["float32"]
+    return single.infinity | single.quiet if bits == 0xFF else bits << single.mantissa or single.quiet
+
+
+def _float32_bits(format_: _Format, bits: int) -> int:
+    single = _FORMATS["float32"]
+    sign, magnitude = bits >> 7, bits & 0x7F
+    exponent, mantissa = magnitude >> format_.mantissa, magnitude & ((1 << format_.mantissa) - 1)
+    distance = single.mantissa - format_.mantissa
+    infinite = {"ieee": magnitude == format_.infinity, "fn": False, "fnuz": False}
+    nan = {"ieee": magnitude > format_.infinity, "fn": magnitude == 0x7F, "fnuz": bits == 0x80}
+    if infinite[format_.specials]:
+        magnitude = single.infinity
+    elif nan[format_.specials]:
+        magnitude = single.infinity | single.quiet | mantissa << distance
+    elif exponent:
+        magnitude = (exponent + single.bias - format_.bias) << single.mantissa | mantissa << distance
+    elif mantissa:
+        # A subnormal: normalize it.
+        shift = format_.mantissa + 1 - mantissa.bit_length()
+        exponent, mantissa = 1 - shift, (mantissa << shift) & ((1 << format_.mantissa) - 1)
+        magnitude = (exponent + single.bias - format_.bias) << single.mantissa | mantissa << distance
+    return sign << 31 | magnitude
+
+
+_KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {
+    Gather: _gather,
+    Cast: _cast,
+    Swap: _swap,
+    Negate: _negate,
+    Conjugate: _conjugate,
+}
