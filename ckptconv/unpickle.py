@@ -65,6 +65,9 @@ class Limits:
     same_hash: int = 32
 
 
+DEFAULT_LIMITS = Limits()
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What a pickle says: its `value`; the position `end` after it; every class and function it mentions, in order
@@ -98,7 +101,7 @@ def load(
     *,
     where: str,
     start: int = 0,
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Loaded:
     """Read the pickle that begins at byte `start` of `data`. `where` names it in errors.
 

@@ -1,0 +1,632 @@
+"""What torch writes into pickles, understood as data: tensors, their storages, and the constants around them.
+
+The names and argument lists are those of `torch/_utils.py`, `torch/_tensor.py` and `torch/serialization.py`, from the
+first releases to torch 2.13. The containers (zip, stream, tar) differ only in where a storage lies; each gives
+`vocabulary` a function that resolves a storage, and shares everything else.
+
+Nothing that a pickle says about a tensor is believed: its view must lie inside its storage.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from ckptconv.tensors import (
+    BLOCK,
+    DTYPES,
+    Cast,
+    Conjugate,
+    Convert,
+    DType,
+    File,
+    Inline,
+    LazyTensor,
+    Move,
+    Negate,
+    Order,
+    Stored,
+    Swap,
+    Tagged,
+    TensorFacts,
+    itemsize_of_components,
+)
+from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.unpickle import Builder, Constructor, MalformedError, RefusedError, Vocabulary
+
+# torch's own limits.
+MAX_DIMS = 64
+MAX_BYTES = 1 << 63
+# Shapes are few and tensors are many: so many shapes are kept and shared.
+_SHAPES_KEPT = 1024
+
+
+# --------------------------------------------------------------------------------------------------------- storages
+
+
+@dataclass(eq=False, slots=True)
+class Storage(LazyTensor):
+    """The memory that tensors are views of: `size` bytes from byte `offset` of `file`.
+
+    It is a tensor itself, flat, of the dtype of its class (uint8 for an untyped one): a pickle may hold it bare.
+    `swapped` says that the file's byte order is not little-endian. A storage at location "meta" has no data.
+    """
+
+    file: File
+    offset: int
+    size: int
+    dtype: DType
+    key: str
+    location: str = "cpu"
+    swapped: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (self.size // self.dtype.itemsize,)
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What tensors that share it have in common."""
+        return self.file.path, self.key
+
+    def inputs(self) -> Iterator[File]:
+        yield self.file
+
+    def origin(self) -> tuple[str, int]:
+        return self.file.path, self.offset
+
+    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        flat = Stored(self.file, self.offset, self.dtype, self.shape, (1,))
+        return _in_order(flat, self).moves(start, stop, order, limit)
+
+
+class StorageId(NamedTuple):
+    """A persistent id: which storage is meant, by `key`. `numel` counts elements of `dtype`.
+
+    `view` is the rest of the id, which only the stream format has.
+    """
+
+    dtype: DType
+    key: str
+    location: str
+    numel: int
+    view: Any = None
+
+
+_STORAGE_DTYPES = {
+    "Double": "float64",
+    "Float": "float32",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "ComplexDouble": "complex128",
+    "ComplexFloat": "complex64",
+    "QUInt8": "quint8",
+    "QInt8": "qint8",
+    "QInt32": "qint32",
+    "QUInt4x2": "quint4x2",
+    "QUInt2x4": "quint2x4",
+    "Untyped": "uint8",
+    "_Untyped": "uint8",
+}
+_STORAGE_CLASS = re.compile(r"^(\w+?)Storage(?:Base)?$")
+
+
+def storage_dtype(cls: Any) -> DType | None:
+    """The dtype of a storage class, such as torch.FloatStorage or torch.cuda.HalfStorage; None for any other thing."""
+    if type(cls) is not Global or cls.module.split(".")[0] != "torch":
+        return None
+    named = _STORAGE_CLASS.match(cls.name)
+    return DTYPES.get(_STORAGE_DTYPES.get(named[1], "")) if named else None
+
+
+def storage_id(pid: Any) -> StorageId:
+    """Read a persistent id ("storage", class, key, location, numel[, view]). Raises MalformedError for any other."""
+    if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
+        raise MalformedError("has a persistent id that is not one of a storage")
+    _, cls, key, location, numel = pid[:5]
+    dtype = storage_dtype(cls)
+    if dtype is None:
+        raise RefusedError(f"has a storage of class {str(cls)[:200]}, which is not known")
+    # Keys are text; the oldest files have numbers.
+    if type(key) is int:
+        key = str(key)
+    if type(key) is not str or type(location) is not str or type(numel) is not int:
+        raise MalformedError("has a persistent id whose parts are of the wrong types")
+    if not 0 <= numel < MAX_BYTES // dtype.itemsize:
+        raise MalformedError(f"has a storage of {numel} elements")
+    return StorageId(dtype, key, location, numel, pid[5] if len(pid) == 6 else None)
+
+
+def _in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:
+    """`tensor`, a view of `storage`, in little-endian order."""
+    if not storage.swapped or itemsize_of_components(tensor.dtype) == 1:
+        return tensor
+    return Convert(tensor, Swap(itemsize_of_components(tensor.dtype)), tensor.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------- tensors
+
+Leaf: TypeAlias = Tagged | Composite
+
+
+class _Geometry(NamedTuple):
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    numel: int
+    extent: int  # elements from the first to the last, both included
+
+
+def _geometry(size: Any, stride: Any) -> _Geometry:
+    """Check a size and strides, which may be anything. Raises MalformedError."""
+    if not isinstance(size, tuple) or not isinstance(stride, tuple):
+        raise MalformedError("has a tensor whose size or stride is not a tuple")
+    if len(size) != len(stride) or len(size) > MAX_DIMS:
+        raise MalformedError(f"has a tensor of {len(size)} dimensions and {len(stride)} strides")
+    for number in (*size, *stride):
+        if type(number) is not int or not 0 <= number < MAX_BYTES:
+            raise MalformedError("has a tensor whose size or stride is not made of counts")
+    numel = math.prod(size)
+    if numel >= MAX_BYTES:
+        raise MalformedError(f"has a tensor of {numel} elements")
+    extent = 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True)) if numel else 0
+    return _Geometry(tuple(size), tuple(stride), numel, extent)
+
+
+class _Tensors:
+    """The rebuilding of tensors. It keeps the shapes it has met: tensors of one shape share the tuples."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, Any], _Geometry] = {}
+
+    def geometry(self, size: Any, stride: Any) -> _Geometry:
+        # Tuples of anything but plain integers are not hashed: that could take forever.
+        if type(size) is tuple and type(stride) is tuple and len(size) == len(stride) <= MAX_DIMS:
+            for number in size:
+                if type(number) is not int:
+                    break
+            else:
+                for number in stride:
+                    if type(number) is not int:
+                        break
+                else:
+                    known = self._kept.get((size, stride))
+                    if known is None:
+                        known = _geometry(size, stride)
+                        if len(self._kept) < _SHAPES_KEPT:
+                            self._kept[size, stride] = known
+                    return known
+        return _geometry(size, stride)
+
+    def view(
+        self,
+        storage: Any,
+        offset: Any,
+        size: Any,
+        stride: Any,
+        requires_grad: Any = False,
+        dtype: DType | None = None,
+        metadata: Any = None,
+    ) -> Any:
+        """A tensor of `size` and `stride` (elements) from element `offset` of `storage`."""
+        if type(storage) is not Storage:
+            return NotImplemented
+        shape, strides, numel, extent = self.geometry(size, stride)
+        if dtype is None:
+            dtype = storage.dtype
+        if type(offset) is not int or offset < 0:
+            raise MalformedError("has a tensor whose storage offset is not a count")
+        if type(requires_grad) is not bool:
+            raise MalformedError("has a tensor whose requires_grad is not a bool")
+        if storage.location == "meta":
+            return _meta(TorchConstant("dtype", dtype.name), shape, strides, requires_grad)
+        item = dtype.itemsize
+        start = 0
+        if numel:
+            start = offset * item
+            if start + extent * item > storage.size or numel * item >= MAX_BYTES:
+                raise MalformedError(
+                    f"has a tensor of {dtype} with shape {_brief(shape)} and strides {_brief(strides)} at element "
+                    f"{offset}, which goes beyond the {storage.size} bytes of its storage {storage.key[:40]!r}"
+                )
+        tensor: LazyTensor = Stored(storage.file, storage.offset + start, dtype, shape, strides)
+        if storage.swapped:
+            tensor = _in_order(tensor, storage)
+        if metadata:
+            tensor = _resolved(tensor, metadata)
+        facts = TensorFacts("tensor", requires_grad, None, storage.identity, storage.size, offset, strides)
+        return Tagged(tensor, facts)
+
+    # Each takes the arguments of torch's function of that name.
+
+    def rebuild_tensor(self, args: tuple[Any, ...]) -> Any:
+        return self.view(*args) if len(args) == 4 else NotImplemented
+
+    def rebuild_tensor_v2(self, args: tuple[Any, ...]) -> Any:
+        if len(args) == 6:
+            storage, offset, size, stride, requires_grad, _hooks = args
+            return self.view(storage, offset, size, stride, requires_grad)
+        if len(args) == 7:
+            storage, offset, size, stride, requires_grad, _hooks, metadata = args
+            return self.view(storage, offset, size, stride, requires_grad, None, metadata)
+        return NotImplemented
+
+    def rebuild_tensor_v3(self, args: tuple[Any, ...]) -> Any:
+        if len(args) not in (7, 8):
+            return NotImplemented
+        storage, offset, size, stride, requires_grad, _hooks, dtype, *metadata = args
+        return self.view(storage, offset, size, stride, requires_grad, _dtype(dtype), *metadata)
+
+    def rebuild_qtensor(self, args: tuple[Any, ...]) -> Any:
+        if len(args) != 7:
+            return NotImplemented
+        values = self.view(*args[:4], args[5])
+        quantizer = args[4]
+        if values is NotImplemented or type(quantizer) is not tuple or not 3 <= len(quantizer) <= 4:
+            return NotImplemented
+        names = (
+            ("qscheme", "scale", "zero_point") if len(quantizer) == 3 else ("qscheme", "scales", "zero_points", "axis")
+        )
+        return Composite("quantized", {"values": values, **dict(zip(names, quantizer, strict=True))})
+
+    def rebuild_meta_tensor(self, args: tuple[Any, ...]) -> Any:
+        if len(args) != 4 or type(args[3]) is not bool:
+            return NotImplemented
+        shape, strides, *_ = self.geometry(args[1], args[2])
+        return _meta(args[0], shape, strides, args[3])
+
+    def rebuild_wrapper_subclass(self, args: tuple[Any, ...]) -> Any:
+        if len(args) != 8 or type(args[0]) is not Global:
+            return NotImplemented
+        cls, dtype, size, stride, offset, layout, device, requires_grad = args
+        return Composite(
+            str(cls),
+            {
+                "dtype": dtype,
+                "shape": size,
+                "strides": stride,
+                "storage_offset": offset,
+                "layout": layout,
+                "device": device,
+                "requires_grad": requires_grad,
+            },
+        )
+
+
+def _brief(numbers: tuple[int, ...]) -> str:
+    return str(numbers) if len(numbers) <= 8 else f"({', '.join(map(str, numbers[:8]))}, …)"
+
+
+def _dtype(value: Any) -> DType:
+    if type(value) is not TorchConstant or value.kind != "dtype":
+        raise MalformedError("has a tensor whose dtype is not a dtype")
+    if value.name not in DTYPES:
+        raise RefusedError(f"has a tensor of dtype torch.{value.name}, which is not known")
+    return DTYPES[value.name]
+
+
+def _meta(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool) -> Composite:
+    return Composite("meta", {"dtype": dtype, "shape": Size(shape), "strides": strides, "requires_grad": requires_grad})
+
+
+def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
+    """`tensor` with the flags of its metadata, torch's lazy conjugate and negation, carried out."""
+    if type(metadata) is not dict:
+        raise MalformedError("has a tensor whose metadata is not a dictionary")
+    unknown = [name for name in metadata if name not in ("conj", "neg")]
+    if unknown:
+        raise RefusedError(f"has a tensor with metadata {str(unknown[0])[:40]!r}, which is not known")
+    dtype = tensor.dtype
+    if metadata.get("conj"):
+        if dtype.kind != "c":
+            raise MalformedError(f"has a conjugate tensor of {dtype}")
+        tensor = Convert(tensor, Conjugate(dtype.name), dtype)
+    if metadata.get("neg"):
+        if dtype.kind not in "fc":
+            raise MalformedError(f"has a tensor of {dtype} with the neg flag")
+        tensor = Convert(tensor, Negate(dtype.name), dtype)
+    return tensor
+
+
+_KINDS = {
+    ("torch", "Tensor"): "tensor",
+    ("torch._tensor", "Tensor"): "tensor",
+    ("torch.nn.parameter", "Parameter"): "parameter",
+    ("torch.nn.parameter", "Buffer"): "buffer",
+}
+
+
+def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
+    """`leaf` as a tensor of this kind, with attributes of its own. None keeps its requires_grad."""
+    if type(leaf) is Composite:
+        parts = dict(leaf.parts)
+        if requires_grad is not None:
+            parts["requires_grad"] = requires_grad
+        if attributes:
+            parts["attributes"] = attributes
+        if kind not in ("tensor", leaf.kind):
+            parts["class"] = kind
+        return Composite(leaf.kind, parts)
+    if type(leaf) is not Tagged:
+        return NotImplemented
+    facts = leaf.facts
+    return Tagged(
+        leaf.tensor,
+        TensorFacts(
+            kind,
+            facts.requires_grad if requires_grad is None else requires_grad,
+            attributes or None,
+            facts.storage,
+            facts.storage_nbytes,
+            facts.storage_offset,
+            facts.strides,
+        ),
+    )
+
+
+def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
+    """(data, requires_grad, hooks[, state])"""
+    if len(args) not in (3, 4) or type(args[1]) is not bool:
+        return NotImplemented
+    return _described(args[0], "parameter", args[1], args[3] if len(args) == 4 else None)
+
+
+def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[tuple[str, str], Constructor]) -> Any:
+    """(function, class, its arguments, state)"""
+    if len(args) != 4:
+        return NotImplemented
+    function, cls, inner, state = args
+    if type(function) is not Global or type(cls) is not Global or type(inner) is not tuple:
+        return NotImplemented
+    construct = rebuild.get(function)
+    leaf = construct(inner) if construct else NotImplemented
+    if leaf is NotImplemented:
+        return NotImplemented
+    return _described(leaf, _KINDS.get(cls, str(cls)), None, state)
+
+
+_SPARSE_PARTS = {
+    "sparse_coo": ("indices", "values", "shape", "is_coalesced"),
+    "sparse_csr": ("crow_indices", "col_indices", "values", "shape"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values", "shape"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values", "shape"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values", "shape"),
+}
+
+
+def _rebuild_sparse_tensor(args: tuple[Any, ...]) -> Any:
+    """(layout, (indices, values, size[, coalesced])) or (layout, (compressed indices, indices, values, size))"""
+    if len(args) != 2 or type(args[0]) is not TorchConstant or type(args[1]) is not tuple:
+        return NotImplemented
+    names = _SPARSE_PARTS.get(args[0].name, ())
+    if len(args[1]) not in (len(names), 3 if args[0].name == "sparse_coo" else len(names)):
+        return NotImplemented
+    return Composite(args[0].name, dict(zip(names, args[1], strict=False)))
+
+
+def _rebuild_nested_tensor(args: tuple[Any, ...]) -> Any:
+    if len(args) != 4:
+        return NotImplemented
+    return Composite("nested", dict(zip(("values", "sizes", "strides", "storage_offsets"), args, strict=True)))
+
+
+def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
+    """(data, dtype, device, requires_grad): a tensor of a device without storages, as a tensor or numpy array."""
+    if len(args) != 4 or type(args[3]) is not bool:
+        return NotImplemented
+    data, dtype, _device, requires_grad = args
+    target = _dtype(dtype)
+    if type(data) is NumpyArray:
+        tensor = _from_numpy(data)
+        if tensor is None:
+            return NotImplemented
+    elif type(data) is Tagged:
+        tensor = data.tensor
+    else:
+        return NotImplemented
+    if tensor.dtype != target:
+        # bfloat16 goes through float32 on its way to numpy.
+        if (tensor.dtype.name, target.name) != ("float32", "bfloat16"):
+            return NotImplemented
+        tensor = Convert(tensor, Cast(tensor.dtype.name, target.name), target)
+    facts = data.facts if type(data) is Tagged else TensorFacts()
+    return _described(Tagged(tensor, facts), "tensor", requires_grad, None)
+
+
+# ------------------------------------------------------------------------------------------------ constants of torch
+
+# Integers of odd widths exist by name only: tensors of them are subclasses.
+_DTYPE_NAMES = [*DTYPES, *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))]
+_CONSTANT_NAMES = {
+    "dtype": _DTYPE_NAMES,
+    "qscheme": [
+        "per_tensor_affine",
+        "per_channel_affine",
+        "per_tensor_symmetric",
+        "per_channel_symmetric",
+        "per_channel_affine_float_qparams",
+    ],
+    "memory_format": ["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"],
+    "layout": ["strided", "_mkldnn", "jagged", *_SPARSE_PARTS],
+}
+CONSTANTS: dict[tuple[str, str], Any] = {
+    ("torch", name): TorchConstant(kind, name) for kind, names in _CONSTANT_NAMES.items() for name in names
+}
+
+
+def _size(args: tuple[Any, ...]) -> Any:
+    if len(args) != 1 or type(args[0]) not in (tuple, list, Size) or any(type(n) is not int for n in args[0]):
+        return NotImplemented
+    return Size(args[0])
+
+
+def _device(args: tuple[Any, ...]) -> Any:
+    if not 1 <= len(args) <= 2 or type(args[0]) is not str or (len(args) == 2 and type(args[1]) is not int):
+        return NotImplemented
+    return TorchConstant("device", ":".join(map(str, args)))
+
+
+def _layout(args: tuple[Any, ...]) -> Any:
+    """("torch.strided",)"""
+    if len(args) != 1 or type(args[0]) is not str:
+        return NotImplemented
+    constant = CONSTANTS.get(("torch", args[0].removeprefix("torch.")))
+    return constant if constant is not None and constant.kind == "layout" else NotImplemented
+
+
+# ------------------------------------------------------------------------------------------------------------ numpy
+
+_NUMPY_DTYPE = re.compile(r"^([<>|=]?)([biufcSUV])([0-9]{1,9})$")
+_NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
+_TORCH_OF_NUMPY = {
+    "b1": "bool",
+    **{f"{kind}{size}": f"{name}{8 * size}" for kind, name in (("i", "int"), ("u", "uint")) for size in (1, 2, 4, 8)},
+    **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
+    "c8": "complex64",
+    "c16": "complex128",
+}
+
+
+def _keep(cls: Global) -> Constructor:
+    """For what is complete only after its BUILD."""
+    return lambda args: Opaque(cls, args)
+
+
+def numpy_dtype(value: Any) -> tuple[str, int] | None:
+    """A dtype of plain elements as numpy writes it, such as "<f8", and the bytes of an element; None for others.
+
+    `value` is what the pickle made of numpy.dtype("f8", align, copy), and its state (version, byte order, subdtype,
+    names, fields, size, alignment, flags).
+    """
+    if type(value) is not Opaque or value.cls != ("numpy", "dtype") or not value.args or type(value.args[0]) is not str:
+        return None
+    named = _NUMPY_DTYPE.match(value.args[0])
+    if not named:
+        return None
+    order, kind, digits = named.groups()
+    if value.state:
+        state = value.state[-1]
+        if type(state) is not tuple or len(state) < 8 or any(part is not None for part in state[2:5]):
+            return None
+        order = state[1]
+    size = int(digits) * (4 if kind == "U" else 1)
+    if order not in ("<", ">", "|", "=", "") or type(order) is not str:
+        return None
+    if kind in "SV" or size == 1:
+        order = "|"
+    return f"{'<' if order in ('=', '') else order}{kind}{digits}", size
+
+
+def _raw(data: Any, nbytes: int) -> bytes | None:
+    """The bytes of an array; a pickle of Python 2 has them as a string, which may have passed for text."""
+    if type(data) is str:
+        data = data.encode("utf-8", "surrogatepass")
+    return bytes(data) if type(data) in (bytes, bytearray) and len(data) == nbytes else None
+
+
+def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
+    plain = numpy_dtype(dtype)
+    if plain is None or type(shape) is not tuple or len(shape) > MAX_DIMS:
+        return NotImplemented
+    if any(type(count) is not int or count < 0 for count in shape):
+        return NotImplemented
+    raw = _raw(data, math.prod(shape) * plain[1])
+    if raw is None:
+        # A list, for objects, is right; the wrong number of bytes is not.
+        if type(data) is bytes:
+            raise MalformedError(f"has a numpy array of shape {_brief(shape)} with {len(data)} bytes")
+        return NotImplemented
+    return NumpyArray(plain[0], shape, order, raw)
+
+
+def _build_array(value: Opaque, state: Any) -> Any:
+    """State of an array: (version, shape, dtype, is in Fortran order, data)."""
+    if type(value.args) is not tuple or value.args[:1] != (("numpy", "ndarray"),) or value.state:
+        return NotImplemented
+    if type(state) is not tuple or len(state) != 5 or type(state[3]) not in (bool, int):
+        return NotImplemented
+    return _array(state[1], state[2], "F" if state[3] else "C", state[4])
+
+
+def _frombuffer(args: tuple[Any, ...]) -> Any:
+    """(data, dtype, shape, order): an array at protocol 5."""
+    if len(args) != 4 or args[3] not in ("C", "F"):
+        return NotImplemented
+    return _array(args[2], args[1], args[3], args[0])
+
+
+def _scalar(args: tuple[Any, ...]) -> Any:
+    if len(args) != 2:
+        return NotImplemented
+    plain = numpy_dtype(args[0])
+    raw = _raw(args[1], plain[1]) if plain else None
+    return NotImplemented if plain is None or raw is None else NumpyScalar(plain[0], raw)
+
+
+def _from_numpy(array: NumpyArray) -> LazyTensor | None:
+    """The array as a tensor, if it has a dtype that torch has and lies in C order."""
+    name = _TORCH_OF_NUMPY.get(array.dtype[1:])
+    if name is None or (array.order == "F" and sum(count > 1 for count in array.shape) > 1):
+        return None
+    dtype = DTYPES[name]
+    tensor: LazyTensor = Inline(array.data, dtype, array.shape)
+    unit = itemsize_of_components(dtype)
+    return Convert(tensor, Swap(unit), dtype) if array.dtype[0] == ">" and unit > 1 else tensor
+
+
+# ------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
+    """Everything torch writes, as data. `storage` resolves a persistent id, usually through `storage_id`.
+
+    Tensors become `Tagged` leaves whose facts name the storage by (path of the file, key); those that are made of
+    several (sparse, quantized, nested, of a wrapper subclass) or of nothing (meta) become `Composite`s.
+    """
+    tensors = _Tensors()
+    utils: dict[str, Constructor] = {
+        "_rebuild_tensor": tensors.rebuild_tensor,
+        "_rebuild_tensor_v2": tensors.rebuild_tensor_v2,
+        "_rebuild_tensor_v3": tensors.rebuild_tensor_v3,
+        "_rebuild_qtensor": tensors.rebuild_qtensor,
+        "_rebuild_meta_tensor_no_storage": tensors.rebuild_meta_tensor,
+        "_rebuild_wrapper_subclass": tensors.rebuild_wrapper_subclass,
+        "_rebuild_parameter": _rebuild_parameter,
+        "_rebuild_parameter_with_state": _rebuild_parameter,
+        "_rebuild_sparse_tensor": _rebuild_sparse_tensor,
+        "_rebuild_sparse_csr_tensor": _rebuild_sparse_tensor,
+        "_rebuild_nested_tensor": _rebuild_nested_tensor,
+        "_rebuild_device_tensor_from_cpu_tensor": _rebuild_device_tensor,
+        "_rebuild_device_tensor_from_numpy": _rebuild_device_tensor,
+        "_rebuild_xla_tensor": _rebuild_device_tensor,
+    }
+    rebuild: dict[tuple[str, str], Constructor] = {("torch._utils", name): made for name, made in utils.items()}
+
+    def from_type(args: tuple[Any, ...]) -> Any:
+        return _rebuild_from_type(args, rebuild)
+
+    constructors: dict[tuple[str, str], Constructor] = {
+        **rebuild,
+        ("torch._tensor", "_rebuild_from_type_v2"): from_type,
+        ("torch._tensor", "_rebuild_from_type"): from_type,
+        ("torch.tensor", "_rebuild_from_type"): from_type,
+        ("torch", "Size"): _size,
+        ("torch", "device"): _device,
+        ("torch.serialization", "_get_layout"): _layout,
+        ("numpy", "dtype"): _keep(Global("numpy", "dtype")),
+    }
+    builders: dict[tuple[str, str], Builder] = {}
+    for module in _NUMPY_MODULES:
+        constructors[module, "_reconstruct"] = _keep(Global(module, "_reconstruct"))
+        constructors[module, "scalar"] = _scalar
+        constructors[module.replace("multiarray", "numeric"), "_frombuffer"] = _frombuffer
+        builders[module, "_reconstruct"] = _build_array
+    return Vocabulary(constructors, CONSTANTS, builders, storage)
