@@ -49,7 +49,7 @@ _DTYPES = (
     DType("int8", "I8", 1, "i"),
     DType("float8_e5m2", "F8_E5M2", 1, "f"),
     DType("float8_e4m3fn", "F8_E4M3", 1, "f"),
-    DType("float8_e8m0fnu", "F8_E8M0", 1, "f"),
+    DType("float8_e8m0fnu", "F8_E8M0", 1, "x"),  # powers of two that scale a block; no numbers of their own
     DType("float8_e4m3fnuz", "F8_E4M3FNUZ", 1, "f"),
     DType("float8_e5m2fnuz", "F8_E5M2FNUZ", 1, "f"),
     DType("int16", "I16", 2, "i"),

@@ -1,0 +1,266 @@
+"""The command line: options in, library calls out. No logic of its own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_type_hints
+
+import typer
+
+from . import __version__
+from .errors import CkptconvError, FailedError, StoppedError, UsageError
+
+if TYPE_CHECKING:
+    from .report import Output
+
+DtypeName = Literal["float32", "bfloat16", "float16", "keep"]
+TiedChoice = Literal["alias", "duplicate"]
+
+app = typer.Typer(
+    name="ckptconv",
+    help="Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.",
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    # Long options are taken in DeepSpeed's spelling too: --max_shard_size.
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+
+Input = Annotated[str, typer.Argument(metavar="INPUT", show_default=False)]
+Destination = Annotated[str | None, typer.Argument(metavar="[OUTPUT]", show_default=False)]
+Tag = Annotated[
+    str, typer.Option("--tag", "-t", metavar="TAG", help="The tag to convert; default: what `latest` says.")
+]
+
+
+def _option(kind: Any, default: Any, *names: str, **settings: Any) -> tuple[Any, Any]:
+    return Annotated[kind, typer.Option(*names, **settings)], default
+
+
+# Options that every command takes, by parameter name: annotation and default.
+SHOWING = {
+    "json": _option(bool, False, "--json", help="One JSON object on stdout."),
+    "quiet": _option(bool, False, "--quiet", "-q", help="Show errors only."),
+    "verbose": _option(bool, False, "--verbose", "-v", help="Show more."),
+    "storage_options": _option(str, "", metavar="JSON", help="Options for fsspec's file systems."),
+}
+# Options that every conversion takes.
+CONVERTING = {
+    "max_shard_size": _option(
+        str | None, None, metavar="SIZE", help="Split the output into files of at most SIZE: 5GB, 2GiB."
+    ),
+    "dtype": _option(
+        DtypeName | None, None, metavar="DTYPE", help="float32, bfloat16, float16 or keep; floating tensors only."
+    ),
+    "key": _option(str, "", metavar="PATH", help="Only this subtree, as in state_dict or optimizer.state."),
+    "include": _option(list[str] | None, None, metavar="GLOB", help="Only names that match; repeatable."),
+    "exclude": _option(list[str] | None, None, metavar="GLOB", help="No names that match; repeatable."),
+    "strip_prefix": _option(str, "", metavar="PREFIX", help="Take PREFIX off the names."),
+    "rename": _option(list[str] | None, None, metavar="REGEX=REPL", help="Rename, as re.sub does; repeatable."),
+    "tied": _option(TiedChoice, "alias", help="Store tied tensors once, or under each of their names."),
+    "jobs": _option(int | None, None, metavar="N", min=1, max=256, help="Threads."),
+    "memory": _option(str, "8MiB", metavar="SIZE", help="Bound on all buffers together."),
+    "no_fsync": _option(bool, False, "--no-fsync", help="Do not wait for the disk."),
+    "no_clobber": _option(bool, False, "--no-clobber", help="Refuse to replace an output."),
+    "dry_run": _option(bool, False, "--dry-run", help="Show the plan, write nothing."),
+    **SHOWING,
+    "no_progress": _option(bool, False, "--no-progress", help="Show no progress."),
+}
+
+
+def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command `options` beside the parameters it names itself; they arrive in its `**options`."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[name])
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in options.items()
+        ]
+        function.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
+        function.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
+        return function
+
+    return decorate
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ckptconv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("pt2safetensors")
+@_taking(CONVERTING)
+def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
+    """Convert a .pt, .pth, .bin or .ckpt file to safetensors.
+
+    Nested state keeps its structure in a record beside the tensors. Without OUTPUT, x.pt becomes x.safetensors.
+
+    \b
+    ckptconv pt2safetensors model.pt
+    ckptconv pt2safetensors --key state_dict epoch=3.ckpt model.safetensors
+    """
+    _convert("pt2safetensors", "torch", source, output, options)
+
+
+@app.command("zero-to-fp32")
+@_taking(CONVERTING)
+def zero_to_fp32(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", show_default=False)],
+    output: Destination = None,
+    tag: Tag = "",
+    exclude_frozen_parameters: Annotated[
+        bool, typer.Option("--exclude-frozen-parameters", help="Leave frozen parameters out.")
+    ] = False,
+    safe_serialization: Annotated[
+        bool, typer.Option("--safe-serialization", help="Accepted and ignored: the output is always safe.")
+    ] = False,
+    **options: Any,
+) -> None:
+    """Join the fp32 master weights of a DeepSpeed ZeRO checkpoint into safetensors.
+
+    CHECKPOINT is the directory that holds `latest`, or one tag's. OUTPUT is a directory, or one file if it ends in
+    .safetensors. Optimizer states are never read.
+
+    \b
+    ckptconv zero-to-fp32 runs/7b/checkpoints model/
+    ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
+    """
+    if output is None:
+        raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+    options.update(tag=tag, exclude_frozen_parameters=exclude_frozen_parameters)
+    _convert("zero-to-fp32", "deepspeed", checkpoint, output, options)
+
+
+@app.command("inspect")
+@_taking(SHOWING)
+def inspect_(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)], tag: Tag = "", **options: Any
+) -> None:
+    """Show what is inside a checkpoint. No tensor data is read."""
+    from .formats import open_source
+    from .storage import normalize
+    from .summary import summarize
+
+    output = _output("inspect", options)
+    source = open_source(normalize(path), tag=tag, storage_options=_storage_options(options["storage_options"]))
+    output.inspected(path, summarize(source))
+
+
+def _output(command: str, options: dict[str, Any]) -> Output:
+    """How `command` shows what it does; takes what says so out of `options`."""
+    from .report import Output
+
+    shown = {name: options.pop(name) for name in ("json", "quiet", "verbose", "no_progress") if name in options}
+    return Output(command, **shown)
+
+
+def _convert(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
+    from .convert import convert
+    from .units import parse_size
+
+    output = _output(command, options)
+    limit = options["max_shard_size"]
+    options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
+    options["memory"] = parse_size(options["memory"], "--memory")
+    options["fsync"] = not options.pop("no_fsync")
+    options["clobber"] = not options.pop("no_clobber")
+    options["storage_options"] = _storage_options(options["storage_options"])
+    for name in ("include", "exclude", "rename"):
+        options[name] = tuple(options[name] or ())
+    with output.progress() as progress:
+        report = convert(source, target, family=family, progress=progress, announce=progress.begin, **options)
+    output.done(report)
+
+
+def _storage_options(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--storage-options is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise UsageError("--storage-options is not a JSON object.")
+    return value
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise StoppedError("Stopped by SIGTERM. Nothing was put under a final name.", exit_code=143)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command; its exit code. Whatever goes wrong becomes one paragraph."""
+    signal.signal(signal.SIGTERM, _terminate)
+    if not arguments:
+        app(["--help"], standalone_mode=False, prog_name="ckptconv")
+        return UsageError.exit_code
+    try:
+        code = app(arguments, standalone_mode=False, prog_name="ckptconv")
+        sys.stdout.flush()
+    except BaseException as error:
+        failure = _failure(error)
+        if failure is None:
+            raise
+        _output("", {"json": "--json" in arguments}).failed(failure)
+        return failure.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _failure(error: BaseException) -> CkptconvError | None:
+    """`error` as one of ours; None for what is not an error at all."""
+    usage: type[Any] = typer.BadParameter.__bases__[0]
+    if isinstance(error, CkptconvError):
+        return error
+    if isinstance(error, usage):
+        return UsageError(error.format_message(), "See ckptconv --help.")
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return StoppedError("Stopped by SIGINT. Nothing was put under a final name.")
+    if isinstance(error, BrokenPipeError):
+        # Whoever read our output has gone; nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FailedError("The reader of the output has gone.")
+    if isinstance(error, MemoryError):
+        return FailedError(
+            "There is not enough memory. Nothing was put under a final name.", "Lower --memory or --jobs."
+        )
+    if isinstance(error, Exception):
+        if os.environ.get("CKPTCONV_DEBUG"):
+            traceback.print_exception(error)
+        return FailedError(
+            f"This is a mistake in ckptconv itself: {type(error).__name__}: {error}. Nothing was put under a final "
+            "name.",
+            "Please report it, with what CKPTCONV_DEBUG=1 prints.",
+        )
+    return None

@@ -1,0 +1,294 @@
+"""The steps of a conversion, in order: open, flatten, select, plan, move, commit."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import keymap, select
+from .errors import CorruptError, FailedError, UsageError
+from .formats import open_source
+from .formats.source import Source
+from .move import Progress, Tally, carry_out
+from .outputs import safetensors
+from .plan import FilePlan, Literal, Plan, identify, pack, shard_names
+from .storage import (
+    DirectoryStaging,
+    FileStaging,
+    Readers,
+    Staging,
+    basename,
+    check_unchanged,
+    dirname,
+    is_remote,
+    join,
+    look,
+    normalize,
+    peak_rss,
+)
+from .tensors import LazyTensor
+
+STRUCTURE_KEY = "ckptconv.structure"
+STRUCTURE_FILE = "ckptconv.structure.json"
+# Metadata keys that mean something: a tensor removed under such a name could not be recorded.
+RESERVED = {"format", "total_size", STRUCTURE_KEY}
+# What an output of ours consists of; of these, a new output replaces what an earlier one left.
+OUTPUT_NAMES = re.compile(
+    r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
+)
+CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
+DEFAULT_MEMORY = 8 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of a conversion; see the command line's contract for each. None: the source's default."""
+
+    dtype: str | None = None
+    max_shard_size: int | None = None
+    key: str = ""
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    strip_prefix: str = ""
+    rename: Sequence[str] = ()
+    tied: str = "alias"
+    jobs: int | None = None
+    memory: int = DEFAULT_MEMORY
+    fsync: bool = True
+    clobber: bool = True
+    dry_run: bool = False
+    family: str = ""
+    tag: str = ""
+    exclude_frozen_parameters: bool = False
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class OutputFile:
+    """A file of the output: its path, its size, and how many tensors it holds."""
+
+    path: str
+    bytes: int
+    tensors: int
+
+
+@dataclass
+class Report:
+    """What a conversion did, or would do with `dry_run`. Sizes are in bytes."""
+
+    input: str
+    outputs: list[OutputFile]
+    format: str
+    tensors: int
+    aliases: dict[str, str]
+    counts: dict[str, int]
+    opaque: list[str]
+    warnings: list[str]
+    input_bytes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an output goes: one file, or a directory."""
+
+    path: str
+    is_file: bool
+
+
+def convert(
+    source: str | os.PathLike[str] | Source,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    progress: Progress | None = None,
+    announce: Callable[[Plan], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Convert `source`, a path or an opened `Source`, to safetensors at `output`.
+
+    `output` ends in ".safetensors" for one file, else it is a directory; by default it stands beside the input.
+    `options` are the fields of `Options`. `progress` is called with the bytes written since the last call, from any
+    thread; `announce` once with the `Plan`, before the first byte. Raises a `CkptconvError`; then nothing new stands
+    under a final name.
+    """
+    started = time.monotonic()
+    chosen = Options(**options)
+    target = None if output is None else resolve_output(normalize(output), chosen)
+    if not isinstance(source, Source):
+        source = open_source(
+            normalize(source),
+            family=chosen.family,
+            tag=chosen.tag,
+            exclude_frozen=chosen.exclude_frozen_parameters,
+            storage_options=chosen.storage_options,
+        )
+    if target is None:
+        target = resolve_output(default_output(source), chosen)
+    plan, aliases = make_plan(source, target, chosen)
+    if announce:
+        announce(plan)
+    inputs = plan.inputs()
+    tally = Tally()
+    if not chosen.dry_run:
+        tally = _publish(plan, target, chosen, progress)
+    warnings = list(source.warnings)
+    if tally.overflows:
+        warnings.append(f"{tally.overflows} values were too large for {chosen.dtype} and became infinite.")
+    return Report(
+        input=source.path,
+        outputs=[OutputFile(_final(target, file), file.size, file.tensors) for file in plan.files],
+        format=source.format,
+        tensors=sum(file.tensors for file in plan.files),
+        aliases=aliases,
+        counts=dict(source.counts),
+        opaque=list(source.opaque),
+        warnings=warnings,
+        input_bytes=sum(file.size for file in inputs),
+        bytes_read=source.bytes_read + tally.bytes_read,
+        bytes_written=plan.nbytes,
+        seconds=time.monotonic() - started,
+        peak_rss_bytes=peak_rss(),
+        dry_run=chosen.dry_run,
+    )
+
+
+def resolve_output(path: str, options: Options) -> Target:
+    """Whether `path` is to be a file or a directory. Raises UsageError where it can be neither."""
+    if is_remote(path):
+        raise UsageError(f"{path}: writing to a URL is not supported; give a local path.")
+    entry = look(path)
+    is_file = path.endswith(safetensors.SUFFIX)
+    if entry.kind == "other":
+        raise UsageError(
+            f"{path} is a pipe or a device, and an output is put under its name by a rename.",
+            "Give the name of a file or a directory.",
+        )
+    if is_file and entry.kind == "directory":
+        raise UsageError(
+            f"{path} is a directory, and a name that ends in .safetensors is one file.",
+            "Remove it, or choose another name.",
+        )
+    if not is_file and (entry.kind == "file" or (entry.kind == "missing" and path.endswith(CHECKPOINT_SUFFIXES))):
+        raise UsageError(
+            f"{path} is the name of a file, and an output that does not end in .safetensors is a directory.",
+            f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
+        )
+    if is_file and look(dirname(path)).kind != "directory":
+        raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
+    if not options.clobber:
+        present = path if is_file and entry.kind == "file" else ""
+        if entry.kind == "directory":
+            present = next((join(path, n) for n in sorted(os.listdir(path)) if OUTPUT_NAMES.fullmatch(n)), "")
+        if present:
+            raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
+    return Target(path, is_file)
+
+
+def default_output(source: Source) -> str:
+    """Where an output goes that was given no name: beside the input."""
+    if is_remote(source.path) or look(source.path).kind == "directory":
+        raise UsageError("An output is needed: a directory, or a name that ends in .safetensors.")
+    stem, _ = os.path.splitext(source.path)
+    return stem + safetensors.SUFFIX
+
+
+def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
+    """The plan of a conversion, and the names that are stored under another: {removed: kept}. Pure."""
+    tree = select.subtree(source.weights, options.key, source.path) if options.key else source.weights
+    flat, structure = keymap.flatten(tree) if source.structured else (dict(tree), None)
+    names = select.matching(flat, options.include, options.exclude)
+    lost = select.matching(source.unaccounted, (), options.exclude) if not options.include else []
+    if lost:
+        raise CorruptError(
+            f"{source.path} names {len(lost)} parameters whose data is nowhere in it: {', '.join(lost[:5])}"
+            f"{', …' if len(lost) > 5 else ''}. Nothing was written.",
+            "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
+        )
+    new_names = select.renamed(names, options.strip_prefix, options.rename)
+    tensors = {new: flat[old] for old, new in new_names.items()}
+    if not tensors and flat:
+        raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
+    if not tensors and not structure:
+        raise UsageError(f"There is no tensor in {source.path}.")
+    owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
+    aliases = {} if options.tied == "duplicate" else select.untie(tensors, owners)
+    aliases = {alias: kept for alias, kept in aliases.items() if alias not in RESERVED}
+    if structure is not None:
+        changes = {old: new_names.get(old) for old in flat}
+        structure = keymap.remap(structure, changes, aliases)
+    dtype = options.dtype or source.default_dtype
+    widen_only = source.default_dtype == dtype == "float32"
+    kept = {
+        name: select.converted(name, tensor, dtype, widen_only)
+        for name, tensor in tensors.items()
+        if name not in aliases
+    }
+    files = _file_plans(kept, aliases, structure, target, options.max_shard_size or source.default_shard_size)
+    return Plan(files, identify(files, source.inputs)), aliases
+
+
+def _file_plans(
+    tensors: dict[str, LazyTensor], aliases: dict[str, str], structure: str | None, target: Target, limit: int | None
+) -> tuple[FilePlan, ...]:
+    record = {} if structure is None else {STRUCTURE_KEY: structure}
+    if target.is_file:
+        return (safetensors.file_plan(basename(target.path), tensors, {"format": "pt", **aliases, **record}),)
+    groups = pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit)
+    names = shard_names("model", safetensors.SUFFIX, groups)
+    contents = {name: {key: tensors[key] for key in group} for name, group in zip(names, groups, strict=True)}
+    extra = aliases if len(groups) == 1 else {}
+    files = [safetensors.file_plan(name, content, {"format": "pt", **extra}) for name, content in contents.items()]
+    if structure is not None:
+        data = structure.encode()
+        files.append(FilePlan(STRUCTURE_FILE, len(data), (Literal(0, data),)))
+    if len(groups) > 1:
+        files.append(safetensors.index_plan(contents, aliases))
+    return tuple(files)
+
+
+def _final(target: Target, file: FilePlan) -> str:
+    return target.path if target.is_file else join(target.path, file.name)
+
+
+def _staging(target: Target, plan: Plan, options: Options) -> Staging:
+    if target.is_file:
+        return FileStaging(target.path, plan.plan_id, options.fsync)
+    return DirectoryStaging(
+        target.path,
+        plan.plan_id,
+        is_ours=lambda name: OUTPUT_NAMES.fullmatch(name) is not None,
+        index=safetensors.INDEX,
+        durable=options.fsync,
+    )
+
+
+def _publish(plan: Plan, target: Target, options: Options, progress: Progress | None) -> Tally:
+    """Carry out `plan` in staging and commit it."""
+    jobs = options.jobs or min(os.cpu_count() or 1, 4)
+    total = Tally()
+    with (
+        _staging(target, plan, options) as staging,
+        Readers(dict(options.storage_options)) as readers,
+        ThreadPoolExecutor(1) as syncing,
+    ):
+        synced = []
+        for file in plan.files:
+            writer = staging.create(file.name, file.size)
+            total.add(carry_out(file, writer, readers, jobs=jobs, memory=options.memory, progress=progress))
+            # The disk takes one file while the next is copied.
+            if options.fsync:
+                synced.append(syncing.submit(writer.sync))
+        for future in synced:
+            future.result()
+        check_unchanged(iter(plan.inputs()), dict(options.storage_options))
+        staging.commit([file.name for file in plan.files])
+    return total

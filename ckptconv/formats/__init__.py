@@ -1,0 +1,67 @@
+"""One module per input format, and the choice between them."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.storage import basename, dirname, is_remote, listing, look
+
+from . import deepspeed, torch_file, zero_files
+from .source import Source
+
+# The command for each family of formats.
+COMMANDS = {deepspeed.FAMILY: "zero-to-fp32", torch_file.FAMILY: "pt2safetensors"}
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    family: str = "",
+    tag: str = "",
+    exclude_frozen: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Source:
+    """Open the checkpoint under `path`, of whatever format it is. Reads descriptions only, no tensor data.
+
+    `family` is the family the caller expects: a path of another is a UsageError that names the right command. `tag` and
+    `exclude_frozen` apply to DeepSpeed's checkpoints.
+    """
+    path = os.fspath(path)
+    options = dict(storage_options or {})
+    entry = look(path, options)
+    if entry.kind == "missing":
+        raise UsageError(f"{path} does not exist.", _nearby(path, options))
+    found = _family(path, entry.kind, options)
+    if family and found and family != found:
+        kind = "a DeepSpeed checkpoint" if found == deepspeed.FAMILY else "a single file"
+        raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {COMMANDS[found]} {path}")
+    if (found or family) == deepspeed.FAMILY:
+        return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, options=options)
+    if entry.kind != "file":
+        raise UsageError(f"{path} is a {entry.kind}, where a checkpoint was expected, and holds none that is known.")
+    return torch_file.read(path, options)
+
+
+def _family(path: str, kind: str, options: dict[str, Any]) -> str:
+    """The family that a path belongs to by its name and its neighbours; "" where that does not tell."""
+    if kind == "file":
+        # A rank's file is a .pt like any other: it is converted as one unless the checkpoint around it is asked for.
+        return "" if zero_files.is_rank_file(basename(path)) else torch_file.FAMILY
+    if kind == "directory":
+        names = listing(path, options)
+        if zero_files.LATEST in names or zero_files.is_tag_directory(names) or zero_files.tags_in(path, names, options):
+            return deepspeed.FAMILY
+    return ""
+
+
+def _nearby(path: str, options: dict[str, Any]) -> str:
+    """Names beside a path that does not exist, which may be what was meant."""
+    parent = dirname(path)
+    if is_remote(path) or look(parent, options).kind != "directory":
+        return ""
+    close = difflib.get_close_matches(basename(path), list(listing(parent, options)), n=1)
+    return f"Did you mean {os.path.join(parent, close[0])}?" if close else ""

@@ -1,0 +1,39 @@
+"""What reading a checkpoint of any format gives."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Source:
+    """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it.
+
+    - `format` names it for people; `family`, "torch" or "deepspeed", says which command converts it.
+    - `weights` is the tree that is converted. `structured` says that its shape and order are the user's own and worth a
+      record; otherwise it is a flat state dict whose order means nothing.
+    - `owners` are ties that the checkpoint itself names: alias → owner.
+    - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
+    - `counts` tells what the weights consist of, by kind.
+    - `opaque` are the names of classes that were kept as inert data.
+    - `inputs` identifies every file that was read, by a name relative to the source.
+    - `default_dtype` and `default_shard_size` (bytes) apply where the user asks for nothing else.
+    """
+
+    format: str
+    family: str
+    path: str
+    weights: Any
+    structured: bool = True
+    owners: dict[str, str] = field(default_factory=dict)
+    unaccounted: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    opaque: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    inputs: dict[str, Hashable] = field(default_factory=dict)
+    bytes_read: int = 0
+    default_dtype: str = "keep"
+    default_shard_size: int | None = None

@@ -1,0 +1,47 @@
+"""Files that torch.save wrote, whatever their container."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Hashable
+from typing import Any
+
+from ckptconv.storage import basename, open_reader
+from ckptconv.tensors import File
+
+from .source import Source
+from .torch_zip import TorchFile, read_zip
+
+FAMILY = "torch"
+
+
+def read_torch(file: File | str, options: dict[str, Any] | None = None) -> TorchFile:
+    """Open a file that torch.save wrote. Reads its description only."""
+    reader = open_reader(file, options)
+    try:
+        return read_zip(reader)
+    finally:
+        reader.close()
+
+
+def fingerprint(torch_file: TorchFile) -> Hashable:
+    """What tells this content from another: size and CRCs, or where none are recorded the time of the last change."""
+    records = sorted(torch_file.records.items())
+    if any(record.crc is None for _, record in records):
+        return torch_file.file.size, torch_file.file.stamp
+    return torch_file.file.size, zlib.crc32(repr([(key, record.size, record.crc) for key, record in records]).encode())
+
+
+def read(path: str, options: dict[str, Any] | None = None) -> Source:
+    """Open a .pt, .pth, .bin or .ckpt file: the weights are whatever tree it holds."""
+    torch_file = read_torch(path, options)
+    return Source(
+        format="torch zip archive",
+        family=FAMILY,
+        path=path,
+        weights=torch_file.value,
+        facts={"size": torch_file.file.size},
+        opaque=[str(name) for name in torch_file.opaque],
+        inputs={basename(path): fingerprint(torch_file)},
+        bytes_read=torch_file.bytes_read,
+    )

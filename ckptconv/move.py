@@ -1,0 +1,250 @@
+"""Carries a plan out: buffers, threads, and the order of reads and writes. Knows no format.
+
+An output file is made window by window. A window is an interval of the output no larger than a buffer: it is filled
+from as few reads as its moves allow, then written with one call. Windows are independent of each other, so threads
+take them as they come. A tensor whose bytes lie in another order than the output wants them (a transpose) is instead
+moved as tiles, each written wherever it belongs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+from . import kernels
+from .plan import Data, FilePlan, Part
+from .storage import MAX_BUFFERS, Readers, Writer
+from .tensors import BLOCK, GAP, File, Move, Runs
+
+Progress: TypeAlias = Callable[[int], None]
+
+# Cuts inside a tensor fall on multiples of this, so that they never cut an element.
+ALIGNMENT = 64
+# Threads are given small stacks: eight of the usual 8 MiB would count as 64 MiB of memory.
+STACK = 512 << 10
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `stop` of a part."""
+
+    part: Part
+    start: int
+    stop: int
+
+
+class Window(NamedTuple):
+    """Bytes `start` to `stop` of the output file, and the pieces they consist of."""
+
+    start: int
+    stop: int
+    pieces: list[Piece]
+
+
+class Tile(NamedTuple):
+    """A move whose result is written run by run, to the part that begins at `start` of the output file."""
+
+    start: int
+    move: Move
+
+
+@dataclass
+class Tally:
+    """What carrying out a plan took: bytes read and written, and finite values that became infinite in a cast."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    overflows: int = 0
+
+    def add(self, other: Tally) -> None:
+        self.bytes_read += other.bytes_read
+        self.bytes_written += other.bytes_written
+        self.overflows += other.overflows
+
+
+def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile]:
+    """The work that makes `file`, in pieces of at most `unit` bytes."""
+    pieces: list[Piece] = []
+    start = at = 0
+    for part in file.parts:
+        if part.offset != at:
+            raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
+        size = part.nbytes
+        at += size
+        if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
+            if pieces:
+                yield Window(start, part.offset, pieces)
+            for move in part.tensor.moves(0, size, "source", unit):
+                yield Tile(part.offset, move)
+            pieces, start = [], at
+            continue
+        done = 0
+        while done < size:
+            room = start + unit - part.offset - done
+            # A cut inside a small tensor costs two reads: begin a new window with it instead.
+            take = size - done if size - done <= room else room // ALIGNMENT * ALIGNMENT if size > unit else 0
+            if take:
+                pieces.append(Piece(part, done, done + take))
+                done += take
+            if not take or part.offset + done - start >= unit:
+                yield Window(start, part.offset + done, pieces)
+                pieces, start = [], part.offset + done
+    if pieces:
+        yield Window(start, at, pieces)
+    if at != file.size:
+        raise ValueError(f"{file.name}: its parts end at {at}, and its size is {file.size}")
+
+
+class _Worker:
+    """One thread's buffers. `unit` is the size of a window; a tile may read twice as much."""
+
+    def __init__(self, readers: Readers, writer: Writer, unit: int) -> None:
+        self.readers, self.writer, self.unit = readers, writer, unit
+        self.window = memoryview(bytearray(unit))
+        self.scratch = memoryview(b"")
+        self.junk = memoryview(bytearray(GAP))
+        self.tally = Tally()
+
+    def run(self, task: Window | Tile) -> int:
+        """Carry out `task`; the bytes it wrote."""
+        size = self._fill(task) if isinstance(task, Window) else self._place(task)
+        self.tally.bytes_written += size
+        return size
+
+    def _fill(self, window: Window) -> int:
+        size = window.stop - window.start
+        out = self.window[:size]
+        reads: dict[File, list[tuple[int, memoryview]]] = {}
+        for part, start, stop in window.pieces:
+            base = part.offset - window.start
+            if not isinstance(part, Data):
+                out[base + start : base + stop] = part.data[start:stop]
+                continue
+            for move in part.tensor.moves(start, stop, "output", self.unit):
+                target, file, source, steps = move
+                if file is None or steps or target.grid or source.grid:  # type: ignore[union-attr]
+                    to = out[base + target.offset : base + target.offset + target.length]
+                    if target.grid:
+                        kernels.scatter(out, target.shifted(base), self._result(move))
+                    else:
+                        self._result(move, to)
+                else:
+                    to = out[base + target.offset : base + target.offset + target.length]
+                    reads.setdefault(file, []).append((source.offset, to))  # type: ignore[union-attr]
+        for file, ranges in reads.items():
+            self._read(file, ranges)
+        self.writer.write_at(window.start, out)
+        return size
+
+    def _place(self, tile: Tile) -> int:
+        result = self._result(tile.move)
+        target = tile.move.target
+        length = target.length
+        for index, offset in enumerate(target.offsets()):
+            self.writer.write_at(tile.start + offset, result[index * length : (index + 1) * length])
+        return target.nbytes
+
+    def _result(self, move: Move, out: memoryview | None = None) -> memoryview:
+        """The bytes that `move` makes, in its target's order; put into `out`, if that is given."""
+        data = memoryview(move.source) if isinstance(move.source, bytes) else self._packed(move.file, move.source)
+        result, overflows = kernels.apply(move.kernels, data, out)
+        self.tally.overflows += overflows
+        return result
+
+    def _packed(self, file: File | None, source: Runs) -> memoryview:
+        """The runs of `source`, one after the other."""
+        assert file is not None
+        size, length = source.nbytes, source.length
+        if len(self.scratch) < size:
+            self.scratch = memoryview(bytearray(size))
+        packed = self.scratch[:size]
+        at = 0
+        with self.readers.reading(file) as reader:
+            for offset in source.offsets():
+                reader.fill(offset, [packed[at : at + length]])
+                at += length
+        self.tally.bytes_read += size
+        return packed
+
+    def _read(self, file: File, ranges: list[tuple[int, memoryview]]) -> None:
+        """Fill the buffers from their offsets, reading along small gaps instead of beginning anew."""
+        ranges.sort(key=itemgetter(0))
+        with self.readers.reading(file) as reader:
+            begin = end = ranges[0][0]
+            buffers: list[memoryview] = []
+            for offset, to in ranges:
+                gap = offset - end
+                if gap < 0 or gap > GAP or len(buffers) > MAX_BUFFERS - 2:
+                    reader.fill(begin, buffers)
+                    self.tally.bytes_read += end - begin
+                    begin, buffers = offset, []
+                elif gap:
+                    buffers.append(self.junk[:gap])
+                buffers.append(to)
+                end = offset + len(to)
+            reader.fill(begin, buffers)
+            self.tally.bytes_read += end - begin
+
+
+def carry_out(
+    file: FilePlan, writer: Writer, readers: Readers, *, jobs: int, memory: int, progress: Progress | None = None
+) -> Tally:
+    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together."""
+    if not writer.positioned:
+        jobs = 1
+    # A worker holds a window and, for a tile, what it read (twice a window at most) and what a kernel made of it.
+    unit = max(min(BLOCK, memory // jobs // 4) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
+    queue = tasks(file, unit, writer.positioned)
+    workers = [_Worker(readers, writer, unit) for _ in range(jobs)]
+    if jobs == 1:
+        for task in queue:
+            size = workers[0].run(task)
+            if progress:
+                progress(size)
+    else:
+        _in_threads(queue, workers, progress)
+    total = Tally()
+    for worker in workers:
+        total.add(worker.tally)
+    return total
+
+
+def _in_threads(queue: Iterator[Window | Tile], workers: list[_Worker], progress: Progress | None) -> None:
+    taking, stop = threading.Lock(), threading.Event()
+    failures: list[BaseException] = []
+
+    def work(worker: _Worker) -> None:
+        try:
+            while not stop.is_set():
+                with taking:
+                    task = next(queue, None)
+                if task is None:
+                    return
+                size = worker.run(task)
+                if progress:
+                    progress(size)
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
+    usual = threading.stack_size(STACK)
+    try:
+        threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+        for thread in threads:
+            thread.start()
+    finally:
+        threading.stack_size(usual)
+    try:
+        for thread in itertools.chain(threads):
+            thread.join()
+    except BaseException:
+        # A signal: let every thread finish the piece at hand before the staging area is removed under it.
+        stop.set()
+        for thread in threads:
+            thread.join()
+        raise
+    if failures:
+        raise failures[0]

@@ -1,0 +1,90 @@
+"""safetensors files: https://huggingface.co/docs/safetensors, laid out byte for byte as the library lays them out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ckptconv.errors import FailedError, UnsupportedError, UsageError
+from ckptconv.plan import Data, FilePlan, Literal
+from ckptconv.tensors import DTYPE_RANK, LazyTensor
+
+SUFFIX = ".safetensors"
+INDEX = "model.safetensors.index.json"
+# Readers refuse a longer header.
+MAX_HEADER = 100_000_000
+METADATA = "__metadata__"
+
+
+def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> FilePlan:
+    """One file of `tensors`, described by `metadata`.
+
+    Tensors lie by descending rank of their dtype, then by name; metadata keys are sorted. Raises UnsupportedError for a
+    dtype that safetensors has no code for, UsageError for a name it cannot hold, FailedError for a header it refuses.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-DTYPE_RANK[item[1].dtype.name], item[0]))
+    header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
+    at = 0
+    for key, tensor in ordered:
+        if key == METADATA:
+            raise UsageError(
+                f"{name}: a tensor cannot be named {METADATA} in safetensors.",
+                f"Give it another name: --rename {METADATA}=NAME.",
+            )
+        end = at + tensor.nbytes
+        header[key] = {"dtype": _code(name, key, tensor), "shape": _shape(tensor), "data_offsets": [at, end]}
+        at = end
+    head = _encode(name, header)
+    parts: list[Literal | Data] = [Literal(0, head)]
+    at = len(head)
+    for key, tensor in ordered:
+        parts.append(Data(at, tensor, key))
+        at += tensor.nbytes
+    return FilePlan(name, at, tuple(parts))
+
+
+def _code(file: str, key: str, tensor: LazyTensor) -> str:
+    if tensor.dtype.code is None:
+        raise UnsupportedError(
+            f"{file}: {key!r} is a tensor of {tensor.dtype}, and safetensors has no such dtype. Nothing was written.",
+            "Leave it out with --exclude, or convert it before saving.",
+        )
+    return tensor.dtype.code
+
+
+def _shape(tensor: LazyTensor) -> list[int]:
+    shape = list(tensor.shape)
+    if tensor.dtype.code == "F4" and shape:
+        shape[-1] *= 2  # torch counts bytes of two values, safetensors values
+    return shape
+
+
+def _encode(name: str, header: Mapping[str, object]) -> bytes:
+    try:
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        bad = error.object[error.start : error.end]
+        raise UsageError(
+            f"{name}: a tensor's name holds {bad!r}, half of a surrogate pair, which is not Unicode text. Nothing "
+            "was written.",
+            "Rename it with --rename.",
+        ) from error
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        raise FailedError(
+            f"{name}: its header would have {len(text)} bytes, and safetensors allows {MAX_HEADER}. Nothing was "
+            "written.",
+            "Write several files: a directory as OUTPUT, with a smaller --max-shard-size.",
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+def index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[str, str]) -> FilePlan:
+    """The index of a sharded output: which file holds which tensor, and how many bytes of tensors there are."""
+    total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+    index = {
+        "metadata": {"total_size": total, **metadata},
+        "weight_map": {key: name for name, tensors in files.items() for key in tensors},
+    }
+    data = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+    return FilePlan(INDEX, len(data), (Literal(0, data),))

@@ -1,0 +1,131 @@
+"""The plan: the exact list of output files, each as a list of parts. Pure; nothing here reads or writes.
+
+A `FilePlan` stands alone: it holds all that is needed to make one output file, can be pickled, and can be carried out
+in any process that sees the inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .tensors import File, LazyTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Bytes that are known already: a header."""
+
+    offset: int
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The bytes of `tensor`, which the output calls `name`."""
+
+    offset: int
+    tensor: LazyTensor
+    name: str
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+
+Part: TypeAlias = Literal | Data
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """One output file of `size` bytes; its parts cover it in order, without holes."""
+
+    name: str
+    size: int
+    parts: tuple[Part, ...]
+
+    @property
+    def tensors(self) -> int:
+        return sum(isinstance(part, Data) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All files of an output, in the order in which they are published."""
+
+    files: tuple[FilePlan, ...]
+    plan_id: str
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def inputs(self) -> list[File]:
+        """Every input file the plan reads, each once, in order of first use."""
+        # Partitions share one tuple of files, so most tensors add nothing new.
+        seen: dict[File, None] = {}
+        for file in self.files:
+            for part in file.parts:
+                if isinstance(part, Data):
+                    seen.update(dict.fromkeys(part.tensor.inputs()))
+        return list(seen)
+
+
+def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable]) -> str:
+    """The plan id: a hash of the outputs' headers and of the inputs, by names relative to the source.
+
+    Absolute paths stay out of it, because mounts differ between machines.
+    """
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(repr((file.name, file.size)).encode())
+        for part in file.parts:
+            if isinstance(part, Literal):
+                digest.update(part.data)
+    for name in sorted(inputs):
+        digest.update(repr((name, inputs[name])).encode())
+    return digest.hexdigest()[:16]
+
+
+def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -> list[list[str]]:
+    """Names in groups, one for each shard, none over `limit` bytes unless by a single tensor.
+
+    Greedy, in the order of `sizes` (bytes by name); a tensor over the limit gets a group of its own. `tied` maps a name
+    to the name whose group it shares.
+    """
+    if limit is None:
+        return [list(sizes)]
+    groups: list[list[str]] = []
+    place: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    filled = 0
+    for name, size in sizes.items():
+        owner = tied.get(name)
+        if owner in place:
+            place[owner].append(name)
+            continue
+        if size > limit:
+            groups.append([name])
+            place[name] = groups[-1]
+            continue
+        if current is None or filled + size > limit:
+            current, filled = [], 0
+            groups.append(current)
+        current.append(name)
+        filled += size
+        place[name] = current
+    return groups or [[]]
+
+
+def shard_names(stem: str, suffix: str, groups: Sequence[object]) -> list[str]:
+    """`model.safetensors`, or `model-00001-of-00003.safetensors` and so on."""
+    count = len(groups)
+    if count == 1:
+        return [f"{stem}{suffix}"]
+    return [f"{stem}-{number:05d}-of-{count:05d}{suffix}" for number in range(1, count + 1)]

@@ -1,0 +1,218 @@
+"""All that is shown: reports on stdout; progress, warnings and errors on stderr; one JSON object with --json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from .units import format_memory, format_size
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+    from typing_extensions import Self
+
+    from .convert import Report
+    from .errors import CkptconvError
+    from .plan import Plan
+
+# Seconds between two lines of progress where there is no terminal.
+INTERVAL = 5.0
+
+
+@dataclasses.dataclass
+class Output:
+    """Where and how a command shows what it does."""
+
+    command: str = ""
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    no_progress: bool = False
+
+    def note(self, text: str) -> None:
+        """Something worth knowing, unless quiet."""
+        if not self.quiet:
+            print(f"ckptconv: {text}", file=sys.stderr)
+
+    def warn(self, text: str) -> None:
+        print(f"ckptconv: warning: {text}", file=sys.stderr)
+
+    def progress(self) -> Progress:
+        """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
+        if self.quiet or self.no_progress:
+            return Progress()
+        return Bar() if sys.stderr.isatty() else Lines()
+
+    def done(self, report: Report) -> None:
+        """The end of a conversion."""
+        for warning in report.warnings:
+            self.warn(warning)
+        if self.json:
+            self._print_json({"ok": True, "command": self.command, **dataclasses.asdict(report)})
+        elif not self.quiet:
+            print("\n".join(_report_lines(report, self.verbose)))
+
+    def inspected(self, path: str, summary: dict[str, Any]) -> None:
+        """What is inside a checkpoint."""
+        if self.json:
+            self._print_json({"ok": True, "command": self.command, "input": path, **summary})
+        else:
+            for warning in summary["warnings"]:
+                self.warn(warning)
+            print("\n".join(_summary_lines(path, summary, self.verbose)))
+
+    def failed(self, error: CkptconvError) -> None:
+        """The end of a command that could not do its work."""
+        if self.json:
+            self._print_json(
+                {
+                    "ok": False,
+                    "error": {
+                        "exit_code": error.exit_code,
+                        "kind": error.kind,
+                        "message": error.message,
+                        "hint": error.hint,
+                    },
+                }
+            )
+        print(f"ckptconv: {error}", file=sys.stderr)
+
+    def _print_json(self, value: dict[str, Any]) -> None:
+        # A lone surrogate in a name must not keep the report from being printed.
+        print(json.dumps(value, ensure_ascii=True, allow_nan=False, default=str))
+
+
+class Progress:
+    """Counts bytes written; called from any thread. Shows nothing itself."""
+
+    def __init__(self) -> None:
+        self.total = self.done = 0
+        self.started = time.monotonic()
+        self._lock = threading.Lock()
+
+    def begin(self, plan: Plan) -> None:
+        """The work is known, and starts."""
+        self.total = plan.nbytes
+        self.started = time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+            self.show(count)
+
+    def show(self, count: int) -> None:
+        """Show that `count` more bytes are done."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+
+
+class Lines(Progress):
+    """A plain line every few seconds, for logs."""
+
+    def begin(self, plan: Plan) -> None:
+        super().begin(plan)
+        self._next = self.started + INTERVAL
+
+    def show(self, count: int) -> None:
+        now = time.monotonic()
+        if now < self._next or not self.done:
+            return
+        self._next = now + INTERVAL
+        rate = self.done / (now - self.started)
+        left = (self.total - self.done) / rate
+        print(
+            f"ckptconv: {self.done / self.total:.0%}, {format_size(self.done)} of {format_size(self.total)} "
+            f"at {format_size(rate)}/s, {left:.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class Bar(Progress):
+    """One bar with bytes, rate and the time left."""
+
+    _bar: tqdm[Any] | None = None
+
+    def begin(self, plan: Plan) -> None:
+        from tqdm import tqdm
+
+        super().begin(plan)
+        self._bar = tqdm(total=self.total, unit="B", unit_scale=True, leave=False, file=sys.stderr, dynamic_ncols=True)
+
+    def show(self, count: int) -> None:
+        if self._bar is not None:
+            self._bar.update(count)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _report_lines(report: Report, verbose: bool) -> list[str]:
+    lines: list[str] = []
+    verb = "would write" if report.dry_run else "wrote"
+    if len(report.outputs) == 1 or verbose:
+        lines.extend(
+            f"{verb} {output.path} ({format_size(output.bytes)}, {_count(output.tensors, 'tensor')})"
+            for output in report.outputs
+        )
+    else:
+        first, last = report.outputs[0].path, report.outputs[-1].path
+        lines.append(f"{verb} {len(report.outputs)} files, {first} to {last} ({format_size(report.bytes_written)})")
+    contents = [f"{kind} {count}" for kind, count in report.counts.items()]
+    lines.append(f"{report.format}: " + (", ".join(contents) if contents else _count(report.tensors, "tensor")))
+    if report.aliases and verbose:
+        lines.extend(f"  {alias} is stored as {kept}" for alias, kept in report.aliases.items())
+    elif report.aliases and "aliases" not in report.counts:
+        lines.append(f"{_count(len(report.aliases), 'tied name')} stored once (--verbose names them)")
+    if report.opaque:
+        shown = report.opaque if verbose else report.opaque[:5]
+        more = "" if len(shown) == len(report.opaque) else f" and {len(report.opaque) - len(shown)} more"
+        lines.append(f"kept as inert data, never run: {', '.join(shown)}{more}")
+    if not report.dry_run:
+        rate = report.bytes_written / report.seconds if report.seconds else 0
+        lines.append(
+            f"read {format_size(report.bytes_read)} of {format_size(report.input_bytes)}, "
+            f"wrote {format_size(report.bytes_written)} in {report.seconds:.1f} s ({format_size(rate)}/s), "
+            f"peak memory {format_memory(report.peak_rss_bytes)}"
+        )
+    return lines
+
+
+def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int = 20) -> list[str]:
+    lines = [f"{path}: {summary['format']}"]
+    lines.extend(f"  {key}: {value}" for key, value in summary["facts"].items())
+    if summary["counts"]:
+        lines.append("  " + ", ".join(f"{kind} {count}" for kind, count in summary["counts"].items()))
+    for dtype, total in summary["totals"].items():
+        lines.append(
+            f"  {dtype}: {_count(total['tensors'], 'tensor')}, {total['elements']:,} elements, "
+            f"{format_size(total['bytes'])}"
+        )
+    rows = summary["tensors"]
+    shown = rows if verbose else rows[:most]
+    width = max((len(row["name"]) for row in shown), default=0)
+    for row in shown:
+        tied = summary["aliases"].get(row["name"])
+        shape = " × ".join(map(str, row["shape"])) or "scalar"
+        size = f"the same as {tied}" if tied else format_size(row["bytes"])
+        lines.append(f"    {row['name']:<{width}}  {row['dtype']}  {shape}  {size}")
+    if len(shown) < len(rows):
+        rest = sum(math.prod(row["shape"]) for row in rows[len(shown) :])
+        lines.append(f"    … and {len(rows) - len(shown)} more tensors of {rest:,} elements (--verbose lists them)")
+    if summary["opaque"]:
+        lines.append(f"  classes kept as inert data, never run: {', '.join(summary['opaque'])}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

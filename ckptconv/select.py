@@ -1,0 +1,146 @@
+"""Choosing and changing what is converted: key, include, exclude, strip, rename, tied names, dtype. All pure.
+
+A subtree is chosen before flattening; everything else works on flat names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from .errors import UsageError
+from .kernels import is_supported
+from .tensors import DTYPES, Cast, Convert, LazyTensor, same_bytes
+
+DTYPE_CHOICES = ("float32", "bfloat16", "float16", "keep")
+
+
+def subtree(tree: Any, key: str, where: str) -> Any:
+    """The part of `tree` under the dotted `key`; where keys hold dots themselves, the longest match at each step.
+
+    Raises UsageError, naming the keys there are, where nothing is under it.
+    """
+    rest, passed = key, ""
+    while rest:
+        children = _children(tree)
+        match = max((name for name in children if rest == name or rest.startswith(name + ".")), key=len, default=None)
+        if match is None:
+            at = f"under {passed!r} of {where}" if passed else f"at the top of {where}"
+            raise UsageError(f"There is no key {rest!r} {at}.", _candidates(rest, list(children)))
+        tree = children[match]
+        passed = f"{passed}.{match}" if passed else match
+        rest = rest[len(match) + 1 :]
+    return tree
+
+
+def _children(tree: Any) -> dict[str, Any]:
+    if isinstance(tree, Mapping):
+        return {str(key): value for key, value in tree.items() if isinstance(key, (str, int))}
+    if isinstance(tree, (list, tuple)):
+        return {str(index): value for index, value in enumerate(tree)}
+    return {}
+
+
+def _candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
+    if not names:
+        return "There are no keys there."
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    if close:
+        return f"Did you mean {' or '.join(map(repr, close))}?"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"There are: {', '.join(map(repr, names[:most]))}{more}."
+
+
+def matching(names: Iterable[str], include: Sequence[str], exclude: Sequence[str]) -> list[str]:
+    """The names that match a glob of `include` (all, if there is none) and none of `exclude`.
+
+    Raises UsageError for a pattern of `include` that matches nothing.
+    """
+    names = list(names)
+    for pattern in include:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            raise UsageError(
+                f"--include {pattern!r} matches none of the {len(names)} names.", _candidates(pattern, names)
+            )
+    return [
+        name
+        for name in names
+        if (not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include))
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+    ]
+
+
+def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
+    """New names by old: `prefix` stripped, then every rule REGEX=REPLACEMENT applied in turn.
+
+    Raises UsageError for a rule that is none, for a name that becomes empty, and where two names become one.
+    """
+    compiled = [_rule(rule) for rule in rules]
+    result: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    for old in names:
+        new = old.removeprefix(prefix)
+        for pattern, replacement in compiled:
+            try:
+                new = pattern.sub(replacement, new)
+            except (re.error, IndexError) as error:
+                raise UsageError(f"--rename {pattern.pattern}={replacement} cannot be applied: {error}.") from error
+        if new in taken:
+            raise UsageError(
+                f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}. Nothing was written.",
+                "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
+            )
+        taken[new] = old
+        result[old] = new
+    return result
+
+
+def _rule(rule: str) -> tuple[re.Pattern[str], str]:
+    pattern, equals, replacement = rule.rpartition("=")
+    if not equals:
+        raise UsageError(f"--rename {rule!r} is not of the form REGEX=REPLACEMENT.")
+    try:
+        return re.compile(pattern), replacement
+    except re.error as error:
+        raise UsageError(f"--rename {rule!r}: {pattern!r} is not a regular expression: {error}.") from error
+
+
+def untie(flat: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, str]:
+    """Names whose bytes another name holds already: {removed: kept}.
+
+    `owners` are ties the source names itself; otherwise the first of the tensors that are the same bytes is kept.
+    """
+    aliases = {alias: owner for alias, owner in owners.items() if alias in flat and owner in flat}
+    first: dict[Hashable, str] = {}
+    for name, tensor in flat.items():
+        if name in aliases:
+            continue
+        key = same_bytes(tensor)
+        if key is None:
+            continue
+        kept = first.setdefault(key, name)
+        if kept != name:
+            aliases[name] = kept
+    # An owner may itself be the same bytes as a tensor before it.
+    return {alias: aliases.get(owner, owner) for alias, owner in aliases.items()}
+
+
+def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = False) -> LazyTensor:
+    """`tensor` with floating elements as `dtype`; other tensors as they are.
+
+    `widen_only` leaves alone what is wider already, or is an 8-bit float. Raises UsageError for a cast there is not.
+    """
+    source = tensor.dtype
+    if dtype == "keep" or source.kind != "f" or source.name == dtype:
+        return tensor
+    target = DTYPES[dtype]
+    if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1):
+        return tensor
+    if not is_supported(source.name, target.name):
+        raise UsageError(
+            f"{name!r} is a tensor of {source}, which cannot be converted to {dtype}.", "Use --dtype keep."
+        )
+    return Convert(tensor, Cast(source.name, target.name), target)

@@ -1,0 +1,617 @@
+"""Files, wherever they are: sizes, ranged reads, and the publication of outputs. The only module that opens files.
+
+Local paths go straight to the operating system; anything with a URL scheme goes through fsspec, imported only then.
+An output grows in a staging place and appears under its name in one step, so that a name means a finished output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Any
+
+from .errors import CkptconvError, CorruptError, FailedError, UsageError
+from .tensors import File
+
+Options = dict[str, Any]
+
+# Open files are kept for the next read, but no more than a common limit on descriptors (1,024) leaves room for.
+OPEN_FILES = 256
+# readv takes at most this many buffers in one call (IOV_MAX on every system we know).
+MAX_BUFFERS = 1024
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*(::|://)")
+
+
+# --------------------------------------------------------------------------------------------------------- places
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL that fsspec opens; a file:// URL is not."""
+    return bool(_URL.match(path)) and not path.startswith("file://")
+
+
+def normalize(path: str | os.PathLike[str]) -> str:
+    """A path or URL as text, a file:// URL as the local path it names."""
+    text = os.fspath(path)
+    return text[len("file://") :] if text.startswith("file://") else text
+
+
+def join(directory: str, *names: str) -> str:
+    """`names` inside `directory`, for paths and URLs alike."""
+    if is_remote(directory):
+        return "/".join([directory.rstrip("/"), *names])
+    return os.path.join(directory, *names)
+
+
+def basename(path: str) -> str:
+    return PurePosixPath(path.rstrip("/")).name if is_remote(path) else os.path.basename(os.path.normpath(path))
+
+
+def dirname(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[0] if is_remote(path) else os.path.dirname(path) or "."
+
+
+def reason(error: OSError) -> str:
+    """What the operating system says, without its number and path."""
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def _filesystem(path: str, options: Options | None) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path inside it."""
+    import fsspec
+
+    try:
+        fs, inner = fsspec.core.url_to_fs(path, **(options or {}))
+    except ImportError as error:
+        raise UsageError(f"Reading {path} needs a package that is not installed: {error}.") from error
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} cannot be opened: {error}.") from error
+    return fs, inner
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands under a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
+
+    kind: str
+    file: File
+
+
+def look(path: str, options: Options | None = None) -> Entry:
+    """What stands under `path`; symbolic links are followed. Raises FailedError where that cannot be told."""
+    if is_remote(path):
+        return _look_remote(path, options)
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Entry("missing", File(path, 0))
+    except (OSError, ValueError) as error:
+        raise FailedError(f"{path!r} cannot be looked at: {_why(error)}.") from error
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
+    return Entry(kinds.get(stat.S_IFMT(found.st_mode), "other"), File(path, found.st_size, _stamp(found)))
+
+
+def _look_remote(path: str, options: Options | None) -> Entry:
+    fs, inner = _filesystem(path, options)
+    try:
+        info = fs.info(inner)
+    except FileNotFoundError:
+        return Entry("missing", File(path, 0))
+    except Exception as error:
+        raise FailedError(f"{path} cannot be looked at: {_why(error)}.") from error
+    tag = next((str(info[key]) for key in ("ETag", "etag", "md5", "LastModified", "mtime") if info.get(key)), "")
+    return Entry("directory" if info["type"] == "directory" else "file", File(path, info.get("size") or 0, tag))
+
+
+def _why(error: Exception) -> str:
+    return reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+
+
+def _stamp(found: os.stat_result) -> str:
+    return f"{found.st_mtime_ns:x}"
+
+
+def listing(directory: str, options: Options | None = None) -> dict[str, Entry]:
+    """The names in a directory, sorted, with what each is."""
+    if is_remote(directory):
+        fs, inner = _filesystem(directory, options)
+        try:
+            rows = fs.ls(inner, detail=True)
+        except Exception as error:
+            raise FailedError(f"{directory} cannot be listed: {_why(error)}.") from error
+        entries = {}
+        for row in rows:
+            name = PurePosixPath(row["name"].rstrip("/")).name
+            entries[name] = Entry(row["type"], File(join(directory, name), row.get("size") or 0))
+        return dict(sorted(entries.items()))
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise FailedError(f"{directory} cannot be listed: {reason(error)}.") from error
+    return {name: look(os.path.join(directory, name)) for name in names}
+
+
+# -------------------------------------------------------------------------------------------------------- reading
+
+
+class Reader:
+    """Ranged reads of one file. Safe to use from several threads."""
+
+    file: File
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; CorruptError where the file ends before that."""
+        data = bytearray(length)
+        self.fill(offset, [memoryview(data)])
+        return bytes(data)
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill `buffers` one after the other with the bytes from `offset` on."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give the handle back."""
+
+
+class LocalReader(Reader):
+    def __init__(self, file: File) -> None:
+        try:
+            self._fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise FailedError(f"{file.path} cannot be read: {reason(error)}.") from error
+        self.file = file
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._fd, length, offset)
+        except OSError as error:
+            raise FailedError(f"{self.file.path} cannot be read: {reason(error)}.") from error
+        return data if len(data) == length else super().read_at(offset, length)
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        pending = list(buffers)
+        while pending:
+            batch = pending[:MAX_BUFFERS]
+            wanted = sum(map(len, batch))
+            try:
+                count = os.preadv(self._fd, batch, offset)
+            except OSError as error:
+                raise FailedError(f"{self.file.path} cannot be read: {reason(error)}.") from error
+            offset += count
+            if count == wanted:
+                del pending[: len(batch)]
+                continue
+            if not count:
+                raise CorruptError(
+                    f"{self.file.path} ends at byte {offset}, where {wanted} more bytes were expected: "
+                    "the file is truncated, or was cut while it was read."
+                )
+            while count >= len(pending[0]):
+                count -= len(pending.pop(0))
+            pending[0] = pending[0][count:]
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class RemoteReader(Reader):
+    def __init__(self, file: File, options: Options | None) -> None:
+        self.file = file
+        self._fs, self._path = _filesystem(file.path, options)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if not length:
+            return b""
+        try:
+            data: bytes = self._fs.cat_file(self._path, start=offset, end=offset + length)
+        except Exception as error:
+            raise FailedError(f"{self.file.path} cannot be read: {_why(error)}.") from error
+        if len(data) != length:
+            raise CorruptError(
+                f"{self.file.path} gave {len(data)} bytes at byte {offset}, where {length} were expected: "
+                "the object is truncated, or its server does not serve ranges."
+            )
+        return data
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        data = memoryview(self.read_at(offset, sum(map(len, buffers))))
+        for buffer in buffers:
+            buffer[:] = data[: len(buffer)]
+            data = data[len(buffer) :]
+
+
+class Readers:
+    """Readers by file, opened when first asked for; the least recently used one is closed beyond a limit."""
+
+    def __init__(self, options: Options | None = None, limit: int = OPEN_FILES) -> None:
+        self._options = options
+        self._limit = limit
+        self._open: OrderedDict[str, Reader] = OrderedDict()
+        self._busy: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def reading(self, file: File) -> Iterator[Reader]:
+        """The reader of `file`, kept open at least as long as the block runs."""
+        path = file.path
+        with self._lock:
+            reader = self._open.get(path)
+            if reader is None:
+                reader = self._open[path] = open_reader(file, self._options)
+                self._shrink(keep=path)
+            self._open.move_to_end(path)
+            self._busy[path] = self._busy.get(path, 0) + 1
+        try:
+            yield reader
+        finally:
+            with self._lock:
+                self._busy[path] -= 1
+                if not self._busy[path]:
+                    del self._busy[path]
+
+    def _shrink(self, keep: str) -> None:
+        for path in list(self._open):
+            if len(self._open) <= self._limit:
+                return
+            if path != keep and path not in self._busy:
+                self._open.pop(path).close()
+
+    def close(self) -> None:
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+
+    def __enter__(self) -> Readers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_reader(file: File | str, options: Options | None = None) -> Reader:
+    """A reader of `file`, a path or what `look` found."""
+    if isinstance(file, str):
+        entry = look(file, options)
+        if entry.kind == "missing":
+            raise UsageError(f"{file} does not exist.")
+        if entry.kind != "file":
+            raise UsageError(f"{file} is a {entry.kind}, where a file was expected.")
+        file = entry.file
+    return RemoteReader(file, options) if is_remote(file.path) else LocalReader(file)
+
+
+def read_text(path: str, limit: int, options: Options | None = None) -> str:
+    """A small text file, at most `limit` bytes. Raises CorruptError where it is larger or is not UTF-8."""
+    reader = open_reader(path, options)
+    try:
+        if reader.file.size > limit:
+            raise CorruptError(f"{path} has {reader.file.size} bytes, where at most {limit} were expected.")
+        return reader.read_at(0, reader.file.size).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+    finally:
+        reader.close()
+
+
+def check_unchanged(files: Iterator[File], options: Options | None = None) -> None:
+    """Raise CorruptError if one of `files` is no longer what it was when it was opened."""
+    for file in files:
+        now = look(file.path, options).file
+        if (now.size, now.stamp) != (file.size, file.stamp):
+            raise CorruptError(
+                f"{file.path} changed while it was read (it had {file.size} bytes, and now has {now.size}). "
+                "The output was not written.",
+                "Convert it again once nothing writes to it.",
+            )
+
+
+# -------------------------------------------------------------------------------------------------------- writing
+
+
+class Writer:
+    """A file that grows in staging. `positioned` writers take bytes in any order and from several threads."""
+
+    positioned: bool
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+
+    def close(self) -> None:
+        """End writing."""
+
+
+class LocalWriter(Writer):
+    positioned = True
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path = path
+        with writing(path):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            with writing(path):
+                _lock(self._fd, path)
+                os.ftruncate(self._fd, size)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        with writing(self._path):
+            while data:
+                count = os.pwrite(self._fd, data, offset)
+                data, offset = data[count:], offset + count
+
+    def sync(self) -> None:
+        with writing(self._path):
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Turn what the operating system refuses into a FailedError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        hints = {
+            errno.ENOSPC: "Free some space, or write elsewhere.",
+            errno.EDQUOT: "Your quota is used up: free some space, or write elsewhere.",
+            errno.EFBIG: "A limit on file sizes is in force (see `ulimit -f`): use a smaller --max-shard-size.",
+            errno.EROFS: "Choose an output on a file system that can be written.",
+            errno.EACCES: "Choose an output you may write, or change its permissions.",
+            errno.EPERM: "Choose an output you may write, or change its permissions.",
+            errno.ENOENT: "Make its directory first.",
+        }
+        hint = hints.get(error.errno or 0, "")
+        raise FailedError(
+            f"{path} cannot be written: {reason(error)}. Nothing was put under its name.", hint
+        ) from error
+
+
+def _lock(fd: int, path: str) -> None:
+    """Mark a staging file as belonging to a living process."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FailedError(
+            f"{path} is being written by another process.", "Wait until it has ended, or write to another place."
+        ) from None
+    except OSError as error:
+        # Some network file systems have no locks; converting there is still right, if one process does it.
+        if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
+            raise
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: str) -> None:
+    with writing(path):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def check_space(directory: str, size: int) -> None:
+    """Raise FailedError before the first byte where `size` bytes cannot fit into the file system of `directory`."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return
+    free = found.f_bavail * found.f_frsize
+    if size > free:
+        raise FailedError(
+            f"The output needs {size} bytes, and {directory} has {free} bytes free. Nothing was written.",
+            "Free some space, or write elsewhere.",
+        )
+
+
+@dataclass
+class Staging:
+    """An output that grows beside its final place and is published by `commit`.
+
+    Used as a context: left by an exception, it removes what it staged, and nothing new stands under a final name.
+    """
+
+    plan_id: str
+    durable: bool = True
+    _writers: list[Writer] = field(default_factory=list)
+
+    def create(self, name: str, size: int) -> Writer:
+        """A writer for the output file `name` of `size` bytes."""
+        raise NotImplementedError
+
+    def commit(self, names: Sequence[str]) -> None:
+        """Publish the files created, the one named last as the last."""
+        raise NotImplementedError
+
+    def discard(self) -> None:
+        """Remove what was staged."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for writer in self._writers:
+            with contextlib.suppress(OSError, CkptconvError):
+                writer.close()
+        self._writers.clear()
+        if kind is not None:
+            with contextlib.suppress(OSError):
+                self.discard()
+
+
+class FileStaging(Staging):
+    """One output file, staged as a hidden sibling and renamed over its name."""
+
+    def __init__(self, path: str, plan_id: str, durable: bool = True) -> None:
+        super().__init__(plan_id, durable)
+        self.path = os.path.realpath(path)
+        self.directory, self.name = os.path.split(self.path)
+        self.temporary = os.path.join(self.directory, f".{self.name}.ckptconv-{plan_id}")
+        self._ours = False
+
+    def create(self, name: str, size: int) -> Writer:
+        with writing(self.path):
+            found = os.listdir(self.directory)
+        prefix = f".{self.name}.ckptconv-"
+        for stale in found:
+            path = os.path.join(self.directory, stale)
+            if stale.startswith(prefix) and path != self.temporary and not _is_locked(path):
+                os.unlink(path)
+        check_space(self.directory, size)
+        writer = LocalWriter(self.temporary, size)
+        self._ours = True
+        self._writers.append(writer)
+        return writer
+
+    def commit(self, names: Sequence[str]) -> None:
+        with writing(self.path):
+            os.replace(self.temporary, self.path)
+        if self.durable:
+            _sync_directory(self.directory)
+
+    def discard(self) -> None:
+        # A file that another process had locked is not ours to remove.
+        if self._ours:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.temporary)
+
+
+class DirectoryStaging(Staging):
+    """A directory of output files, staged in a hidden directory inside it.
+
+    `is_ours(name)` tells which files of an earlier output the new one replaces; `index` is the name that makes an
+    output whole: it is removed first and written last, so that a kill in between leaves no index, never a wrong one.
+    """
+
+    def __init__(
+        self, path: str, plan_id: str, is_ours: Callable[[str], bool], index: str, durable: bool = True
+    ) -> None:
+        super().__init__(plan_id, durable)
+        self.path = os.path.realpath(path)
+        self.staging = os.path.join(self.path, f".ckptconv-{plan_id}")
+        self.index = index
+        self.is_ours = is_ours
+        self._made: list[str] = []
+        self._guard = -1
+
+    def __enter__(self) -> Staging:
+        missing = self.path
+        while not os.path.exists(missing):
+            self._made.append(missing)
+            missing = os.path.dirname(missing)
+        with writing(self.path):
+            os.makedirs(self.staging, exist_ok=True)
+            self._guard = os.open(os.path.join(self.staging, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                _lock(self._guard, self.path)
+            except CkptconvError:
+                os.close(self._guard)
+                raise
+            for stale in os.listdir(self.path):
+                path = os.path.join(self.path, stale)
+                if stale.startswith(".ckptconv-") and path != self.staging and os.path.isdir(path):
+                    lock = os.path.join(path, ".lock")
+                    if not (os.path.exists(lock) and _is_locked(lock)):
+                        _remove_tree(path)
+        return self
+
+    def create(self, name: str, size: int) -> Writer:
+        check_space(self.staging, size)
+        writer = LocalWriter(os.path.join(self.staging, name), size)
+        self._writers.append(writer)
+        return writer
+
+    def commit(self, names: Sequence[str]) -> None:
+        with writing(self.path):
+            previous = [name for name in os.listdir(self.path) if self.is_ours(name) and name not in names]
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.path, self.index))
+            if self.durable:
+                _sync_directory(self.path)
+            for name in sorted(names, key=lambda name: name == self.index):
+                if name == self.index:
+                    for old in previous:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(os.path.join(self.path, old))
+                    previous = []
+                    if self.durable:
+                        _sync_directory(self.path)
+                os.replace(os.path.join(self.staging, name), os.path.join(self.path, name))
+            for old in previous:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.path, old))
+        if self.durable:
+            _sync_directory(self.path)
+        self._release()
+
+    def discard(self) -> None:
+        self._release()
+        for path in self._made:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+
+    def _release(self) -> None:
+        _remove_tree(self.staging)
+        if self._guard >= 0:
+            os.close(self._guard)
+            self._guard = -1
+
+
+def _remove_tree(directory: str) -> None:
+    """Remove a staging directory, which holds nothing but files."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+# ----------------------------------------------------------------------------------------------------- the process
+
+
+def peak_rss() -> int:
+    """The most memory this process has held, in bytes; 0 where the system does not tell.
+
+    Read from /proc: what getrusage says survives fork and exec, and so may be the parent's.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            match = re.search(r"^VmHWM:\s*(\d+) kB", status.read(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) << 10 if match else 0

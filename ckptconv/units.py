@@ -1,0 +1,40 @@
+"""Sizes as people write them: `5GB` is 5·10⁹ bytes, `1GiB` is 2³⁰, a plain integer counts bytes."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import UsageError
+
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str, option: str) -> int:
+    """The number of bytes that `text` says. Raises UsageError, naming `option`, where it says none."""
+    match = _SIZE.fullmatch(text)
+    if match:
+        number, letter, binary, _ = match.groups()
+        scale = (_BINARY if binary else _DECIMAL)[letter.upper()]
+        whole = int(number) * scale if number.isdigit() else round(float(number) * scale)
+        if whole > 0 and (letter or not binary):
+            return whole
+    raise UsageError(f"{option} {text!r} is not a size.", "Sizes are written as 5GB, 512MiB or 1000000.")
+
+
+def format_size(count: float) -> str:
+    """`count` bytes in decimal units with three digits: 1.67 GB."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    if unit == "bytes":
+        return f"{count:.0f} {'byte' if count == 1 else unit}"
+    return f"{count:.{max(0, 2 - len(str(int(count))) + 1)}f} {unit}"
+
+
+def format_memory(count: float) -> str:
+    """`count` bytes of memory, in MiB or GiB."""
+    mib = count / (1 << 20)
+    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"

@@ -1,0 +1,91 @@
+"""What tests share: the checkpoints in tests/data, and running the command line as a user does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+DATA = Path(__file__).parent / "data"
+ZERO = DATA / "zero"
+
+
+@dataclass
+class Run:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def ckptconv(*arguments: object, timeout: float = 120, **kwargs: Any) -> Run:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "ckptconv", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **kwargs)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Run(done.returncode, done.stdout, done.stderr)
+
+
+def copy_of(case: str, tmp_path: Path) -> Path:
+    """A checkpoint of tests/data/zero that may be spoilt."""
+    return Path(shutil.copytree(ZERO / case / "checkpoint", tmp_path / "checkpoint"))
+
+
+def tag_of(checkpoint: Path) -> Path:
+    return checkpoint / (checkpoint / "latest").read_text()
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata())
+
+
+def load_with_aliases(path: Path) -> dict[str, torch.Tensor]:
+    """An output, one file or a directory, with tied names put back from the alias record."""
+    if path.is_dir():
+        index = path / "model.safetensors.index.json"
+        if index.exists():
+            described = json.loads(index.read_text())
+            names = sorted(set(described["weight_map"].values()))
+            aliases = described["metadata"]
+        else:
+            names, aliases = ["model.safetensors"], metadata_of(path / "model.safetensors")
+        tensors = {key: value for name in names for key, value in load_file(path / name).items()}
+    else:
+        tensors, aliases = load_file(path), metadata_of(path)
+    for removed, kept in aliases.items():
+        if isinstance(kept, str) and kept in tensors:
+            tensors[removed] = tensors[kept]
+    return tensors
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """What zero-to-fp32 makes of a dtype by default."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """The same names, and for each the same dtype, shape and bits."""
+    assert set(got) == set(expected)
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype, name
+        assert got[name].shape == tensor.shape, name
+        assert torch.equal(bits(got[name]), bits(tensor)), name
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, so that NaN equals itself."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

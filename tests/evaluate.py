@@ -1,0 +1,69 @@
+"""A slow, plain reference for lazy tensors: what their moves make, worked out byte by byte with numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ckptconv.tensors import BLOCK, Conjugate, Cut, Gather, LazyTensor, Move, Negate, Order, Swap
+
+
+def read(move: Move) -> np.ndarray:
+    """The source bytes of a move, packed."""
+    if isinstance(move.source, bytes):
+        return np.frombuffer(move.source, "u1")
+    with open(move.file.path, "rb") as file:
+        runs = []
+        for offset in move.source.offsets():
+            file.seek(offset)
+            runs.append(file.read(move.source.length))
+    return np.frombuffer(b"".join(runs), "u1")
+
+
+def result(move: Move, data: np.ndarray) -> np.ndarray:
+    """What the kernels of a move make of its source; casts are tested elsewhere."""
+    for kernel in move.kernels:
+        if isinstance(kernel, Gather):
+            strides = (*kernel.strides, 1)
+            picked = np.lib.stride_tricks.as_strided(data, (*kernel.shape, kernel.itemsize), strides)
+            data = np.ascontiguousarray(picked).reshape(-1)
+        elif isinstance(kernel, Cut):
+            data = data[kernel.start : kernel.stop]
+        elif isinstance(kernel, Swap):
+            data = data.reshape(-1, kernel.itemsize)[:, ::-1].reshape(-1)
+        elif isinstance(kernel, Negate):
+            data = (-data.view({"float32": "f4", "float64": "f8", "complex64": "c8"}[kernel.dtype])).view("u1")
+        elif isinstance(kernel, Conjugate):
+            data = data.view({"complex64": "c8", "complex128": "c16"}[kernel.dtype]).conj().view("u1")
+        else:
+            raise TypeError(kernel)
+    return data
+
+
+def put(out: np.ndarray, covered: np.ndarray, move: Move, data: np.ndarray) -> None:
+    """Put the bytes a move made where they belong, and count them."""
+    length = move.target.length
+    assert len(data) == move.target.nbytes
+    for index, offset in enumerate(move.target.offsets()):
+        out[offset : offset + length] = data[index * length : (index + 1) * length]
+        covered[offset : offset + length] += 1
+
+
+def evaluate(
+    tensor: LazyTensor,
+    start: int = 0,
+    stop: int | None = None,
+    order: Order = "output",
+    limit: int = BLOCK,
+    moves: Iterable[Move] | None = None,
+) -> bytes:
+    """Bytes `start` to `stop` of a tensor, from its moves; asserts that these make every byte of it exactly once."""
+    stop = tensor.nbytes if stop is None else stop
+    out, covered = np.zeros(tensor.nbytes, "u1"), np.zeros(tensor.nbytes, "i4")
+    for move in tensor.moves(start, stop, order, limit):
+        put(out, covered, move, result(move, read(move)))
+    assert (covered[start:stop] == 1).all()
+    assert not covered[:start].any()
+    assert not covered[stop:].any()
+    return out[start:stop].tobytes()

@@ -1,0 +1,264 @@
+"""What is written: laid out as the safetensors library lays it out, and published whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.move import carry_out
+from ckptconv.outputs import safetensors as output
+from ckptconv.plan import FilePlan, Literal, pack, shard_names
+from ckptconv.storage import DirectoryStaging, FileStaging, LocalWriter, Readers, look
+from ckptconv.tensors import DTYPES, Inline, Stored, contiguous_strides
+
+DTYPES_OF_BOTH = [name for name, dtype in DTYPES.items() if dtype.code and dtype.code not in ("F4", "F8_E8M0")]
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+# ------------------------------------------------------------------------------------------------------- the layout
+
+
+def test_a_file_is_byte_for_byte_what_the_library_writes(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    tensors, lazy, content = {}, {}, b""
+    for number in range(2000):
+        dtype = chance.choice(DTYPES_OF_BOTH)
+        shape = tuple(chance.randint(0 if chance.random() < 0.05 else 1, 20) for _ in range(chance.randint(0, 3)))
+        shape = (300, 1100) if number % 700 == 0 else shape
+        tensor = torch.randint(0, 2, shape).to(getattr(torch, dtype))
+        content += b"\7" * chance.choice([0, 1, 64, 5000])
+        name = f"{chance.choice(['é', 'a', 'Z', chr(127), '…'])}{number}\n"
+        tensors[name], lazy[name] = tensor, (len(content), DTYPES[dtype], shape)
+        content += raw(tensor)
+    source = tmp_path / "source"
+    source.write_bytes(content)
+    file = look(str(source)).file
+    stored = {k: Stored(file, at, dtype, shape, contiguous_strides(shape)) for k, (at, dtype, shape) in lazy.items()}
+    expected = save(tensors, {"format": "pt"})
+    plan = output.file_plan("x", stored, {"format": "pt"})
+    assert plan.size == len(expected)
+    for jobs, memory in [(1, 8 << 20), (2, 8 << 20), (3, 1 << 18)]:
+        writer = LocalWriter(str(tmp_path / "written"), plan.size)
+        with Readers() as readers:
+            tally = carry_out(plan, writer, readers, jobs=jobs, memory=memory)
+        writer.close()
+        assert (tmp_path / "written").read_bytes() == expected
+        assert tally.bytes_written == len(expected)
+        (tmp_path / "written").unlink()
+
+
+def test_transposed_tensors_larger_than_the_buffers_come_out_right(tmp_path: Path) -> None:
+    tensor = torch.arange(1500 * 1100, dtype=torch.int32).reshape(1500, 1100)
+    source = tmp_path / "source"
+    source.write_bytes(raw(tensor))
+    lazy = Stored(look(str(source)).file, 0, DTYPES["int32"], (1100, 1500), (1, 1100))
+    plan = output.file_plan("x", {"w": lazy}, {"format": "pt"})
+    for jobs in (1, 2):
+        writer = LocalWriter(str(tmp_path / "written"), plan.size)
+        with Readers() as readers:
+            carry_out(plan, writer, readers, jobs=jobs, memory=1 << 20)
+        writer.close()
+        assert (tmp_path / "written").read_bytes() == save({"w": tensor.t().contiguous()}, {"format": "pt"})
+
+
+def test_names_and_metadata_that_safetensors_cannot_hold_are_refused() -> None:
+    tensor = Inline(b"\0", DTYPES["uint8"], ())
+    with pytest.raises(UsageError, match="cannot be named __metadata__"):
+        output.file_plan("x", {"__metadata__": tensor}, {})
+    with pytest.raises(UsageError, match="surrogate"):
+        output.file_plan("x", {"a\ud800": tensor}, {})
+    with pytest.raises(CkptconvError, match="complex128"):
+        output.file_plan("x", {"a": Inline(bytes(16), DTYPES["complex128"], ())}, {})
+    with pytest.raises(FailedError, match="100000000"):
+        output.file_plan("x", {"a": tensor}, {"much": "x" * output.MAX_HEADER})
+
+
+# --------------------------------------------------------------------------------------------------------- sharding
+
+
+@given(
+    st.lists(st.integers(0, 100), max_size=40),
+    st.integers(1, 150),
+)
+def test_shards_keep_the_order_hold_everything_once_and_keep_to_the_limit(sizes: list[int], limit: int) -> None:
+    named = {f"t{number}": size for number, size in enumerate(sizes)}
+    groups = pack(named, {}, limit)
+    assert sorted(name for group in groups for name in group) == sorted(named)
+    for group in groups:
+        assert len(group) == 1 or sum(named[name] for name in group) <= limit
+        assert group == sorted(group, key=list(named).index)
+
+
+def test_a_tensor_over_the_limit_gets_a_file_of_its_own_and_the_shard_before_it_goes_on() -> None:
+    assert pack({"a": 4, "big": 20, "b": 4, "c": 4}, {}, 10) == [["a", "b"], ["big"], ["c"]]
+
+
+def test_shards_are_numbered_from_one() -> None:
+    assert shard_names("model", ".safetensors", [1]) == ["model.safetensors"]
+    assert shard_names("model", ".safetensors", [1, 2]) == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+
+
+def test_the_index_is_sorted_and_counts_tensor_bytes() -> None:
+    one, two = Inline(bytes(4), DTYPES["float32"], ()), Inline(bytes(6), DTYPES["int16"], (3,))
+    plan = output.index_plan({"f1": {"z": one}, "f2": {"a": two}}, {"tied": "a"})
+    (part,) = plan.parts
+    assert isinstance(part, Literal)
+    assert json.loads(part.data) == {
+        "metadata": {"tied": "a", "total_size": 10},
+        "weight_map": {"a": "f2", "z": "f1"},
+    }
+    assert part.data.endswith(b"}\n")
+
+
+# ------------------------------------------------------------------------------------------------ staging and commit
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith("model")
+
+
+def stage(directory: Path) -> DirectoryStaging:
+    return DirectoryStaging(str(directory), "plan", is_ours, "model.index")
+
+
+def publish(directory: Path, files: dict[str, bytes]) -> None:
+    with stage(directory) as staging:
+        for name, content in files.items():
+            writer = staging.create(name, len(content))
+            writer.write_at(0, memoryview(content))
+        staging.commit(list(files))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_directory_output_replaces_the_earlier_one_and_leaves_other_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_bytes(b"theirs")
+    first = {"model-1": b"1", "model-2": b"2", "model.index": b"two"}
+    publish(tmp_path / "out", first)
+    assert contents(tmp_path / "out") == {**first, "config.json": b"theirs"}
+    publish(tmp_path / "out", {"model": b"one"})
+    assert contents(tmp_path / "out") == {"model": b"one", "config.json": b"theirs"}
+
+
+def test_an_interrupted_conversion_leaves_the_earlier_output_and_no_trace(tmp_path: Path) -> None:
+    publish(tmp_path / "out", {"model": b"old"})
+    staging = stage(tmp_path / "out")
+    with staging:
+        staging.create("model", 3).write_at(0, memoryview(b"new"))
+        staging.__exit__(RuntimeError, RuntimeError(), None)
+    assert contents(tmp_path / "out") == {"model": b"old"}
+
+
+def test_directories_made_for_an_output_that_failed_are_removed_again(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), stage(tmp_path / "a" / "b"):
+        raise RuntimeError
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("fatal", range(12))
+def test_a_kill_during_commit_leaves_no_index_rather_than_a_wrong_one_and_the_next_run_completes_it(
+    tmp_path: Path, fatal: int
+) -> None:
+    """The process dies at its n-th change to the directory: every state in between is looked at."""
+    old = {"model-1": b"old 1", "model-2": b"old 2", "model.index": b"old index"}
+    new = {"model-1": b"new 1", "model-3": b"new 3", "model.index": b"new index"}
+    publish(tmp_path / "out", old)
+    steps = 0
+
+    def dying(call: Callable[..., None]) -> Callable[..., None]:
+        def step(*arguments: object) -> None:
+            nonlocal steps
+            steps += 1
+            if steps == fatal:
+                os._exit(9)
+            call(*arguments)
+
+        return step
+
+    pid = os.fork()
+    if not pid:
+        os.replace, os.unlink = dying(os.replace), dying(os.unlink)
+        try:
+            publish(tmp_path / "out", new)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    found = {name: data for name, data in contents_of_files(tmp_path / "out").items() if not name.startswith(".")}
+    if found.get("model.index") == b"old index":
+        assert found == old
+    elif found.get("model.index") == b"new index":
+        assert found == new
+    else:
+        assert "model.index" not in found
+    publish(tmp_path / "out", new)
+    assert contents(tmp_path / "out") == new
+
+
+def contents_of_files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def test_staging_of_a_dead_process_is_cleaned_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / ".ckptconv-dead").mkdir(parents=True)
+    (out / ".ckptconv-dead" / "model").write_bytes(b"half")
+    living = DirectoryStaging(str(out), "living", is_ours, "model.index")
+    with living:
+        living.create("model", 1)
+        publish(out, {"model": b"new"})
+        assert sorted(path.name for path in out.iterdir()) == [".ckptconv-living", "model"]
+
+
+def test_two_processes_cannot_stage_the_same_plan_at_once(tmp_path: Path) -> None:
+    with stage(tmp_path / "out"):
+        with pytest.raises(FailedError, match="another process"), stage(tmp_path / "out"):
+            pass
+        assert (tmp_path / "out" / ".ckptconv-plan").exists()
+    target = str(tmp_path / "x.safetensors")
+    with FileStaging(target, "plan") as first:
+        first.create("", 1)
+        with pytest.raises(FailedError, match="another process"), FileStaging(target, "plan") as second:
+            second.create("", 1)
+        first.commit([""])
+    assert (tmp_path / "x.safetensors").exists()
+
+
+def test_new_files_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        publish(tmp_path / "out", {"model": b"x"})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out" / "model").stat().st_mode) == 0o640
+
+
+def test_an_output_that_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+    with pytest.raises(FailedError, match="bytes free"), FileStaging(str(tmp_path / "x"), "plan") as staging:
+        staging.create("", 1 << 60)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_whose_parts_leave_a_hole_is_never_carried_out(tmp_path: Path) -> None:
+    plan = FilePlan("x", 10, (Literal(0, b"12345"), Literal(6, b"6789")))
+    with pytest.raises(ValueError, match="begins at 6"), Readers() as readers:
+        carry_out(plan, LocalWriter(str(tmp_path / "x"), 10), readers, jobs=1, memory=1 << 20)

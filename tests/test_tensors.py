@@ -1,0 +1,194 @@
+"""Lazy tensors: whatever the expression and whatever the interval, the moves make exactly its bytes."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from evaluate import evaluate
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckptconv.tensors import (
+    DTYPES,
+    Concat,
+    Convert,
+    File,
+    Inline,
+    LazyTensor,
+    Narrow,
+    Partitioned,
+    Stored,
+    Swap,
+    Tagged,
+    TensorFacts,
+    View,
+    contiguous_strides,
+    is_contiguous,
+    same_bytes,
+)
+
+SIZE = 40_000
+CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, dtype="u1")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> File:
+    path = tmp_path_factory.mktemp("tensors") / "content"
+    path.write_bytes(CONTENT.tobytes())
+    return File(str(path), SIZE)
+
+
+def reference(tensor: LazyTensor) -> np.ndarray:
+    """The tensor's bytes, one more dimension than it has, from the definition of each expression."""
+    item = tensor.dtype.itemsize
+    if isinstance(tensor, Stored):
+        strides = (*(stride * item for stride in tensor.strides), 1)
+        return np.lib.stride_tricks.as_strided(CONTENT[tensor.offset :], (*tensor.shape, item), strides).copy()
+    if isinstance(tensor, Partitioned):
+        pieces = [CONTENT[base + tensor.offset :][: tensor.piece * item] for base in tensor.bases]
+        return np.concatenate(pieces)[: tensor.nbytes].reshape(*tensor.shape, item)
+    if isinstance(tensor, Inline):
+        return np.frombuffer(tensor.data, "u1").reshape(*tensor.shape, item)
+    if isinstance(tensor, Concat):
+        return np.concatenate([reference(part) for part in tensor.parts], axis=tensor.dim)
+    if isinstance(tensor, Narrow):
+        return reference(tensor.tensor).take(range(tensor.start, tensor.start + tensor.length), axis=tensor.dim)
+    if isinstance(tensor, View):
+        return reference(tensor.tensor).reshape(*tensor.shape, item)
+    if isinstance(tensor, Convert):
+        return reference(tensor.tensor)[..., ::-1]
+    raise TypeError(tensor)
+
+
+@st.composite
+def leaves(draw: st.DrawFn, file: File) -> LazyTensor:
+    dtype = DTYPES[draw(st.sampled_from(["uint8", "int16", "float32"]))]
+    kind = draw(st.sampled_from(["stored", "strided", "partitioned", "inline"]))
+    if kind == "partitioned":
+        world, numel = draw(st.integers(1, 5)), draw(st.integers(1, 60))
+        bases = tuple(draw(st.integers(0, 20_000)) for _ in range(world))
+        offset = draw(st.integers(0, 100))
+        return Partitioned((file,) * world, bases, offset, -(-numel // world), dtype, (numel,))
+    shape = tuple(draw(st.lists(st.integers(0, 7), max_size=4)))
+    if kind == "inline":
+        count = int(np.prod(shape)) * dtype.itemsize
+        return Inline(draw(st.binary(min_size=count, max_size=count)), dtype, shape)
+    strides = contiguous_strides(shape)
+    if kind == "strided":
+        wider = contiguous_strides(tuple(extent + draw(st.integers(0, 2)) for extent in shape))
+        strides = tuple(draw(st.permutations(wider)))
+        strides = tuple(0 if draw(st.integers(0, 9)) == 0 else stride for stride in strides)
+    return Stored(file, draw(st.integers(0, 1000)), dtype, shape, strides)
+
+
+@st.composite
+def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
+    tensor = draw(leaves(file))
+    for step in draw(st.lists(st.sampled_from(["concat", "narrow", "view", "swap"]), max_size=3)):
+        if step in ("concat", "narrow") and tensor.shape:
+            dim = draw(st.integers(0, len(tensor.shape) - 1))
+            cuts = []
+            for _ in range(draw(st.integers(1, 3)) if step == "concat" else 1):
+                start = draw(st.integers(0, tensor.shape[dim]))
+                cuts.append(Narrow(tensor, dim, start, draw(st.integers(0, tensor.shape[dim] - start))))
+            tensor = Concat((tensor, *cuts), dim) if step == "concat" else cuts[0]
+        elif step == "view":
+            tensor = View(tensor, tensor.dtype, (tensor.numel,))
+        elif step == "swap":
+            tensor = Convert(tensor, Swap(tensor.dtype.itemsize), tensor.dtype)
+    return tensor
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_moves_make_every_byte_of_any_interval_exactly_once(file: File, data: st.DataObject) -> None:
+    tensor = data.draw(expressions(file))
+    whole = np.ascontiguousarray(reference(tensor)).tobytes()
+    start = data.draw(st.integers(0, tensor.nbytes))
+    stop = data.draw(st.one_of(st.just(tensor.nbytes), st.integers(start, tensor.nbytes)))
+    order = data.draw(st.sampled_from(["output", "source"]))
+    limit = data.draw(st.sampled_from([16, 64, 256, 1 << 20]))
+    assert tensor.shape == reference(tensor).shape[:-1]
+    assert evaluate(tensor, start, stop, order, limit) == whole[start:stop]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_move_makes_more_than_the_limit_or_reads_more_than_about_twice_that(file: File, data: st.DataObject) -> None:
+    tensor = data.draw(expressions(file))
+    limit = data.draw(st.sampled_from([16, 64, 1024]))
+    for move in tensor.moves(0, tensor.nbytes, data.draw(st.sampled_from(["output", "source"])), limit):
+        assert move.target.nbytes <= limit
+        if not isinstance(move.source, bytes):
+            assert move.source.nbytes <= 2 * limit
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_an_expression_survives_pickling_so_that_any_process_can_carry_it_out(file: File, data: st.DataObject) -> None:
+    tensor = data.draw(expressions(file))
+    assert evaluate(pickle.loads(pickle.dumps(tensor))) == evaluate(tensor)
+
+
+def test_a_contiguous_tensor_is_plain_copies_and_no_kernel(file: File) -> None:
+    tensor = Stored(file, 100, DTYPES["float32"], (50, 60), contiguous_strides((50, 60)))
+    moves = list(tensor.moves(0, tensor.nbytes, limit=4096))
+    assert [move.source.offset for move in moves] == [100, 4196, 8292]
+    assert not any(move.kernels for move in moves)
+
+
+def test_columns_of_a_matrix_are_read_run_by_run_without_what_lies_between(file: File) -> None:
+    tensor = Stored(file, 0, DTYPES["uint8"], (3, 10), (9000, 1))
+    (move,) = tensor.moves(0, tensor.nbytes)
+    assert move.source.nbytes == 30
+    assert not move.kernels
+
+
+def test_a_transposed_matrix_is_moved_in_tiles_that_are_long_runs_on_both_sides(file: File) -> None:
+    tensor = Stored(file, 0, DTYPES["uint8"], (190, 200), (1, 190))
+    moves = list(tensor.moves(0, tensor.nbytes, "source", 4096))
+    # 64 × 64 tiles: runs of 64 bytes read and written, but at the edges.
+    assert max(move.source.length for move in moves) >= 64
+    assert max(move.target.length for move in moves) >= 64
+    assert evaluate(tensor, order="source", limit=4096) == np.ascontiguousarray(reference(tensor)).tobytes()
+
+
+def test_pieces_of_a_parameter_come_from_every_rank_and_padding_from_none(file: File) -> None:
+    tensor = Partitioned((file,) * 3, (1000, 2000, 3000), 8, 4, DTYPES["float32"], (5, 2))
+    ranges = [(move.source.offset, move.source.length) for move in tensor.moves(0, tensor.nbytes)]
+    assert ranges == [(1008, 16), (2008, 16), (3008, 8)]
+
+
+def test_parameters_of_a_group_share_their_tuples_so_that_a_thousand_ranks_stay_small() -> None:
+    files = tuple(File(f"rank{rank}", 1 << 40) for rank in range(1024))
+    bases = (64,) * 1024
+    tensors = [Partitioned(files, bases, 4 * i, 1, DTYPES["float32"], (1000,)) for i in range(1000)]
+    # One pickle of all of them holds the thousand files once.
+    assert len(pickle.dumps(tensors)) < 1024 * 60 + 1000 * 100
+
+
+def test_tensors_are_tied_when_they_are_the_same_elements_of_the_same_file(file: File) -> None:
+    one = Stored(file, 0, DTYPES["float32"], (4,), (1,))
+    facts = TensorFacts(requires_grad=True)
+    assert same_bytes(one) == same_bytes(Tagged(Stored(file, 0, DTYPES["float32"], (4,), (1,)), facts))
+    assert same_bytes(one) != same_bytes(Stored(file, 4, DTYPES["float32"], (4,), (1,)))
+    assert same_bytes(one) != same_bytes(Stored(file, 0, DTYPES["int32"], (4,), (1,)))
+    assert same_bytes(Stored(file, 0, DTYPES["float32"], (0,), (1,))) is None
+
+
+@pytest.mark.parametrize("shape", list(itertools.product([0, 1, 2], repeat=3)))
+def test_contiguous_strides_are_contiguous(shape: tuple[int, ...]) -> None:
+    assert is_contiguous(shape, contiguous_strides(shape))
+
+
+def test_tensors_that_do_not_fit_together_are_not_joined(file: File) -> None:
+    one = Stored(file, 0, DTYPES["float32"], (4, 3), (3, 1))
+    with pytest.raises(ValueError, match="cannot join"):
+        Concat((one, Stored(file, 0, DTYPES["float32"], (4, 2), (2, 1))), 0)
+    with pytest.raises(ValueError, match="cannot be seen as"):
+        View(one, DTYPES["float32"], (13,))
+    with pytest.raises(ValueError, match="not inside"):
+        Narrow(one, 1, 2, 2)

@@ -1,0 +1,229 @@
+"""zero-to-fp32 on checkpoints that the real DeepSpeed wrote, against the live model's masters and buffers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import (
+    ZERO,
+    assert_same,
+    ckptconv,
+    copy_of,
+    load_with_aliases,
+    metadata_of,
+    tag_of,
+    widened,
+)
+from safetensors.torch import load_file, save_file
+
+CASES = sorted(path.name for path in ZERO.iterdir() if path.name[:2] in ("z1", "z2", "z3"))
+
+
+def expected_of(case: str) -> dict[str, torch.Tensor]:
+    return {name: widened(tensor) for name, tensor in load_file(ZERO / case / "expected.safetensors").items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_bit_for_bit_those_of_the_live_model(case: str, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    run = ckptconv("zero-to-fp32", ZERO / case / "checkpoint", output)
+    assert run.code == 0, run.err
+    assert_same(load_with_aliases(output), expected_of(case))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("case", ["z1_bf16_w2", "z2_bf16_frozen_w2", "z3_fp32_w4"])
+def test_stored_dtypes_are_kept_when_asked(case: str, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    assert ckptconv("zero-to-fp32", ZERO / case / "checkpoint", output, "--dtype", "keep").code == 0
+    assert_same(load_with_aliases(output), load_file(ZERO / case / "expected.safetensors"))
+
+
+def test_a_directory_output_is_sharded_with_an_index_that_names_every_tensor_once(tmp_path: Path) -> None:
+    output = tmp_path / "model"
+    run = ckptconv("zero-to-fp32", ZERO / "z3_bf16_w2/checkpoint", output, "--max-shard-size", "400")
+    assert run.code == 0, run.err
+    assert_same(load_with_aliases(output), expected_of("z3_bf16_w2"))
+    index = json.loads((output / "model.safetensors.index.json").read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    assert sorted(path.name for path in output.iterdir()) == [*shards, "model.safetensors.index.json"]
+    assert len(shards) > 1
+    sizes = [sum(t.nbytes for t in load_file(output / name).values()) for name in shards]
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert max(sizes) <= 400
+    assert index["metadata"]["head.weight"] == "emb.weight"
+
+
+def test_a_single_file_equals_what_safetensors_writes_of_the_same_tensors(tmp_path: Path) -> None:
+    output, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    assert ckptconv("zero-to-fp32", ZERO / "z3_bf16_untied_w2/checkpoint", output).code == 0
+    save_file(load_file(output), theirs, {"format": "pt"})
+    assert output.read_bytes() == theirs.read_bytes()
+
+
+def test_the_tag_that_is_asked_for_is_converted(tmp_path: Path) -> None:
+    checkpoint = ZERO / "z2_bf16_tags_w2/checkpoint"
+    for tag in ("global_step2", "global_step3"):
+        assert ckptconv("zero-to-fp32", checkpoint, tmp_path / f"{tag}.safetensors", "-t", tag).code == 0
+        assert ckptconv("zero-to-fp32", checkpoint / tag, tmp_path / f"{tag}.direct.safetensors").code == 0
+        direct = (tmp_path / f"{tag}.direct.safetensors").read_bytes()
+        assert (tmp_path / f"{tag}.safetensors").read_bytes() == direct
+    assert (tmp_path / "global_step2.safetensors").read_bytes() != (tmp_path / "global_step3.safetensors").read_bytes()
+
+
+def test_frozen_parameters_are_left_out_when_asked(tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    checkpoint = ZERO / "z3_bf16_frozen_w2/checkpoint"
+    run = ckptconv("zero-to-fp32", checkpoint, output, "--exclude_frozen_parameters", "--json")
+    assert run.code == 0, run.err
+    frozen = {"l1.bias", "frz.weight", "frz.bias", "frz2.weight"}
+    expected = {name: tensor for name, tensor in expected_of("z3_bf16_frozen_w2").items() if name not in frozen}
+    assert_same(load_with_aliases(output), expected)
+
+
+def test_tied_names_are_stored_once_or_each_when_asked(tmp_path: Path) -> None:
+    checkpoint = ZERO / "z3_bf16_w2/checkpoint"
+    run = ckptconv("zero-to-fp32", checkpoint, tmp_path / "alias.safetensors", "--json")
+    assert run.json["aliases"] == {"head.weight": "emb.weight"}
+    assert metadata_of(tmp_path / "alias.safetensors") == {"format": "pt", "head.weight": "emb.weight"}
+    assert "head.weight" not in load_file(tmp_path / "alias.safetensors")
+    run = ckptconv("zero-to-fp32", checkpoint, tmp_path / "both.safetensors", "--json", "--tied", "duplicate")
+    assert run.json["aliases"] == {}
+    assert_same(load_file(tmp_path / "both.safetensors"), expected_of("z3_bf16_w2"))
+
+
+def test_no_byte_of_an_optimizer_state_is_read(tmp_path: Path) -> None:
+    run = ckptconv("zero-to-fp32", ZERO / "z3_fp32_w4/checkpoint", tmp_path / "model.safetensors", "--json")
+    tag = tag_of(ZERO / "z3_fp32_w4/checkpoint")
+    sizes = {path.name: path.stat().st_size for path in tag.iterdir()}
+    assert run.json["bytes_read"] < sum(sizes.values()) / 2
+
+
+def test_the_report_is_one_json_object_with_what_was_done(tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    report = ckptconv("zero-to-fp32", ZERO / "z3_bf16_frozen_w2/checkpoint", output, "--json").json
+    assert report["ok"] is True
+    assert report["command"] == "zero-to-fp32"
+    (written,) = report["outputs"]
+    assert written == {"path": str(output), "bytes": output.stat().st_size, "tensors": len(load_file(output))}
+    assert report["tensors"] == written["tensors"]
+    assert report["bytes_written"] == written["bytes"]
+    assert report["counts"] == {"trainable": 10, "frozen": 4, "buffers": 8, "aliases": 1}
+    assert 0 < report["peak_rss_bytes"] < 64 << 20
+    assert report["seconds"] > 0
+    assert "deepspeed.runtime.zero.config.ZeroStageEnum" in report["opaque"]
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("case", ["pipe_z1_pp2_w2", "tp_z2_mp2_w4"])
+def test_a_layout_that_is_not_supported_is_named_and_nothing_is_written(case: str, tmp_path: Path) -> None:
+    run = ckptconv("zero-to-fp32", ZERO / case / "checkpoint", tmp_path / "model")
+    assert run.code == 5
+    assert "parallel" in run.err
+    assert not (tmp_path / "model").exists()
+
+
+def refused(tmp_path: Path, checkpoint: Path, code: int, *words: str) -> None:
+    """The checkpoint ends in `code` and one paragraph with `words`, and nothing is left under a final name."""
+    before = sorted(tmp_path.rglob("*"))
+    run = ckptconv("zero-to-fp32", checkpoint, tmp_path / "model.safetensors")
+    assert run.code == code, run.err
+    assert len(run.err.strip().splitlines()) == 1
+    for word in words:
+        assert word in run.err
+    assert not run.out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_missing_rank_is_named(tmp_path: Path) -> None:
+    checkpoint = copy_of("z3_fp32_w4", tmp_path)
+    (tag_of(checkpoint) / "zero_pp_rank_2_mp_rank_00_optim_states.pt").unlink()
+    refused(tmp_path, checkpoint, 4, "rank 2", "lacks")
+
+
+def test_the_last_rank_missing_is_named_although_the_others_are_numbered_without_a_gap(tmp_path: Path) -> None:
+    checkpoint = copy_of("z3_fp32_w4", tmp_path)
+    (tag_of(checkpoint) / "zero_pp_rank_3_mp_rank_00_optim_states.pt").unlink()
+    refused(tmp_path, checkpoint, 4, "4 ranks", "rank 3")
+
+
+def test_a_rank_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    tag = tag_of(checkpoint := copy_of("z3_fp32_w4", tmp_path))
+    optim = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    shutil.copy(tag / optim, tag / f"bf16_{optim}")
+    refused(tmp_path, checkpoint, 4, "rank 1", optim, f"bf16_{optim}")
+
+
+def test_a_file_left_from_a_larger_run_is_named(tmp_path: Path) -> None:
+    tag = tag_of(checkpoint := copy_of("z3_bf16_w2", tmp_path))
+    optim = "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+    shutil.copy(tag / optim.format(1), tag / optim.format(2))
+    refused(tmp_path, checkpoint, 4, "2 ranks", "rank 2", "another save")
+
+
+@pytest.mark.parametrize("kept", [0, 100, 2000, -1])
+def test_a_truncated_rank_file_is_named(tmp_path: Path, kept: int) -> None:
+    tag = tag_of(checkpoint := copy_of("z3_bf16_w2", tmp_path))
+    optim = tag / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    optim.write_bytes(optim.read_bytes()[:kept])
+    refused(tmp_path, checkpoint, 4, optim.name)
+
+
+def test_files_of_two_saves_are_not_mixed(tmp_path: Path) -> None:
+    tag = tag_of(checkpoint := copy_of("z3_bf16_w2", tmp_path))
+    other = tag_of(ZERO / "z2_bf16_w2/checkpoint")
+    optim = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    shutil.copy(other / optim, tag / optim)
+    refused(tmp_path, checkpoint, 4, optim, "not of one save")
+
+
+def test_shapes_that_name_more_than_there_is_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    tag = tag_of(checkpoint := copy_of("z3_bf16_w2", tmp_path))
+    other = tag_of(ZERO / "z3_bf16_frozen_w2/checkpoint")
+    model = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    shutil.copy(other / model, tag / model)
+    refused(tmp_path, checkpoint, 4, "102", "98")
+
+
+def test_latest_that_points_nowhere_lists_the_tags(tmp_path: Path) -> None:
+    checkpoint = copy_of("z2_bf16_tags_w2", tmp_path)
+    (checkpoint / "latest").write_text("global_step9")
+    refused(tmp_path, checkpoint, 4, "global_step9", "global_step2", "global_step3")
+
+
+@pytest.mark.parametrize("tag", ["../checkpoint/global_step3", "/etc", "..", "a/b"])
+def test_latest_that_points_outside_is_unsafe(tmp_path: Path, tag: str) -> None:
+    checkpoint = copy_of("z3_bf16_w2", tmp_path)
+    (checkpoint / "latest").write_text(tag)
+    refused(tmp_path, checkpoint, 3, tag)
+
+
+def test_without_latest_the_tags_are_listed(tmp_path: Path) -> None:
+    checkpoint = copy_of("z2_bf16_tags_w2", tmp_path)
+    (checkpoint / "latest").unlink()
+    refused(tmp_path, checkpoint, 2, "global_step2", "global_step3", "--tag")
+
+
+def test_a_wrong_tag_brings_the_right_ones(tmp_path: Path) -> None:
+    run = ckptconv("zero-to-fp32", ZERO / "z2_bf16_tags_w2/checkpoint", tmp_path / "model", "-t", "global_step33")
+    assert run.code == 2
+    assert "Did you mean 'global_step3'?" in run.err
+
+
+def test_a_directory_that_is_no_checkpoint_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    refused(tmp_path, tmp_path / "run", 2, "not a DeepSpeed checkpoint", "save_checkpoint")
+    refused(tmp_path, tmp_path / "missing", 2, "does not exist")
+
+
+def test_a_checkpoint_given_to_the_wrong_command_brings_the_right_one(tmp_path: Path) -> None:
+    checkpoint = ZERO / "z3_bf16_w2/checkpoint"
+    run = ckptconv("pt2safetensors", checkpoint, tmp_path / "model.safetensors")
+    assert run.code == 2
+    assert f"ckptconv zero-to-fp32 {checkpoint}" in run.err
