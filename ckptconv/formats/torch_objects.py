@@ -9,9 +9,10 @@ Nothing that a pickle says about a tensor is believed: its view must lie inside 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -52,7 +53,8 @@ class Storage(LazyTensor):
     """The memory that tensors are views of: `size` bytes from byte `offset` of `file`.
 
     It is a tensor itself, flat, of the dtype of its class (uint8 for an untyped one): a pickle may hold it bare.
-    `swapped` says that the file's byte order is not little-endian. A storage at location "meta" has no data.
+    `identity` is what the tensors that share it have in common, and no others. `meta`: it has no data.
+    `swapped`: the file's byte order is not little-endian.
     """
 
     file: File
@@ -60,17 +62,13 @@ class Storage(LazyTensor):
     size: int
     dtype: DType
     key: str
-    location: str = "cpu"
+    identity: Hashable
+    meta: bool = False
     swapped: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return (self.size // self.dtype.itemsize,)
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """What tensors that share it have in common."""
-        return self.file.path, self.key
 
     def inputs(self) -> Iterator[File]:
         yield self.file
@@ -122,9 +120,12 @@ _STORAGE_CLASS = re.compile(r"^(\w+?)Storage(?:Base)?$")
 
 def storage_dtype(cls: Any) -> DType | None:
     """The dtype of a storage class, such as torch.FloatStorage or torch.cuda.HalfStorage; None for any other thing."""
-    if type(cls) is not Global or cls.module.split(".")[0] != "torch":
-        return None
-    named = _STORAGE_CLASS.match(cls.name)
+    return _storage_dtype(cls) if type(cls) is Global else None
+
+
+@functools.lru_cache(maxsize=256)
+def _storage_dtype(cls: Global) -> DType | None:
+    named = _STORAGE_CLASS.match(cls.name) if cls.module.split(".")[0] == "torch" else None
     return DTYPES.get(_STORAGE_DTYPES.get(named[1], "")) if named else None
 
 
@@ -226,7 +227,7 @@ class _Tensors:
             raise MalformedError("has a tensor whose storage offset is not a count")
         if type(requires_grad) is not bool:
             raise MalformedError("has a tensor whose requires_grad is not a bool")
-        if storage.location == "meta":
+        if storage.meta:
             return _meta(TorchConstant("dtype", dtype.name), shape, strides, requires_grad)
         item = dtype.itemsize
         start = 0

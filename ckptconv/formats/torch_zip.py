@@ -10,13 +10,15 @@ P/byteorder. P is any name; the file may have been renamed since.
 from __future__ import annotations
 
 import array
+import bisect
 import io
+import itertools
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch_objects import Storage, storage_id, vocabulary
@@ -26,6 +28,7 @@ from ckptconv.tree import Global
 from ckptconv.unpickle import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, load
 
 PICKLE = "data.pkl"
+_STORAGES = "data/"
 # A million tensors take a seventh of this, and their directory a tenth.
 MAX_PICKLE = 1 << 30
 MAX_DIRECTORY = 1 << 30
@@ -53,12 +56,39 @@ class Record(NamedTuple):
     crc: int | None
 
 
+class Records(Sequence[Record]):
+    """The storages of an archive, in the order of the file; a few bytes each, for there may be a million."""
+
+    def __init__(self, offsets: array.array[int], sizes: array.array[int], crcs: array.array[int]) -> None:
+        self._offsets, self._sizes, self._crcs = offsets, sizes, crcs
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        size, crc = self._sizes[index], self._crcs[index]
+        # Archives can be written without checksums: all are 0 then.
+        return Record(self._offsets[index], size, crc if crc or not size else None)
+
+    def containing(self, offset: int) -> Record | None:
+        """The record that has byte `offset` of the file in it."""
+        index = bisect.bisect_right(self._offsets, offset) - 1
+        record = self[index] if index >= 0 else None
+        return record if record and offset < record.offset + record.size else None
+
+
 @dataclass(frozen=True)
 class TorchFile:
     """What a torch file holds: the tree, and facts about it.
 
     `opaque` and `globals` name the classes and functions that were kept as inert data, and all that were mentioned.
-    `records` has every storage that a tensor uses, by key. `bytes_read` counts what was read to find all this out.
+    `records` are the storages of the archive, used or not. `bytes_read` counts what was read to find all this out.
     """
 
     value: Any
@@ -66,7 +96,7 @@ class TorchFile:
     opaque: tuple[Global, ...]
     globals: tuple[Global, ...]
     byteorder: str
-    records: Mapping[str, Record]
+    records: Records
     bytes_read: int
 
 
@@ -77,109 +107,79 @@ def read_zip(reader: Reader, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     a checkpoint (TorchScript, another kind of file), or whose tensors are compressed.
     """
     archive = _Archive(reader)
-    pickle = _description(archive)
-    prefix = pickle.removesuffix(PICKLE)
-    archive.locate(prefix)
-    byteorder = archive.read(prefix + "byteorder", b"little")
+    byteorder = archive.read("byteorder", b"little")
     if byteorder not in (b"little", b"big"):
         raise archive.corrupt(f"its byteorder is {byteorder[:20]!r}, not little or big")
-    storages = _Storages(archive, prefix + "data/", byteorder == b"big")
-    loaded = load(
-        archive.read(pickle), vocabulary(storages.resolve), where=f"{reader.file.path} ({pickle})", limits=limits
-    )
+    pickle = archive.read(PICKLE)
+    archive.locate_storages()
+    storages = _Storages(archive, byteorder == b"big")
+    where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
+    loaded = load(pickle, vocabulary(storages.resolve), where=where, limits=limits)
     return TorchFile(
         loaded.value,
         reader.file,
         loaded.opaque,
         loaded.globals,
         byteorder.decode(),
-        storages.records,
+        archive.records(),
         archive.bytes_read,
     )
 
 
-def _description(archive: _Archive) -> str:
-    """The name of the member that holds the pickle."""
-    names = archive.names
-    found = [name for name in names if name == PICKLE or name.endswith("/" + PICKLE)]
-    # A storage may have any key; the pickle is the outermost.
-    found = [name for name in found if not any(name.startswith(other[: -len(PICKLE)] + "data/") for other in found)]
-    if len(found) != 1:
-        kind = CorruptError if found else UnsupportedError
-        what = f"{len(found)} members named {PICKLE}" if found else f"no member named {PICKLE}"
-        some = ", ".join(sorted(names)[:5])
-        raise kind(
-            f"{archive.file.path} is a zip archive, but not one of torch.save: it has {what} among its {len(names)}"
-            f"{': ' if some else ''}{some[:200]}{' …' if len(names) > 5 else ''}."
-        )
-    prefix = found[0].removesuffix(PICKLE)
-    if prefix + "constants.pkl" in archive.names or any(name.startswith(prefix + "code/") for name in archive.names):
-        raise UnsupportedError(
-            f"{archive.file.path} is a TorchScript archive: a program with its weights, not a checkpoint.",
-            "Load it with torch.jit.load, and save its state_dict() with torch.save.",
-        )
-    return found[0]
-
-
 class _Storages:
-    """The storages of an archive, made when a persistent id asks for them."""
+    """Resolves persistent ids to the storages of an archive."""
 
-    def __init__(self, archive: _Archive, prefix: str, swapped: bool) -> None:
+    _archives = itertools.count()
+
+    def __init__(self, archive: _Archive, swapped: bool) -> None:
         self._archive = archive
-        self._file = archive.file
-        self._prefix = prefix
         self._swapped = swapped
-        self._made: dict[str, Storage] = {}
-        self.records: dict[str, Record] = {}
+        # Storages are told apart by a number, among all archives of this process.
+        self._first = next(self._archives) << 32
+        # Sizes recur, and are kept with every tensor.
+        self._sizes: dict[int, int] = {}
 
     def resolve(self, pid: Any) -> Storage:
         wanted = storage_id(pid)
+        archive = self._archive
         nbytes = wanted.numel * wanted.dtype.itemsize
-        made = self._made.get(wanted.key)
-        if made is None:
-            offset = 0 if wanted.location == "meta" else self._record(wanted.key, nbytes).offset
-            made = Storage(self._file, offset, nbytes, wanted.dtype, wanted.key, wanted.location, self._swapped)
-            self._made[wanted.key] = made
-        elif made.size != nbytes:
-            raise MalformedError(f"gives storage {wanted.key[:40]!r} two sizes, {made.size} and {nbytes} bytes")
-        elif made.dtype is not wanted.dtype:
-            made = Storage(self._file, made.offset, nbytes, wanted.dtype, made.key, made.location, self._swapped)
-        return made
-
-    def _record(self, key: str, nbytes: int) -> Record:
-        member = self._archive.member(self._prefix + key)
-        if member is None:
-            raise MalformedError(f"needs storage {key[:40]!r} of {nbytes} bytes, which the archive does not have")
-        if member.method:
-            raise RefusedError(
-                f"needs storage {key[:40]!r}, which is compressed ({_METHODS.get(member.method, member.method)}); "
-                "unpack the archive, pack it again without compression (zip -0), and convert that"
-            )
-        if member.size != nbytes:
-            raise MalformedError(f"needs {nbytes} bytes of storage {key[:40]!r}, whose record has {member.size}")
-        # Archives can be written without checksums: all are 0 then.
-        record = Record(member.payload, member.size, member.crc if member.crc or not member.size else None)
-        self.records[key] = record
-        return record
+        nbytes = self._sizes.setdefault(nbytes, nbytes)
+        row = archive.storages.get(wanted.key)
+        if row is None:
+            if wanted.location != "meta":
+                raise MalformedError(
+                    f"needs storage {wanted.key[:40]!r} of {nbytes} bytes, which the archive does not have"
+                )
+            offset = row = 0
+        else:
+            offset, size, method = archive.payloads[row], archive.sizes[row], archive.methods[row]
+            if method:
+                raise RefusedError(
+                    f"needs storage {wanted.key[:40]!r}, which is compressed ({_METHODS.get(method, method)}); "
+                    "unpack the archive, pack it again without compression (zip -0), and convert that"
+                )
+            if size != nbytes:
+                raise MalformedError(f"needs {nbytes} bytes of storage {wanted.key[:40]!r}, whose record has {size}")
+        return Storage(
+            archive.file,
+            offset,
+            nbytes,
+            wanted.dtype,
+            wanted.key,
+            self._first + row,
+            wanted.location == "meta",
+            self._swapped,
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ the archive
 
 
-class _Member(NamedTuple):
-    """A member of the archive: `payload` is where its bytes begin, `packed` how many they are in the file."""
-
-    payload: int
-    size: int
-    packed: int
-    crc: int
-    method: int
-
-
 class _Archive:
     """A zip archive as torch writes them: members one after the other, then the directory.
 
-    It is held in columns, one row a member in the order of the file: an archive may have a million.
+    It is held in columns, with a row for every member in the order of the file. `prefix` is what the names of all
+    members begin with. `storages` has the rows of the storages by key, `others` those of other members by name.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -187,21 +187,25 @@ class _Archive:
         self.bytes_read = 0
         self._reader = reader
         infos, end = self._directory()
-        infos.sort(key=lambda info: info.header_offset)
-        # Row by name.
-        self.names: dict[str, int] = {}
-        self._headers = array.array("Q")
-        self._sizes = array.array("Q")
-        self._packed = array.array("Q")
-        self._crcs = array.array("L")
-        self._methods = array.array("H")
-        self._flags = array.array("H")
-        for info in infos:
-            self._add(info)
-        self._headers.append(end)
+        self.prefix = _prefix(self.file, [info.orig_filename for info in infos])
+        self.storages: dict[str, int] = {}
+        self.others: dict[str, int] = {}
+        self.headers = array.array("Q")
+        self.sizes = array.array("Q")
+        self.packed = array.array("Q")
+        self.crcs = array.array("I")
+        self.methods = array.array("H")
+        self.flags = array.array("H")
+        infos.sort(key=lambda info: info.header_offset, reverse=True)
+        while infos:
+            self._add(infos.pop())
+        self.headers.append(end)
         # Where payloads begin; 0 until the local header has been read.
-        self._payloads = array.array("Q", bytes(8 * len(self._sizes)))
-        self._check_room()
+        self.payloads = array.array("Q", bytes(self.sizes.itemsize * len(self.sizes)))
+        for row in itertools.chain(self.storages.values(), self.others.values()):
+            # The name has at least as many bytes as it has characters; `locate` looks closer.
+            if self.headers[row] + _LOCAL_HEADER.size + self.packed[row] > self.headers[row + 1]:
+                raise self._overlap(row)
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(f"{self.file.path} is not a sound zip archive: {reason}.", hint)
@@ -226,7 +230,7 @@ class _Archive:
             raise self._not_readable(error) from None
 
     def _not_readable(self, error: Exception) -> CkptconvError:
-        head = self._reader.read_at(0, min(self.file.size, 512))
+        head = self.read_at(0, min(self.file.size, 512))
         what = what_it_is(head, self.file.size)
         if what:
             return type(what)(f"{self.file.path} {what.message}", what.hint)
@@ -242,118 +246,122 @@ class _Archive:
 
     def _add(self, info: zipfile.ZipInfo) -> None:
         name = info.orig_filename
-        if name in self.names:
+        storages = self.prefix + _STORAGES
+        table, key = (self.storages, name[len(storages) :]) if name.startswith(storages) else (self.others, name)
+        if key in table:
             raise self.corrupt(f"it has two members named {name[:100]!r}")
         if info.flag_bits & _ENCRYPTED:
             raise UnsupportedError(f"{self.file.path}: member {name[:100]!r} is encrypted.", "Decrypt it first.")
         if info.compress_type == 0 and info.compress_size != info.file_size:
             raise self.corrupt(f"member {name[:100]!r} is stored, in {info.compress_size} bytes for {info.file_size}")
-        self.names[name] = len(self._sizes)
+        table[key] = len(self.sizes)
         try:
-            self._headers.append(info.header_offset)
-            self._sizes.append(info.file_size)
-            self._packed.append(info.compress_size)
-            self._crcs.append(info.CRC)
-            self._methods.append(info.compress_type)
-            self._flags.append(info.flag_bits)
+            self.headers.append(info.header_offset)
+            self.sizes.append(info.file_size)
+            self.packed.append(info.compress_size)
+            self.crcs.append(info.CRC)
+            self.methods.append(info.compress_type)
+            self.flags.append(info.flag_bits)
         except OverflowError:
-            raise self.corrupt(f"member {name[:100]!r} has a negative offset") from None
+            raise self.corrupt(f"member {name[:100]!r} begins before the file") from None
 
-    def _check_room(self) -> None:
-        """Every member must end before the next begins, and the last before the directory."""
-        for name, row in self.names.items():
-            end = self._headers[row] + _LOCAL_HEADER.size + len(name) + self._packed[row]
-            if end > self._headers[row + 1]:
-                raise self._overlap(name, row)
-
-    def _overlap(self, name: str, row: int) -> CorruptError:
+    def _overlap(self, row: int) -> CorruptError:
         return self.corrupt(
-            f"member {name[:100]!r}, of {self._packed[row]} bytes from byte {self._headers[row]}, overlaps what follows"
-            f" at byte {self._headers[row + 1]}"
+            f"the member of {self.packed[row]} bytes at byte {self.headers[row]} overlaps what follows at byte "
+            f"{self.headers[row + 1]}"
         )
 
     # ---- local headers
 
-    def locate(self, prefix: str) -> None:
-        """Read the local headers of the members whose names begin with `prefix`, and check them.
+    def locate(self, members: Iterable[tuple[str, int]]) -> None:
+        """Read the local headers of these members, given by name and row in the order of the file, and check them.
 
         Only they tell where a payload begins: the padding that aligns it is written there and not in the directory.
         """
         gap = _GAP_REMOTE if is_remote(self.file.path) else _GAP_LOCAL
-        rows: list[tuple[int, int, bytes]] = []
+        near: list[tuple[int, bytes]] = []
         start = stop = 0
-        for name, row in self.names.items():
-            if not name.startswith(prefix):
-                continue
-            header = self._headers[row]
-            raw = name.encode("utf-8" if self._flags[row] & _UTF8 else "cp437", "surrogateescape")
+        for name, row in members:
+            raw = name.encode("utf-8" if self.flags[row] & _UTF8 else "cp437")
+            header = self.headers[row]
             end = header + _LOCAL_HEADER.size + len(raw)
-            if rows and (header - stop > gap or end - start > _WINDOW):
-                self._locate(rows, start, stop)
-                rows = []
-            if not rows:
+            if near and (header > stop + gap or end > start + _WINDOW):
+                self._locate_near(near, start, stop)
+                near = []
+            if not near:
                 start = header
-            rows.append((row, header - start, raw))
+            near.append((row, raw))
             stop = end
-        if rows:
-            self._locate(rows, start, stop)
+        if near:
+            self._locate_near(near, start, stop)
 
-    def _locate(self, rows: list[tuple[int, int, bytes]], start: int, stop: int) -> None:
-        if stop > self._headers[-1]:
+    def _locate_near(self, members: list[tuple[int, bytes]], start: int, stop: int) -> None:
+        """The local headers that lie from byte `start` to `stop`, by row and name."""
+        if stop > self.headers[-1]:
             raise self.corrupt("a local header reaches into the directory")
         window = self.read_at(start, stop - start)
-        for row, at, raw in rows:
+        for row, raw in members:
+            at = self.headers[row] - start
             signature, _, flags, method, _, _, _, packed, size, name_length, extra_length = _LOCAL_HEADER.unpack_from(
                 window, at
             )
             at += _LOCAL_HEADER.size
-            payload = start + at + name_length + extra_length
-            known = (_ZIP64, 0) if flags & _SIZES_FOLLOW else (_ZIP64,)
             if (
                 signature != _LOCAL_SIGNATURE
                 or name_length != len(raw)
                 or window[at : at + name_length] != raw
-                or method != self._methods[row]
+                or method != self.methods[row]
                 or flags & _ENCRYPTED
-                or (size != self._sizes[row] and size not in known)
-                or (packed != self._packed[row] and packed not in known)
+                or not self._agrees(size, self.sizes[row], flags)
+                or not self._agrees(packed, self.packed[row], flags)
             ):
                 raise self.corrupt(
-                    f"the local header at byte {start + at - _LOCAL_HEADER.size} is not that of {raw[:100]!r}, as the "
-                    "directory says",
-                    "The file is damaged, or was written in two ways at once.",
+                    f"what is at byte {self.headers[row]} is not the member {raw[:100]!r} that the directory says",
+                    "The file is damaged, or something was added to it or taken out.",
                 )
-            if payload + self._packed[row] > self._headers[row + 1]:
-                raise self._overlap(raw.decode("utf-8", "replace"), row)
-            self._payloads[row] = payload
+            self.payloads[row] = payload = start + at + name_length + extra_length
+            if payload + self.packed[row] > self.headers[row + 1]:
+                raise self._overlap(row)
 
-    # ---- members
+    @staticmethod
+    def _agrees(size: int, known: int, flags: int) -> bool:
+        """Whether a size in a local header is the known one, or says that it stands elsewhere."""
+        return size in (known, _ZIP64) or (size == 0 and flags & _SIZES_FOLLOW != 0)
 
-    def member(self, name: str) -> _Member | None:
-        """The member of this name, which `locate` has located."""
-        row = self.names.get(name)
-        if row is None:
-            return None
-        return _Member(self._payloads[row], self._sizes[row], self._packed[row], self._crcs[row], self._methods[row])
+    def locate_storages(self) -> None:
+        prefix = self.prefix + _STORAGES
+        self.locate((prefix + key, row) for key, row in self.storages.items())
+
+    def records(self) -> Records:
+        rows = self.storages.values()
+        payloads, sizes, crcs = (
+            array.array(c.typecode, [c[r] for r in rows]) for c in (self.payloads, self.sizes, self.crcs)
+        )
+        return Records(payloads, sizes, crcs)
+
+    # ---- small members
 
     def read(self, name: str, default: bytes | None = None) -> bytes:
-        """The whole content of a small member, with its checksum checked."""
-        member = self.member(name)
-        if member is None:
+        """The whole content of the member of this name without the prefix, with its checksum checked."""
+        name = self.prefix + name
+        row = self.others.get(name)
+        if row is None:
             if default is None:
                 raise self.corrupt(f"it has no member {name[:100]!r}")
             return default
-        if member.size > MAX_PICKLE:
-            raise LimitError(f"{self.file.path}: {name[:100]} has {member.size} bytes; at most {MAX_PICKLE} are read.")
-        data = self.read_at(member.payload, member.packed)
-        if member.method == zipfile.ZIP_DEFLATED:
-            data = self._inflated(name, data, member.size)
-        elif member.method:
+        size, method = self.sizes[row], self.methods[row]
+        if size > MAX_PICKLE:
+            raise LimitError(f"{self.file.path}: {name[:100]!r} has {size} bytes; at most {MAX_PICKLE} are read.")
+        self.locate([(name, row)])
+        data = self.read_at(self.payloads[row], self.packed[row])
+        if method == zipfile.ZIP_DEFLATED:
+            data = self._inflated(name, data, size)
+        elif method:
             raise UnsupportedError(
-                f"{self.file.path}: {name[:100]} is compressed with {_METHODS.get(member.method, member.method)}.",
+                f"{self.file.path}: {name[:100]!r} is compressed ({_METHODS.get(method, method)}).",
                 "Unpack the archive, and pack it again without compression (zip -0).",
             )
-        if member.crc and zlib.crc32(data) != member.crc:
+        if self.crcs[row] and zlib.crc32(data) != self.crcs[row]:
             raise self.corrupt(f"the checksum of {name[:100]!r} is wrong: its content has changed", "Copy it again.")
         return data
 
@@ -366,6 +374,28 @@ class _Archive:
         if len(result) != size or not inflater.eof:
             raise self.corrupt(f"{name[:100]!r} does not inflate to the {size} bytes that the directory says")
         return result
+
+
+def _prefix(file: File, names: list[str]) -> str:
+    """What the names of all members begin with, found from the one that holds the pickle."""
+    # A storage may have any key; the pickle is the outermost.
+    found = sorted((name for name in names if name == PICKLE or name.endswith("/" + PICKLE)), key=len)
+    prefixes = [name.removesuffix(PICKLE) for name in found]
+    prefixes = [prefix for prefix in prefixes if not prefix.startswith(prefixes[0] + _STORAGES)]
+    if len(prefixes) != 1:
+        kind = CorruptError if prefixes else UnsupportedError
+        what = f"{len(prefixes)} members named {PICKLE}" if prefixes else f"no member named {PICKLE}"
+        some = f": {', '.join(sorted(names)[:5])[:200]}{' …' if len(names) > 5 else ''}" if names else ""
+        raise kind(
+            f"{file.path} is a zip archive, but not one of torch.save: it has {what} among its {len(names)} members{some}."
+        )
+    prefix = prefixes[0]
+    if any(name == prefix + "constants.pkl" or name.startswith(prefix + "code/") for name in names):
+        raise UnsupportedError(
+            f"{file.path} is a TorchScript archive: a program with its weights, not a checkpoint.",
+            "Load it with torch.jit.load, and save its state_dict() with torch.save.",
+        )
+    return prefix
 
 
 class _Window(io.RawIOBase):
@@ -400,7 +430,8 @@ class _Window(io.RawIOBase):
         if length > MAX_DIRECTORY:
             raise LimitError(f"{self._archive.file.path}: its directory has {length} bytes; at most {MAX_DIRECTORY}.")
         if start >= self._tail_start:
-            data = self._tail[start - self._tail_start :][:length]
+            at = start - self._tail_start
+            data = self._tail[at : at + length]
         else:
             data = self._archive.read_at(start, length)
         self._pos += len(data)
