@@ -97,8 +97,8 @@ def state_dict(params: int, weights: Mapping[str, torch.Tensor]) -> OrderedDict[
     """What the model's `state_dict()` returns: `weights` in the model's order, the tied name, and the buffers."""
     state = OrderedDict((name, weights[name]) for name in parameter_shapes(params))
     state.update({alias: state[owner] for alias, owner in TIED.items()} | buffers(params))
-    modules = dict.fromkeys(["", *(name.rpartition(".")[0] for name in state)], {"version": 1})
-    state._metadata = OrderedDict(modules)  # type: ignore[attr-defined]
+    modules = ["", *(name.rpartition(".")[0] for name in state)]
+    state._metadata = OrderedDict((module, {"version": 1}) for module in modules)  # type: ignore[attr-defined]
     return state
 
 
