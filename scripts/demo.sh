@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Makes a ZeRO-3 checkpoint of 100 M parameters in DIRECTORY, converts it, and shows what that took.
+# usage: demo.sh [DIRECTORY]; `ckptconv` and the `python` it is installed for have to be on the PATH.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+where=${1:-build/demo}
+checkpoint=$where/checkpoint
+result=$where/model
+
+say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+[ -t 1 ] || say() { printf '\n== %s\n' "$*"; }
+run() {
+    printf '$ %s\n' "$*"
+    "$@"
+}
+sizes() { (cd "$1" && find . -type f ! -name '.*' ! -name example.json -printf '%s\t%P\n' | sort -k 2 | numfmt --to=si --suffix=B --padding=8); }
+seconds() {
+    local start=$EPOCHREALTIME
+    "$@"
+    python -c "print(f'{$EPOCHREALTIME - $start:.2f} s')"
+}
+
+mkdir -p "$where"
+if [ ! -e "$checkpoint/latest" ]; then
+    say "A ZeRO-3 checkpoint of 100 M parameters, as 4 ranks would have saved it"
+    rm -rf "$checkpoint"
+    run python scripts/make_example.py "$checkpoint" --params 100e6 --ranks 4
+fi
+say "The checkpoint: master weights, and twice as much optimizer state"
+sizes "$checkpoint"
+
+say "What is inside, without reading a tensor"
+run ckptconv inspect "$checkpoint"
+
+say "Its fp32 weights, as safetensors"
+run ckptconv zero-to-fp32 "$checkpoint" "$result"
+sizes "$result"
+
+say "How long does a plain copy of that result take?"
+printf 'cp:               %s\n' "$(seconds cp "$result/model.safetensors" "$where/copy")"
+rm "$where/copy"
+synced() { cp "$1" "$2" && sync "$2"; }
+printf 'cp, then sync:    %s   (ckptconv waits for the disk, too)\n' \
+    "$(seconds synced "$result/model.safetensors" "$where/copy")"
+rm "$where/copy"
+
+say "Is every number right? They were made by a formula, which is now computed again"
+run python scripts/make_example.py --check "$result" "$checkpoint"
+
+say "One tensor, loaded by the safetensors library"
+run python - "$result/model.safetensors" <<'END'
+import sys
+
+from safetensors import safe_open
+
+with safe_open(sys.argv[1], "pt") as model:
+    name = "transformer.h.0.attn.c_attn.weight"
+    print(f"{name}\n{model.get_tensor(name)}")
+END
