@@ -389,6 +389,8 @@ _OBJECTS = tuple(Global(module, "object") for module in _BUILTINS)
 _CALL_DEPTH = 16
 # How far back the memo is searched for an object that BUILD has replaced: arrays of numpy need a dozen places.
 _REPLACED_WITHIN = 64
+# So many different shapes, at most, are shared.
+_SHAPES_KEPT = 1024
 
 _u16 = struct.Struct("<H").unpack_from
 _i32 = struct.Struct("<i").unpack_from
@@ -425,6 +427,8 @@ class _Machine:
         # Entries come numbered in order, so a list holds them; others, which may have any number, go to `spill`.
         self.memo: list[Any] = []
         self.spill: dict[int, Any] = {}
+        # Tuples of integers that recur, as shapes and strides do; tensors of one shape share them.
+        self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.globals: dict[Global, Global] = {}
         self.opaque: dict[Global, None] = {}
 
@@ -460,7 +464,7 @@ class _Machine:
         data, pos, size, lean = self.data, self.pos, len(self.data), self.lean
         stack, marks, memo = self.stack, self.marks, self.memo
         u32, i32 = _u32, _i32
-        call, rare = self.call, _RARE
+        call, rare, shapes = self.call, _RARE, self.shapes
         try:
             while True:
                 op = data[pos]
@@ -511,9 +515,18 @@ class _Machine:
                     stack.append(i32(data, pos)[0])
                     pos += 4
                 elif op == 0x86:  # TUPLE2
-                    stack[-2:] = ((stack[-2], stack[-1]),)
+                    second = stack.pop()
+                    first = stack[-1]
+                    if type(first) is int and type(second) is int:
+                        stack[-1] = shapes.get((first, second)) or self._shape((first, second))
+                    else:
+                        stack[-1] = (first, second)
                 elif op == 0x85:  # TUPLE1
-                    stack[-1] = (stack[-1],)
+                    first = stack[-1]
+                    if type(first) is int:
+                        stack[-1] = shapes.get((first,)) or self._shape((first,))
+                    else:
+                        stack[-1] = (first,)
                 elif op == 0x89:  # NEWFALSE
                     stack.append(False)
                 elif op == 0x29:  # EMPTY_TUPLE
@@ -625,6 +638,9 @@ class _Machine:
         items = self.stack
         self.stack = self.marks.pop()
         return items
+
+    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.shapes.setdefault(shape, shape) if len(self.shapes) < _SHAPES_KEPT else shape
 
     def _put(self, index: int, value: Any) -> None:
         memo = self.memo
