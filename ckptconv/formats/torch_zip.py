@@ -48,7 +48,6 @@ _FIELD = struct.Struct("<2H")
 _ZIP64_FIELD = 1
 # Flags: encrypted in one of three ways; sizes and checksum follow the payload; the name is UTF-8.
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
-_SIZES_FOLLOW = 0x8
 _UTF8 = 0x800
 # In place of a number that needs more than 32 bits, and stands in the zip64 field.
 _ZIP64 = 0xFFFFFFFF
@@ -428,8 +427,8 @@ class _Archive:
                 or window[at : at + name_length] != raw
                 or method != self.methods[row]
                 or flags & _ENCRYPTED
-                or not self._agrees(size, self.sizes[row], flags)
-                or not self._agrees(packed, self.packed[row], flags)
+                or not self._agrees(size, self.sizes[row])
+                or not self._agrees(packed, self.packed[row])
             ):
                 raise self.corrupt(
                     f"what is at byte {self.headers[row]} is not the member {raw[:100]!r} that the directory says",
@@ -440,9 +439,12 @@ class _Archive:
                 raise self._overlap(row, self._ends[row])
 
     @staticmethod
-    def _agrees(size: int, known: int, flags: int) -> bool:
-        """Whether a size in a local header is the known one, or says that it stands elsewhere."""
-        return size in (known, _ZIP64) or (size == 0 and flags & _SIZES_FOLLOW != 0)
+    def _agrees(size: int, known: int) -> bool:
+        """Whether a size in a local header is the known one, or says that it stands elsewhere.
+
+        0 says so too, even without the flag for it: torch.save with skip_data leaves all of the header blank.
+        """
+        return size in (known, _ZIP64, 0)
 
     def storages(self) -> Iterator[tuple[str, int]]:
         """The members that hold storages, by name and row."""
