@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Hashable
 from typing import Any
 
@@ -26,10 +25,8 @@ def read_torch(file: File | str, options: dict[str, Any] | None = None) -> Torch
 
 def fingerprint(torch_file: TorchFile) -> Hashable:
     """What tells this content from another: size and CRCs, or where none are recorded the time of the last change."""
-    records = sorted(torch_file.records.items())
-    if any(record.crc is None for _, record in records):
-        return torch_file.file.size, torch_file.file.stamp
-    return torch_file.file.size, zlib.crc32(repr([(key, record.size, record.crc) for key, record in records]).encode())
+    digest = torch_file.records.digest()
+    return torch_file.file.size, torch_file.file.stamp if digest is None else digest
 
 
 def read(path: str, options: dict[str, Any] | None = None) -> Source:

@@ -88,6 +88,12 @@ class Records(Sequence[Record]):
         # Archives can be written without checksums: all are 0 then.
         return Record(self._offsets[index], size, crc if crc or not size else None)
 
+    def digest(self) -> int | None:
+        """What tells these contents from others, by their checksums; None where the archive has none."""
+        if not any(self._crcs):
+            return None
+        return zlib.crc32(self._crcs.tobytes(), zlib.crc32(self._sizes.tobytes()))
+
     def containing(self, offset: int) -> Record | None:
         """The record that has byte `offset` of the file in it."""
         index = bisect.bisect_right(self._offsets, offset) - 1
