@@ -18,7 +18,7 @@ sizes() { (cd "$1" && find . -type f ! -name '.*' ! -name example.json -printf '
 seconds() {
     local start=$EPOCHREALTIME
     "$@"
-    python -c "print(f'{$EPOCHREALTIME - $start:.2f} s')"
+    python -c "print(f'{$EPOCHREALTIME - $start:.2f}')"
 }
 
 mkdir -p "$where"
@@ -37,13 +37,19 @@ say "Its fp32 weights, as safetensors"
 run ckptconv zero-to-fp32 "$checkpoint" "$result"
 sizes "$result"
 
-say "How long does a plain copy of that result take?"
-printf 'cp:               %s\n' "$(seconds cp "$result/model.safetensors" "$where/copy")"
-rm "$where/copy"
+say "Beside a plain copy of that result: seconds, three rounds in turn"
+model=$result/model.safetensors
+copy=$where/copy
 synced() { cp "$1" "$2" && sync "$2"; }
-printf 'cp, then sync:    %s   (ckptconv waits for the disk, too)\n' \
-    "$(seconds synced "$result/model.safetensors" "$where/copy")"
-rm "$where/copy"
+printf '%22s%22s%22s%22s\n' cp 'cp, then sync' 'ckptconv --no-fsync' 'ckptconv'
+for _ in 1 2 3; do
+    printf '%22s' "$(seconds cp "$model" "$copy")"
+    rm "$copy"
+    printf '%22s' "$(seconds synced "$model" "$copy")"
+    rm "$copy"
+    printf '%22s' "$(seconds ckptconv zero-to-fp32 --quiet --no-fsync "$checkpoint" "$result")"
+    printf '%22s\n' "$(seconds ckptconv zero-to-fp32 --quiet "$checkpoint" "$result")"
+done
 
 say "Is every number right? They were made by a formula, which is now computed again"
 run python scripts/make_example.py --check "$result" "$checkpoint"
