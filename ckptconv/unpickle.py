@@ -17,6 +17,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gc
+import itertools
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from .errors import CorruptError, LimitError, UnsupportedError
-from .tensors import LazyTensor
+from .tensors import LazyTensor, Tagged
 from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 # Called with the arguments a pickle gives (all inert values, of any type and number, none to be trusted), returns the
@@ -59,8 +60,10 @@ class Limits:
     `key_nodes`, `key_depth`: size of a dictionary key or set element, with shared parts counted each time they occur.
     `same_hash`: keys of one container that have the same hash (strings and bytes are hashed with a secret, and are
     not counted).
+    `depth`: containers inside containers; whoever walks the tree may recurse. Python's pickler gives up below 1,000.
     """
 
+    depth: int = 256
     int_bytes: int = 1785
     key_nodes: int = 10_000
     key_depth: int = 100
@@ -438,6 +441,9 @@ class _Machine:
         """Read the pickle, and turn whatever is wrong with it into an error that names the place."""
         try:
             value = self._loop()
+            self.memo.clear()
+            # Shared parts are few bytes each time they are referred to.
+            _check_nesting(value, self.limits.depth, 1_000_000 + 16 * (self.pos - self.start))
         except _NotStoredError:
             if self.lean:
                 raise
@@ -772,6 +778,85 @@ def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], 
 
 def _is_kwargs(value: Any) -> bool:
     return type(value) is dict and all(type(name) is str for name in value)
+
+
+# --------------------------------------------------------------------------------------------------------- nesting
+
+
+# Smaller containers are walked again when they come again; there may be a million of them.
+_WORTH_KEEPING = 16
+
+
+def _mapped(container: dict[Any, Any]) -> Iterable[Any]:
+    attributes = getattr(container, "__dict__", None)
+    return itertools.chain(container.values(), (attributes,)) if attributes else container.values()
+
+
+_CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
+    **dict.fromkeys((dict, defaultdict, OrderedDict, Counter), _mapped),
+    **dict.fromkeys((list, tuple, deque, set, frozenset), lambda container: container),
+    Opaque: lambda opaque: (
+        opaque.cls,
+        opaque.args,
+        opaque.kwargs,
+        *opaque.state,
+        *opaque.appended,
+        *itertools.chain.from_iterable(opaque.items),
+    ),
+    Composite: lambda composite: composite.parts.values(),
+    Tagged: lambda tensor: (tensor.facts.attributes,),
+}
+
+
+def _check_nesting(value: Any, deepest: int, most: int) -> None:
+    """Check that a walk over the tree that goes into shared parts each time comes to an end, soon, and not too deep.
+
+    Only objects, which have an identity, may lead back to themselves.
+    """
+    # By identity, of containers that are finished: nodes inside, counted each time, and levels.
+    finished: dict[int, tuple[int, int]] = {}
+    unfinished: set[int] = set()
+    # The containers we are in, outermost first: itself, its children yet to come, its nodes, its levels.
+    path: list[list[Any]] = []
+    child = value
+    while True:
+        # Go into `child`, and then on with its children, until one is a container not yet seen.
+        if type(child) in _CHILDREN:
+            unfinished.add(id(child))
+            path.append([child, iter(_CHILDREN[type(child)](child)), 1, 1])
+            if len(path) > deepest:
+                raise ExcessiveError(f"is nested more than {deepest} levels deep")
+        while path:
+            container, children, nodes, levels = path[-1]
+            for child in children:
+                nodes += 1
+                kind = type(child)
+                if kind in _CHILDREN and (kind is not Tagged or child.facts.attributes is not None):
+                    known = finished.get(id(child))
+                    if known:
+                        nodes += known[0]
+                        levels = max(levels, known[1] + 1)
+                        if len(path) + known[1] > deepest:
+                            raise ExcessiveError(f"is nested more than {deepest} levels deep")
+                    elif id(child) not in unfinished:
+                        break
+                    elif kind is not Opaque:
+                        raise MalformedError(f"makes a {kind.__name__} that contains itself")
+            else:
+                path.pop()
+                unfinished.remove(id(container))
+                if nodes > _WORTH_KEEPING:
+                    finished[id(container)] = nodes, levels
+                if path:
+                    path[-1][2] += nodes
+                    path[-1][3] = max(path[-1][3], levels + 1)
+                if nodes > most:
+                    raise ExcessiveError(f"describes more than {most} values by referring to the same again and again")
+                continue
+            path[-1][2:] = nodes, levels
+            break
+        else:
+            return
 
 
 # ----------------------------------------------------------------------------------------------------- rare opcodes

@@ -160,35 +160,23 @@ class _Storages:
     def resolve(self, pid: Any) -> Storage:
         wanted = storage_id(pid)
         archive = self._archive
+        if wanted.location == "meta":
+            return Storage(archive.file, archive.start, 0, wanted.dtype, wanted.key, None, meta=True)
         nbytes = wanted.numel * wanted.dtype.itemsize
         nbytes = self._sizes.setdefault(nbytes, nbytes)
         row = archive.storage(wanted.key)
         if row is None:
-            if wanted.location != "meta":
-                raise MalformedError(
-                    f"needs storage {wanted.key[:40]!r} of {nbytes} bytes, which the archive does not have"
-                )
-            row = offset = 0
-        else:
-            offset = archive.start + archive.payloads[row]
-            size, method = archive.sizes[row], archive.methods[row]
-            if method:
-                raise RefusedError(
-                    f"needs storage {wanted.key[:40]!r}, which is compressed ({_METHODS.get(method, method)}); "
-                    "unpack the archive, pack it again without compression (zip -0), and convert that"
-                )
-            if size != nbytes:
-                raise MalformedError(f"needs {nbytes} bytes of storage {wanted.key[:40]!r}, whose record has {size}")
-        return Storage(
-            archive.file,
-            offset,
-            nbytes,
-            wanted.dtype,
-            wanted.key,
-            self._first + row,
-            wanted.location == "meta",
-            self._swapped,
-        )
+            raise MalformedError(f"needs storage {wanted.key[:40]!r} of {nbytes} bytes, which the archive lacks")
+        size, method = archive.sizes[row], archive.methods[row]
+        if method:
+            raise RefusedError(
+                f"needs storage {wanted.key[:40]!r}, which is compressed ({_METHODS.get(method, method)}); "
+                "unpack the archive, pack it again without compression (zip -0), and convert that"
+            )
+        if size != nbytes:
+            raise MalformedError(f"needs {nbytes} bytes of storage {wanted.key[:40]!r}, whose record has {size}")
+        offset = archive.start + archive.payloads[row]
+        return Storage(archive.file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
 
 
 # ------------------------------------------------------------------------------------------------------ the archive
@@ -283,7 +271,8 @@ class _Archive:
             return type(what)(f"{self.file.path} {what.message}", what.hint)
         if head.startswith(_LOCAL_SIGNATURE):
             return self.corrupt(
-                f"it begins like one, but its {self.size} bytes do not end with a directory: it was cut short",
+                f"it begins like one, but its {self.size} bytes do not end with a directory: it was cut short, "
+                "or something was appended",
                 "Copy or download it again.",
             )
         return CorruptError(
