@@ -218,9 +218,13 @@ def size(paths: Iterable[Path]) -> str:
 
 
 def run(task: Task, rounds: int, cold: bool) -> None:
-    """Run every case of `task` in turn, `rounds` times, after one conversion that makes what `cp` copies."""
+    """Run every case of `task` in turn, `rounds` times.
+
+    Before that, unmeasured, a conversion makes what `cp` copies, and a copy makes the machine find its memory.
+    """
     converter = next(case for case in reversed(task.cases) if case.output == task.result)
-    measure(converter)
+    for case in (converter, task.cases[0]):
+        measure(case)
     for number in range(rounds):
         for case in task.cases:
             prepare(case.inputs, cold)
