@@ -137,6 +137,12 @@ def zero_to_fp32(
     exclude_frozen_parameters: Annotated[
         bool, typer.Option("--exclude-frozen-parameters", help="Leave frozen parameters out.")
     ] = False,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="PATH", help="Write the optimizer states there, by parameter.")
+    ] = "",
+    per_rank: Annotated[
+        bool, typer.Option("--per-rank", help="Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.")
+    ] = False,
     safe_serialization: Annotated[
         bool, typer.Option("--safe-serialization", help="Accepted and ignored: the output is always safe.")
     ] = False,
@@ -145,15 +151,15 @@ def zero_to_fp32(
     """Join the fp32 master weights of a DeepSpeed ZeRO checkpoint into safetensors.
 
     CHECKPOINT is the directory that holds `latest`, or one tag's. OUTPUT is a directory, or one file if it ends in
-    .safetensors. Optimizer states are never read.
+    .safetensors. Optimizer states are not read, unless --optimizer asks for them; OUTPUT may then be left out.
 
     \b
     ckptconv zero-to-fp32 runs/7b/checkpoints model/
     ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
     """
-    if output is None:
+    if output is None and not optimizer:
         raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
-    options.update(tag=tag, exclude_frozen_parameters=exclude_frozen_parameters)
+    options.update(tag=tag, exclude_frozen_parameters=exclude_frozen_parameters, optimizer=optimizer, per_rank=per_rank)
     _convert("zero-to-fp32", "deepspeed", checkpoint, output, options)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import keymap, select
 from .errors import CorruptError, FailedError, UsageError
-from .formats import open_source
+from .formats import open_source, ranks_to_convert
 from .formats.source import Source
-from .move import Progress, Tally, carry_out
+from .move import Progress, Tally, carry_out, same
 from .outputs import safetensors
 from .plan import FilePlan, Literal, Plan, identify, pack, shard_names
 from .storage import (
@@ -31,7 +33,7 @@ from .storage import (
     normalize,
     peak_rss,
 )
-from .tensors import LazyTensor
+from .tensors import File, LazyTensor
 
 STRUCTURE_KEY = "ckptconv.structure"
 STRUCTURE_FILE = "ckptconv.structure.json"
@@ -64,6 +66,8 @@ class Options:
     dry_run: bool = False
     family: str = ""
     tag: str = ""
+    optimizer: str = ""
+    per_rank: bool = False
     exclude_frozen_parameters: bool = False
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -105,60 +109,107 @@ class Target:
     is_file: bool
 
 
+@dataclass(frozen=True)
+class Output:
+    """One output of a conversion: where it goes, its plan, and the names it stores under another: {removed: kept}."""
+
+    target: Target
+    plan: Plan
+    aliases: dict[str, str]
+
+
 def convert(
     source: str | os.PathLike[str] | Source,
     output: str | os.PathLike[str] | None = None,
     *,
     progress: Progress | None = None,
-    announce: Callable[[Plan], None] | None = None,
+    announce: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Report:
     """Convert `source`, a path or an opened `Source`, to safetensors at `output`.
 
     `output` ends in ".safetensors" for one file, else it is a directory; by default it stands beside the input.
     `options` are the fields of `Options`. `progress` is called with the bytes written since the last call, from any
-    thread; `announce` once with the `Plan`, before the first byte. Raises a `CkptconvError`; then nothing new stands
-    under a final name.
+    thread; `announce` once with how many there will be, before the first. Raises a `CkptconvError`; then nothing new
+    stands under a final name.
     """
     started = time.monotonic()
     chosen = Options(**options)
+    # What can be said of the outputs is said before a large input is read.
     target = None if output is None else resolve_output(normalize(output), chosen)
-    if not isinstance(source, Source):
-        source = open_source(
-            normalize(source),
-            family=chosen.family,
-            tag=chosen.tag,
-            exclude_frozen=chosen.exclude_frozen_parameters,
-            storage_options=chosen.storage_options,
-        )
-    if target is None:
-        target = resolve_output(default_output(source), chosen)
-    plan, aliases = make_plan(source, target, chosen)
+    states = resolve_output(normalize(chosen.optimizer), chosen) if chosen.optimizer else None
+    sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen)
+    if target is None and states is None:
+        target = resolve_output(default_output(sources[0]), chosen)
+    outputs = []
+    for one in sources:
+        outputs.extend(_outputs(one, _of_rank(target, one), _of_rank(states, one), chosen))
     if announce:
-        announce(plan)
-    inputs = plan.inputs()
-    tally = Tally()
-    if not chosen.dry_run:
-        tally = _publish(plan, target, chosen, progress)
-    warnings = list(source.warnings)
+        announce(sum(each.plan.nbytes for each in outputs))
+    inputs = list(dict.fromkeys(file for each in outputs for file in each.plan.inputs()))
+    equal = [pair for one in sources for pair in one.equal]
+    tally = Tally() if chosen.dry_run else _publish(outputs, inputs, equal, chosen, progress)
+    warnings = [warning for one in sources for warning in one.warnings]
     if tally.overflows:
         warnings.append(f"{tally.overflows} values were too large for {chosen.dtype} and became infinite.")
+    counts: Counter[str] = Counter()
+    for one in sources:
+        counts.update(one.counts)
     return Report(
-        input=source.path,
-        outputs=[OutputFile(_final(target, file), file.size, file.tensors) for file in plan.files],
-        format=source.format,
-        tensors=sum(file.tensors for file in plan.files),
-        aliases=aliases,
-        counts=dict(source.counts),
-        opaque=list(source.opaque),
+        input=sources[0].path,
+        outputs=[
+            OutputFile(_final(each.target, file), file.size, file.tensors)
+            for each in outputs
+            for file in each.plan.files
+        ],
+        format=sources[0].format,
+        tensors=sum(file.tensors for each in outputs for file in each.plan.files),
+        aliases={alias: kept for each in outputs for alias, kept in each.aliases.items()},
+        counts=dict(counts),
+        opaque=list(dict.fromkeys(name for one in sources for name in one.opaque)),
         warnings=warnings,
         input_bytes=sum(file.size for file in inputs),
-        bytes_read=source.bytes_read + tally.bytes_read,
-        bytes_written=plan.nbytes,
+        bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read,
+        bytes_written=sum(each.plan.nbytes for each in outputs),
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss(),
         dry_run=chosen.dry_run,
     )
+
+
+def _open(path: str, options: Options) -> list[Source]:
+    """The sources that `path` means: one, or with `per_rank` one for every tensor-parallel rank."""
+    settings: dict[str, Any] = {
+        "family": options.family,
+        "tag": options.tag,
+        "exclude_frozen": options.exclude_frozen_parameters,
+        "storage_options": options.storage_options,
+    }
+    if not options.per_rank:
+        return [open_source(path, **settings)]
+    ranks = ranks_to_convert(path, options.tag, dict(options.storage_options))
+    return [open_source(path, model_rank=rank, **settings) for rank in ranks]
+
+
+def _of_rank(target: Target | None, source: Source) -> Target | None:
+    """Where one tensor-parallel rank's output goes: OUTPUT/mp_rank_NN."""
+    if target is None or source.model_rank is None:
+        return target
+    if target.is_file:
+        raise UsageError(f"{target.path} is one file, and --per-rank writes a directory for every rank.")
+    return Target(join(target.path, f"mp_rank_{source.model_rank:02d}"), is_file=False)
+
+
+def _outputs(source: Source, target: Target | None, states: Target | None, options: Options) -> list[Output]:
+    """The plans for the weights and for the optimizer states, each where it is asked for."""
+    outputs = []
+    if target is not None:
+        outputs.append(Output(target, *make_plan(source, target, options)))
+    if states is not None:
+        if source.optimizer is None:
+            raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
+        outputs.append(Output(states, *plan_optimizer(source, states, options)))
+    return outputs
 
 
 def resolve_output(path: str, options: Options) -> Target:
@@ -202,18 +253,10 @@ def default_output(source: Source) -> str:
 
 
 def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
-    """The plan of a conversion, and the names that are stored under another: {removed: kept}. Pure."""
+    """The plan for the weights, and the names that are stored under another: {removed: kept}. Pure."""
     tree = select.subtree(source.weights, options.key, source.path) if options.key else source.weights
     flat, structure = keymap.flatten(tree) if source.structured else (dict(tree), None)
-    names = select.matching(flat, options.include, options.exclude)
-    lost = select.matching(source.unaccounted, (), options.exclude) if not options.include else []
-    if lost:
-        raise CorruptError(
-            f"{source.path} names {len(lost)} parameters whose data is nowhere in it: {', '.join(lost[:5])}"
-            f"{', …' if len(lost) > 5 else ''}. Nothing was written.",
-            "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
-        )
-    new_names = select.renamed(names, options.strip_prefix, options.rename)
+    new_names = _new_names(source, flat, options)
     tensors = {new: flat[old] for old, new in new_names.items()}
     if not tensors and flat:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
@@ -223,8 +266,7 @@ def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, d
     aliases = {} if options.tied == "duplicate" else select.untie(tensors, owners)
     aliases = {alias: kept for alias, kept in aliases.items() if alias not in RESERVED}
     if structure is not None:
-        changes = {old: new_names.get(old) for old in flat}
-        structure = keymap.remap(structure, changes, aliases)
+        structure = keymap.remap(structure, {old: new_names.get(old) for old in flat}, aliases)
     dtype = options.dtype or source.default_dtype
     widen_only = source.default_dtype == dtype == "float32"
     kept = {
@@ -234,6 +276,41 @@ def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, d
     }
     files = _file_plans(kept, aliases, structure, target, options.max_shard_size or source.default_shard_size)
     return Plan(files, identify(files, source.inputs)), aliases
+
+
+def plan_optimizer(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
+    """The plan for the optimizer states: nested as torch has them, with the weights' names for parameters. Pure.
+
+    A name that is tied to a parameter leads to the parameter's states in the alias record.
+    """
+    new_names = _new_names(source, source.weights, options)
+    states = {new_names[name]: state for name, state in source.optimizer["state"].items() if name in new_names}
+    groups = [
+        {**group, "params": [new_names[name] for name in group["params"] if name in new_names]}
+        for group in source.optimizer["param_groups"]
+    ]
+    flat, structure = keymap.flatten({"state": states, "param_groups": groups})
+    aliases = {}
+    for alias, owner in source.owners.items() if options.tied == "alias" else ():
+        for key in states.get(new_names.get(owner, ""), {}) if alias in new_names else ():
+            kept, removed = f"state.{new_names[owner]}.{key}", f"state.{new_names[alias]}.{key}"
+            if kept in flat and removed not in flat:
+                aliases[removed] = kept
+    files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)
+    return Plan(files, identify(files, source.inputs)), aliases
+
+
+def _new_names(source: Source, flat: Mapping[str, Any], options: Options) -> dict[str, str]:
+    """What is converted, and under which names: {old: new}."""
+    names = select.matching(flat, options.include, options.exclude)
+    lost = select.matching(source.unaccounted, (), options.exclude) if not options.include else []
+    if lost:
+        raise CorruptError(
+            f"{source.path} names {len(lost)} parameters whose data is nowhere in it: {', '.join(lost[:5])}"
+            f"{', …' if len(lost) > 5 else ''}. Nothing was written.",
+            "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
+        )
+    return select.renamed(names, options.strip_prefix, options.rename)
 
 
 def _file_plans(
@@ -259,36 +336,52 @@ def _final(target: Target, file: FilePlan) -> str:
     return target.path if target.is_file else join(target.path, file.name)
 
 
-def _staging(target: Target, plan: Plan, options: Options) -> Staging:
-    if target.is_file:
-        return FileStaging(target.path, plan.plan_id, options.fsync)
+def _staging(output: Output, options: Options) -> Staging:
+    path, plan_id = output.target.path, output.plan.plan_id
+    if output.target.is_file:
+        return FileStaging(path, plan_id, options.fsync)
     return DirectoryStaging(
-        target.path,
-        plan.plan_id,
+        path,
+        plan_id,
         is_ours=lambda name: OUTPUT_NAMES.fullmatch(name) is not None,
         index=safetensors.INDEX,
         durable=options.fsync,
     )
 
 
-def _publish(plan: Plan, target: Target, options: Options, progress: Progress | None) -> Tally:
-    """Carry out `plan` in staging and commit it."""
+def _publish(
+    outputs: Sequence[Output],
+    inputs: Sequence[File],
+    equal: Sequence[tuple[str, LazyTensor, LazyTensor]],
+    options: Options,
+    progress: Progress | None,
+) -> Tally:
+    """Carry out the plans in staging, and commit them when all are whole."""
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
+    storage_options = dict(options.storage_options)
     total = Tally()
-    with (
-        _staging(target, plan, options) as staging,
-        Readers(dict(options.storage_options)) as readers,
-        ThreadPoolExecutor(1) as syncing,
-    ):
+    with ExitStack() as stack:
+        readers = stack.enter_context(Readers(storage_options))
+        for name, one, other in equal:
+            if not same(one, other, readers):
+                raise CorruptError(f"{name!r} is stored twice, in {_places(one, other)}, and the two differ.")
+        stagings = [stack.enter_context(_staging(output, options)) for output in outputs]
+        # The disk takes one file while the next is copied.
+        syncing = stack.enter_context(ThreadPoolExecutor(1))
         synced = []
-        for file in plan.files:
-            writer = staging.create(file.name, file.size)
-            total.add(carry_out(file, writer, readers, jobs=jobs, memory=options.memory, progress=progress))
-            # The disk takes one file while the next is copied.
-            if options.fsync:
-                synced.append(syncing.submit(writer.sync))
+        for output, staging in zip(outputs, stagings, strict=True):
+            for file in output.plan.files:
+                writer = staging.create(file.name, file.size)
+                total.add(carry_out(file, writer, readers, jobs=jobs, memory=options.memory, progress=progress))
+                if options.fsync:
+                    synced.append(syncing.submit(writer.sync))
         for future in synced:
             future.result()
-        check_unchanged(iter(plan.inputs()), dict(options.storage_options))
-        staging.commit([file.name for file in plan.files])
+        check_unchanged(iter(inputs), storage_options)
+        for output, staging in zip(outputs, stagings, strict=True):
+            staging.commit([file.name for file in output.plan.files])
     return total
+
+
+def _places(*tensors: LazyTensor) -> str:
+    return " and ".join(next((file.path for file in tensor.inputs()), "the description") for tensor in tensors)

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 from . import kernels
 from .plan import Data, FilePlan, Part
 from .storage import MAX_BUFFERS, Readers, Writer
-from .tensors import BLOCK, GAP, File, Move, Runs
+from .tensors import BLOCK, GAP, File, LazyTensor, Move, Runs
 
 Progress: TypeAlias = Callable[[int], None]
 
@@ -101,7 +101,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile
 class _Worker:
     """One thread's buffers. `unit` is the size of a window; a tile may read twice as much."""
 
-    def __init__(self, readers: Readers, writer: Writer, unit: int) -> None:
+    def __init__(self, readers: Readers, writer: Writer | None, unit: int) -> None:
         self.readers, self.writer, self.unit = readers, writer, unit
         self.window = memoryview(bytearray(unit))
         self.scratch = memoryview(b"")
@@ -115,8 +115,21 @@ class _Worker:
         return size
 
     def _fill(self, window: Window) -> int:
-        size = window.stop - window.start
-        out = self.window[:size]
+        out = self._assemble(window)
+        self._write(window.start, out)
+        return len(out)
+
+    def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
+        """Bytes `start` to `stop` of a tensor, valid until the next call."""
+        return self._assemble(Window(part.offset + start, part.offset + stop, [Piece(part, start, stop)]))
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        assert self.writer is not None
+        self.writer.write_at(offset, data)
+
+    def _assemble(self, window: Window) -> memoryview:
+        """The bytes of `window`, in this worker's buffer."""
+        out = self.window[: window.stop - window.start]
         reads: dict[File, list[tuple[int, memoryview]]] = {}
         for part, start, stop in window.pieces:
             base = part.offset - window.start
@@ -136,15 +149,14 @@ class _Worker:
                     reads.setdefault(file, []).append((source.offset, to))  # type: ignore[union-attr]
         for file, ranges in reads.items():
             self._read(file, ranges)
-        self.writer.write_at(window.start, out)
-        return size
+        return out
 
     def _place(self, tile: Tile) -> int:
         result = self._result(tile.move)
         target = tile.move.target
         length = target.length
         for index, offset in enumerate(target.offsets()):
-            self.writer.write_at(tile.start + offset, result[index * length : (index + 1) * length])
+            self._write(tile.start + offset, result[index * length : (index + 1) * length])
         return target.nbytes
 
     def _result(self, move: Move, out: memoryview | None = None) -> memoryview:
@@ -210,6 +222,17 @@ def carry_out(
     for worker in workers:
         total.add(worker.tally)
     return total
+
+
+def same(one: LazyTensor, other: LazyTensor, readers: Readers) -> bool:
+    """Whether two tensors have the same dtype, shape and bits."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    workers = [_Worker(readers, None, BLOCK) for _ in range(2)]
+    return all(
+        workers[0].bytes_of(Data(0, one, ""), start, stop) == workers[1].bytes_of(Data(0, other, ""), start, stop)
+        for start, stop in ((at, min(at + BLOCK, one.nbytes)) for at in range(0, one.nbytes, BLOCK))
+    )
 
 
 def _in_threads(queue: Iterator[Window | Tile], workers: list[_Worker], progress: Progress | None) -> None:

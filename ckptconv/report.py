@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from .convert import Report
     from .errors import CkptconvError
-    from .plan import Plan
 
 # Seconds between two lines of progress where there is no terminal.
 INTERVAL = 5.0
@@ -95,9 +94,9 @@ class Progress:
         self.started = time.monotonic()
         self._lock = threading.Lock()
 
-    def begin(self, plan: Plan) -> None:
-        """The work is known, and starts."""
-        self.total = plan.nbytes
+    def begin(self, total: int) -> None:
+        """The work starts: `total` bytes are to be written."""
+        self.total = total
         self.started = time.monotonic()
 
     def __call__(self, count: int) -> None:
@@ -118,8 +117,8 @@ class Progress:
 class Lines(Progress):
     """A plain line every few seconds, for logs."""
 
-    def begin(self, plan: Plan) -> None:
-        super().begin(plan)
+    def begin(self, total: int) -> None:
+        super().begin(total)
         self._next = self.started + INTERVAL
 
     def show(self, count: int) -> None:
@@ -142,10 +141,10 @@ class Bar(Progress):
 
     _bar: tqdm[Any] | None = None
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, total: int) -> None:
         from tqdm import tqdm
 
-        super().begin(plan)
+        super().begin(total)
         self._bar = tqdm(total=self.total, unit="B", unit_scale=True, leave=False, file=sys.stderr, dynamic_ncols=True)
 
     def show(self, count: int) -> None:

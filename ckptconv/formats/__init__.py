@@ -23,12 +23,13 @@ def open_source(
     family: str = "",
     tag: str = "",
     exclude_frozen: bool = False,
+    model_rank: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
     """Open the checkpoint under `path`, of whatever format it is. Reads descriptions only, no tensor data.
 
-    `family` is the family the caller expects: a path of another is a UsageError that names the right command. `tag` and
-    `exclude_frozen` apply to DeepSpeed's checkpoints.
+    `family` is the family the caller expects: a path of another is a UsageError that names the right command. `tag`,
+    `exclude_frozen` and `model_rank`, one tensor-parallel rank, apply to DeepSpeed's checkpoints.
     """
     path = os.fspath(path)
     options = dict(storage_options or {})
@@ -40,10 +41,15 @@ def open_source(
         kind = "a DeepSpeed checkpoint" if found == deepspeed.FAMILY else "a single file"
         raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {COMMANDS[found]} {path}")
     if (found or family) == deepspeed.FAMILY:
-        return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, options=options)
+        return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
     if entry.kind != "file":
         raise UsageError(f"{path} is a {entry.kind}, where a checkpoint was expected, and holds none that is known.")
     return torch_file.read(path, options)
+
+
+def ranks_to_convert(path: str, tag: str, options: dict[str, Any]) -> list[int]:
+    """The tensor-parallel ranks of a DeepSpeed checkpoint."""
+    return deepspeed.ranks_to_convert(path, tag, options)
 
 
 def _family(path: str, kind: str, options: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptconv.tensors import LazyTensor
+
 
 @dataclass
 class Source:
@@ -14,11 +16,14 @@ class Source:
     - `format` names it for people; `family`, "torch" or "deepspeed", says which command converts it.
     - `weights` is the tree that is converted. `structured` says that its shape and order are the user's own and worth a
       record; otherwise it is a flat state dict whose order means nothing.
+    - `optimizer` is the optimizer's state dict with names for parameters, where the checkpoint tells them.
     - `owners` are ties that the checkpoint itself names: alias → owner.
     - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
+    - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt.
     - `counts` tells what the weights consist of, by kind.
     - `opaque` are the names of classes that were kept as inert data.
     - `inputs` identifies every file that was read, by a name relative to the source.
+    - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
     - `default_dtype` and `default_shard_size` (bytes) apply where the user asks for nothing else.
     """
 
@@ -26,14 +31,17 @@ class Source:
     family: str
     path: str
     weights: Any
+    optimizer: Any = None
     structured: bool = True
     owners: dict[str, str] = field(default_factory=dict)
     unaccounted: list[str] = field(default_factory=list)
+    equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     inputs: dict[str, Hashable] = field(default_factory=dict)
     bytes_read: int = 0
+    model_rank: int | None = None
     default_dtype: str = "keep"
     default_shard_size: int | None = None
