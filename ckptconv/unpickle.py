@@ -67,7 +67,7 @@ class Limits:
     int_bytes: int = 1785
     key_nodes: int = 10_000
     key_depth: int = 100
-    same_hash: int = 32
+    same_hash: int = 64
 
 
 DEFAULT_LIMITS = Limits()
@@ -140,6 +140,7 @@ _FREE = frozenset((str, bytes, bool, type(None), type(...), Opaque, Composite, N
 _TUPLES = frozenset((tuple, Size, Global, TorchConstant, NumpyScalar, frozenset))
 # Integers below this are their own hash.
 _SMALL = 1 << 60
+_DEQUES_DEEP = 100
 
 
 class _Keys:
@@ -216,8 +217,31 @@ class _Keys:
             target.add(self.admit(target, item))
 
 
+class _Deques:
+    """Extends deques. Python frees a deque inside a deque by recursion in C, and crashes where there are too many."""
+
+    def __init__(self) -> None:
+        # By identity: how many deques are in one another, and which are inside another.
+        self._levels: dict[int, int] = {}
+        self._inner: set[int] = set()
+
+    def extend(self, target: deque[Any], items: Iterable[Any]) -> None:
+        for item in items:
+            if type(item) is deque:
+                levels = 1 + self._levels.get(id(item), 1)
+                if levels > _DEQUES_DEEP:
+                    raise ExcessiveError(f"has more than {_DEQUES_DEEP} deques inside one another")
+                if id(target) in self._inner:
+                    # No pickler does; the levels of the outer one would have to be counted anew.
+                    raise MalformedError("adds a deque to a deque that is inside another already")
+                self._levels[id(target)] = max(levels, self._levels.get(id(target), 1))
+                self._inner.add(id(item))
+        target.extend(items)
+
+
 # ----------------------------------------------------------------------------------------- Python's own containers
 
+_ATOMS = frozenset((type(None), bool, int, float, str, bytes))
 _SEQUENCES = frozenset((list, tuple, set, frozenset, deque, Size))
 # Modules of the builtins in Python 3 and 2. Their names at protocols 0 to 2 are Python 2's.
 _BUILTINS = ("builtins", "__builtin__")
@@ -282,7 +306,8 @@ def _number(made: Callable[..., Any], kinds: tuple[type, ...]) -> Constructor:
 
 
 def _slice(args: tuple[Any, ...]) -> Any:
-    return slice(*args) if 1 <= len(args) <= 3 else NotImplemented
+    """slice(stop), slice(start, stop), slice(start, stop, step); of nothing that contains anything."""
+    return slice(*args) if 1 <= len(args) <= 3 and all(type(arg) in _ATOMS for arg in args) else NotImplemented
 
 
 def _bytes(args: tuple[Any, ...]) -> Any:
@@ -309,14 +334,16 @@ def _bytearray(args: tuple[Any, ...]) -> Any:
     return NotImplemented if data is NotImplemented else bytearray(data)
 
 
-def _deque(args: tuple[Any, ...]) -> Any:
+def _deque(args: tuple[Any, ...], deques: _Deques) -> Any:
     """deque(), deque(items), deque(items, maxlen)."""
-    items, maxlen = (*args, (), None)[:2] if not args else (*args, None)[:2]
-    if len(args) > 2 or type(items) not in _SEQUENCES:
+    if len(args) > 2:
         return NotImplemented
-    if maxlen is not None and not (type(maxlen) is int and 0 <= maxlen < 1 << 62):
+    items, maxlen = (*args, None)[:2] if args else ((), None)
+    if type(items) not in _SEQUENCES or not (maxlen is None or (type(maxlen) is int and 0 <= maxlen < 1 << 62)):
         return NotImplemented
-    return deque(items, maxlen)
+    made: deque[Any] = deque(maxlen=maxlen)
+    deques.extend(made, items)
+    return made
 
 
 def _defaultdict(args: tuple[Any, ...], keys: _Keys) -> Any:
@@ -334,7 +361,7 @@ def _defaultdict(args: tuple[Any, ...], keys: _Keys) -> Any:
     return target
 
 
-def _python(keys: _Keys) -> dict[tuple[str, str], Constructor]:
+def _python(keys: _Keys, deques: _Deques) -> dict[tuple[str, str], Constructor]:
     """The constructors of what Python itself has."""
 
     def set_of(args: tuple[Any, ...]) -> Any:
@@ -372,7 +399,7 @@ def _python(keys: _Keys) -> dict[tuple[str, str], Constructor]:
         ("_codecs", "encode"): _encoded,
         ("collections", "OrderedDict"): _mapping(OrderedDict, keys),
         ("collections", "Counter"): _mapping(Counter, keys),
-        ("collections", "deque"): _deque,
+        ("collections", "deque"): lambda args: _deque(args, deques),
         ("collections", "defaultdict"): lambda args: _defaultdict(args, keys),
     }
     return named
@@ -392,8 +419,9 @@ _OBJECTS = tuple(Global(module, "object") for module in _BUILTINS)
 _CALL_DEPTH = 16
 # How far back the memo is searched for an object that BUILD has replaced: arrays of numpy need a dozen places.
 _REPLACED_WITHIN = 64
-# So many different shapes, at most, are shared.
-_SHAPES_KEPT = 1024
+# A tuple followed by one of these is hardly ever referred to again: REDUCE and BINPERSID (it is the arguments of a
+# call, or an id), and numbers, bools and tuples (it is the size or stride of a tensor).
+_AFTER_TUPLES = frozenset(b"RQKMJ()\x88\x89")
 
 _u16 = struct.Struct("<H").unpack_from
 _i32 = struct.Struct("<i").unpack_from
@@ -405,9 +433,9 @@ _f64 = struct.Struct(">d").unpack_from
 class _Machine:
     """One run over one pickle.
 
-    A lean run does not remember what Python's own pickler always offers for reference and never refers to: the
-    argument tuples of calls, and the empty OrderedDict of hooks in every tensor. For a file of a million tensors that
-    is most of the memory. Should a pickle refer to one after all, it is read again with a full memo.
+    A lean run does not remember what Python's own pickler always offers for reference and hardly ever refers to: the
+    tuples that say what a tensor is, and the empty OrderedDict of its hooks. For a file of a million tensors that is
+    most of the memory. Should a pickle refer to one after all, it is read again with a full memo.
     """
 
     def __init__(
@@ -420,7 +448,8 @@ class _Machine:
         self.limits = limits
         self.lean = lean
         self.keys = _Keys(limits, len(data) - start)
-        self.constructors: dict[Any, Constructor] = {**_python(self.keys), **vocabulary.constructors}
+        self.deques = _Deques()
+        self.constructors: dict[Any, Constructor] = {**_python(self.keys, self.deques), **vocabulary.constructors}
         self.constants: dict[Any, Any] = {**_CONSTANTS, **vocabulary.constants}
         self.builders: Mapping[Any, Builder] = vocabulary.builders
         self.persistent = vocabulary.persistent or self._opaque_persistent
@@ -430,8 +459,6 @@ class _Machine:
         # Entries come numbered in order, so a list holds them; others, which may have any number, go to `spill`.
         self.memo: list[Any] = []
         self.spill: dict[int, Any] = {}
-        # Tuples of integers that recur, as shapes and strides do; tensors of one shape share them.
-        self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.globals: dict[Global, Global] = {}
         self.opaque: dict[Global, None] = {}
 
@@ -454,11 +481,11 @@ class _Machine:
             raise self._error(UnsupportedError, str(reason)) from None
         except MalformedError as reason:
             raise self._error(CorruptError, str(reason)) from None
-        except (IndexError, struct.error):
-            if self.short or self.pos >= len(self.data):
-                raise self._error(
-                    TruncatedError, f"ends after {len(self.data) - self.start} bytes, unfinished"
-                ) from None
+        except (IndexError, struct.error) as error:
+            # A struct is only ever short of data; a list is short of what the pickle never put there.
+            if isinstance(error, struct.error) or self.short or self.pos >= len(self.data):
+                size = len(self.data) - self.start
+                raise self._error(TruncatedError, f"ends after {size} bytes, unfinished") from None
             raise self._error(CorruptError, "takes from the stack what is not there") from None
         return Loaded(value, self.pos, tuple(self.globals), tuple(self.opaque))
 
@@ -470,7 +497,7 @@ class _Machine:
         data, pos, size, lean = self.data, self.pos, len(self.data), self.lean
         stack, marks, memo = self.stack, self.marks, self.memo
         u32, i32 = _u32, _i32
-        call, rare, shapes = self.call, _RARE, self.shapes
+        call, rare = self.call, _RARE
         try:
             while True:
                 op = data[pos]
@@ -485,7 +512,10 @@ class _Machine:
                     value = stack[-1]
                     if lean:
                         after = data[pos]
-                        if 0x51 <= after <= 0x52 or (after == 0x74 and type(value) is OrderedDict):
+                        if type(value) is tuple:
+                            if after in _AFTER_TUPLES:
+                                value = _HOLE
+                        elif after == 0x74 and type(value) is OrderedDict:
                             value = _HOLE
                     if index == len(memo):
                         memo.append(value)
@@ -522,17 +552,9 @@ class _Machine:
                     pos += 4
                 elif op == 0x86:  # TUPLE2
                     second = stack.pop()
-                    first = stack[-1]
-                    if type(first) is int and type(second) is int:
-                        stack[-1] = shapes.get((first, second)) or self._shape((first, second))
-                    else:
-                        stack[-1] = (first, second)
+                    stack[-1] = (stack[-1], second)
                 elif op == 0x85:  # TUPLE1
-                    first = stack[-1]
-                    if type(first) is int:
-                        stack[-1] = shapes.get((first,)) or self._shape((first,))
-                    else:
-                        stack[-1] = (first,)
+                    stack[-1] = (stack[-1],)
                 elif op == 0x89:  # NEWFALSE
                     stack.append(False)
                 elif op == 0x29:  # EMPTY_TUPLE
@@ -555,7 +577,10 @@ class _Machine:
                     value = stack[-1]
                     if lean:
                         after = data[pos]
-                        if 0x51 <= after <= 0x52 or (after == 0x74 and type(value) is OrderedDict):
+                        if type(value) is tuple:
+                            if after in _AFTER_TUPLES:
+                                value = _HOLE
+                        elif after == 0x74 and type(value) is OrderedDict:
                             value = _HOLE
                     if self.spill:
                         self._put(len(memo) + len(self.spill), value)
@@ -644,9 +669,6 @@ class _Machine:
         items = self.stack
         self.stack = self.marks.pop()
         return items
-
-    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return self.shapes.setdefault(shape, shape) if len(self.shapes) < _SHAPES_KEPT else shape
 
     def _put(self, index: int, value: Any) -> None:
         memo = self.memo
@@ -752,8 +774,10 @@ class _Machine:
             raise MalformedError(f"sets an item of a {type(target).__name__}")
 
     def _append(self, target: Any, items: list[Any]) -> None:
-        if type(target) is list or type(target) is deque:
+        if type(target) is list:
             target.extend(items)
+        elif type(target) is deque:
+            self.deques.extend(target, items)
         elif type(target) is Opaque:
             target.appended.extend(items)
         else:

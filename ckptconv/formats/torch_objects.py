@@ -391,7 +391,10 @@ def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[tuple[str, str], Con
     leaf = construct(inner) if construct else NotImplemented
     if leaf is NotImplemented:
         return NotImplemented
-    return _described(leaf, _KINDS.get(cls, str(cls)), None, state)
+    kind = _KINDS.get(cls, str(cls))
+    if kind == "tensor" and type(state) is dict and state.get("_is_buffer") is True:
+        kind = "buffer"  # nn.Buffer makes a plain tensor with this attribute
+    return _described(leaf, kind, None, state)
 
 
 _SPARSE_PARTS = {

@@ -337,7 +337,9 @@ class _Archive:
     def _rooms(self) -> array.array[int]:
         """Where for each member the next thing begins, be it a member or the directory; it must end before that."""
         headers = self.headers
-        ends = array.array("Q", [*headers[1:], self._end][: len(headers)])
+        ends = headers[1:]
+        if headers:
+            ends.append(self._end)
         if any(map(operator.gt, headers, ends)):
             # Not in the order of the file.
             order = sorted(range(len(headers)), key=headers.__getitem__)
