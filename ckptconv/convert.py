@@ -281,7 +281,8 @@ def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, d
 def plan_optimizer(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
     """The plan for the optimizer states: nested as torch has them, with the weights' names for parameters. Pure.
 
-    A name that is tied to a parameter leads to the parameter's states in the alias record.
+    A name that is tied to a parameter leads to the parameter's states in the alias record. Half-precision states are
+    widened as the weights are by default, and never narrowed.
     """
     new_names = _new_names(source, source.weights, options)
     states = {new_names[name]: state for name, state in source.optimizer["state"].items() if name in new_names}
@@ -290,6 +291,8 @@ def plan_optimizer(source: Source, target: Target, options: Options) -> tuple[Pl
         for group in source.optimizer["param_groups"]
     ]
     flat, structure = keymap.flatten({"state": states, "param_groups": groups})
+    dtype = "keep" if options.dtype == "keep" else source.default_dtype
+    flat = {name: select.converted(name, tensor, dtype, widen_only=True) for name, tensor in flat.items()}
     aliases = {}
     for alias, owner in source.owners.items() if options.tied == "alias" else ():
         for key in states.get(new_names.get(owner, ""), {}) if alias in new_names else ():

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from . import kernels
-from .plan import Data, FilePlan, Part
+from .crc import combine
+from .plan import Data, FilePlan, Late, Literal
 from .storage import MAX_BUFFERS, Readers, Writer
 from .tensors import BLOCK, GAP, File, LazyTensor, Move, Runs
 
@@ -31,7 +33,7 @@ STACK = 512 << 10
 class Piece(NamedTuple):
     """Bytes `start` to `stop` of a part."""
 
-    part: Part
+    part: Literal | Data
     start: int
     stop: int
 
@@ -69,11 +71,18 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile
     """The work that makes `file`, in pieces of at most `unit` bytes."""
     pieces: list[Piece] = []
     start = at = 0
+    # A tile is no piece of anything whose CRC could be taken.
+    positioned = positioned and not file.digested
     for part in file.parts:
         if part.offset != at:
             raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
         size = part.nbytes
         at += size
+        if isinstance(part, Late):
+            if pieces:
+                yield Window(start, part.offset, pieces)
+            pieces, start = [], at
+            continue
         if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
             if pieces:
                 yield Window(start, part.offset, pieces)
@@ -101,8 +110,10 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile
 class _Worker:
     """One thread's buffers. `unit` is the size of a window; a tile may read twice as much."""
 
-    def __init__(self, readers: Readers, writer: Writer | None, unit: int) -> None:
+    def __init__(self, readers: Readers, writer: Writer | None, unit: int, digesting: bool = False) -> None:
         self.readers, self.writer, self.unit = readers, writer, unit
+        # By the name of the tensor: position, bytes and CRC-32 of every piece made.
+        self.digests: dict[str, list[tuple[int, int, int]]] | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
         self.scratch = memoryview(b"")
         self.junk = memoryview(bytearray(GAP))
@@ -117,6 +128,12 @@ class _Worker:
     def _fill(self, window: Window) -> int:
         out = self._assemble(window)
         self._write(window.start, out)
+        if self.digests is not None:
+            for part, start, stop in window.pieces:
+                if isinstance(part, Data):
+                    base = part.offset - window.start
+                    crc = zlib.crc32(out[base + start : base + stop])
+                    self.digests.setdefault(part.name, []).append((start, stop - start, crc))
         return len(out)
 
     def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
@@ -133,7 +150,7 @@ class _Worker:
         reads: dict[File, list[tuple[int, memoryview]]] = {}
         for part, start, stop in window.pieces:
             base = part.offset - window.start
-            if not isinstance(part, Data):
+            if isinstance(part, Literal):
                 out[base + start : base + stop] = part.data[start:stop]
                 continue
             for move in part.tensor.moves(start, stop, "output", self.unit):
@@ -210,7 +227,7 @@ def carry_out(
     # A worker holds a window and, for a tile, what it read (twice a window at most) and what a kernel made of it.
     unit = max(min(BLOCK, memory // jobs // 4) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
-    workers = [_Worker(readers, writer, unit) for _ in range(jobs)]
+    workers = [_Worker(readers, writer, unit, file.digested) for _ in range(jobs)]
     if jobs == 1:
         for task in queue:
             size = workers[0].run(task)
@@ -221,7 +238,22 @@ def carry_out(
     total = Tally()
     for worker in workers:
         total.add(worker.tally)
+    if file.digested:
+        digests = _digests(workers)
+        for part in file.parts:
+            if isinstance(part, Late):
+                writer.write_at(part.offset, memoryview(part.make(digests)))
+                total.bytes_written += part.nbytes
     return total
+
+
+def _digests(workers: Sequence[_Worker]) -> dict[str, int]:
+    """The CRC-32 of every tensor that is not empty, by name."""
+    pieces: dict[str, list[tuple[int, int, int]]] = {}
+    for worker in workers:
+        for name, made in (worker.digests or {}).items():
+            pieces.setdefault(name, []).extend(made)
+    return {name: combine(made) for name, made in pieces.items()}
 
 
 def same(one: LazyTensor, other: LazyTensor, readers: Readers) -> bool:

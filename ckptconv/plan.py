@@ -7,7 +7,7 @@ in any process that sees the inputs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -39,7 +39,19 @@ class Data:
         return self.tensor.nbytes
 
 
-Part: TypeAlias = Literal | Data
+@dataclass(frozen=True, slots=True)
+class Late:
+    """`nbytes` bytes that are known only when the data is: `make` gives them, from the CRC-32 of each tensor by name.
+
+    It is a function of a module, or a `functools.partial` of one, so that it can be pickled.
+    """
+
+    offset: int
+    nbytes: int
+    make: Callable[[Mapping[str, int]], bytes]
+
+
+Part: TypeAlias = Literal | Data | Late
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,11 @@ class FilePlan:
     name: str
     size: int
     parts: tuple[Part, ...]
+
+    @property
+    def digested(self) -> bool:
+        """Whether something in it depends on the CRC-32 of its data."""
+        return any(isinstance(part, Late) for part in self.parts)
 
     @property
     def tensors(self) -> int:
