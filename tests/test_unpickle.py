@@ -14,7 +14,6 @@ import sys
 import time
 import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -381,7 +380,7 @@ def attacks(canary: str) -> dict[str, bytes]:
         "OBJ": b"(cos\nsystem\n" + touch_text + b"o.",
         "NEWOBJ": b"cbuiltins\nlist\n(cbuiltins\nmap\n(cbuiltins\nexec\n(" + code_text + b"lt\x81tR.",
         "Python 2's name": b"c__builtin__\neval\n(" + code_text.replace(b".close()", b"") + b"tR.",
-        "a dotted name": short("pathlib") + short("Path.touch") + b"\x93" + short("pathlib") + short("Path") + b"\x93"
+        "a dotted name": b"\x80\x04" + short("pathlib") + short("Path.touch") + b"\x93" + short("pathlib") + short("Path") + b"\x93"
         + short(canary) + b"\x85R\x85R.",
         "a name from the memo": short("system") + b"\x940" + short("os") + b"h\0\x93" + short(touch) + b"\x85R.",
         "a result that is called": b"cfunctools\npartial\n(cbuiltins\nexec\n" + code_text + b"tR)R.",
