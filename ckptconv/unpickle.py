@@ -141,6 +141,8 @@ _TUPLES = frozenset((tuple, Size, Global, TorchConstant, NumpyScalar, frozenset)
 # Integers below this are their own hash.
 _SMALL = 1 << 60
 _DEQUES_DEEP = 100
+# The memory of an empty one, in empty lists.
+_SET_COST, _DEQUE_COST = 3, 8
 
 
 class _Keys:
@@ -220,7 +222,8 @@ class _Keys:
 class _Deques:
     """Extends deques. Python frees a deque inside a deque by recursion in C, and crashes where there are too many."""
 
-    def __init__(self) -> None:
+    def __init__(self, charge: Callable[[int], None]) -> None:
+        self.charge = charge
         # By identity: how many deques are in one another, and which are inside another.
         self._levels: dict[int, int] = {}
         self._inner: set[int] = set()
@@ -341,6 +344,7 @@ def _deque(args: tuple[Any, ...], deques: _Deques) -> Any:
     items, maxlen = (*args, None)[:2] if args else ((), None)
     if type(items) not in _SEQUENCES or not (maxlen is None or (type(maxlen) is int and 0 <= maxlen < 1 << 62)):
         return NotImplemented
+    deques.charge(_DEQUE_COST)
     made: deque[Any] = deque(maxlen=maxlen)
     deques.extend(made, items)
     return made
@@ -448,11 +452,13 @@ class _Machine:
         self.limits = limits
         self.lean = lean
         self.keys = _Keys(limits, len(data) - start)
-        self.deques = _Deques()
+        self.deques = _Deques(self.charge)
         self.constructors: dict[Any, Constructor] = {**_python(self.keys, self.deques), **vocabulary.constructors}
         self.constants: dict[Any, Any] = {**_CONSTANTS, **vocabulary.constants}
         self.builders: Mapping[Any, Builder] = vocabulary.builders
         self.persistent = vocabulary.persistent or self._opaque_persistent
+        # How many more containers and objects may be made. Empty ones are a byte or two each, and take hundreds.
+        self.room = 1_000_000 + (len(data) - start) // 4
         self.stack: list[Any] = []
         # Stacks below the marks; MARK starts a new stack.
         self.marks: list[list[Any]] = []
@@ -587,6 +593,7 @@ class _Machine:
                     else:
                         memo.append(value)
                 elif op == 0x7D:  # EMPTY_DICT
+                    self.charge(1)
                     stack.append({})
                 elif op == 0x73:  # SETITEM
                     value = stack.pop()
@@ -605,6 +612,7 @@ class _Machine:
                 elif op == 0x88:  # NEWTRUE
                     stack.append(True)
                 elif op == 0x5D:  # EMPTY_LIST
+                    self.charge(1)
                     stack.append([])
                 elif op == 0x61:  # APPEND
                     value = stack.pop()
@@ -640,6 +648,12 @@ class _Machine:
         """To raise where a length goes beyond the data."""
         self.short = True
         return IndexError()
+
+    def charge(self, count: int) -> None:
+        """Count what is made, larger things several times."""
+        self.room -= count
+        if self.room < 0:
+            raise ExcessiveError("makes more objects than its length can be about")
 
     def take(self, length: int) -> bytes:
         """The next `length` bytes of the pickle."""
@@ -696,6 +710,7 @@ class _Machine:
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         """The value of a call, or an `Opaque` that remembers it."""
+        self.charge(1)
         if type(args) is not tuple:
             if not isinstance(args, tuple):
                 raise MalformedError("calls something with arguments that are not a tuple")
@@ -965,6 +980,11 @@ def _dict(machine: _Machine) -> None:
     machine.stack.append(made)
 
 
+def _empty_set(machine: _Machine) -> None:
+    machine.charge(_SET_COST)
+    machine.stack.append(set())
+
+
 def _add_items(machine: _Machine) -> None:
     items = machine.above_mark()
     target = machine.stack[-1]
@@ -1070,7 +1090,7 @@ _RARE: dict[int, Callable[[_Machine], None]] = {
     # containers
     ord("l"): _push(lambda m: m.above_mark()),
     ord("d"): _dict,
-    0x8F: _push(lambda m: set()),
+    0x8F: _empty_set,
     0x90: _add_items,
     0x91: _push(lambda m: frozenset(m.keys.set_of(m.above_mark()))),
     # numbers

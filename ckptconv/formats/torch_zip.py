@@ -32,6 +32,8 @@ _STORAGES = "data/"
 # A million tensors take a seventh of this, and their directory a tenth.
 MAX_PICKLE = 1 << 30
 MAX_DIRECTORY = 1 << 30
+# Descriptions of checkpoints deflate to a tenth.
+_SMALL, _MAX_RATIO = 1 << 20, 100
 
 # The parts of a zip archive, and what each begins with.
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -471,8 +473,9 @@ class _Archive:
                 raise self.corrupt(f"it has no member {name[:100]!r}")
             return default
         size, method = self.sizes[row], self.methods[row]
-        if size > MAX_PICKLE:
-            raise LimitError(f"{self.file.path}: {name[:100]!r} has {size} bytes; at most {MAX_PICKLE} are read.")
+        most = min(MAX_PICKLE, _SMALL + _MAX_RATIO * self.packed[row])
+        if size > most:
+            raise LimitError(f"{self.file.path}: {name[:100]!r} has {size} bytes; at most {most} are read.")
         self.locate([(name, row)])
         data = self.read_at(self.payloads[row], self.packed[row])
         if method == _DEFLATED:
