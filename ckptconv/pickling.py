@@ -1,0 +1,294 @@
+"""Writes pickles, of protocol 2 as torch.save does: a tree in, bytes out. The inverse of `unpickle`.
+
+Classes and functions are written by name and never looked up, so that a pickle of torch's objects needs no torch.
+Shared and cyclic containers stay so. Nothing recurses: a tree may be as deep as it likes.
+Source: CPython's `Lib/pickle.py`; what each type becomes is what Python 3 writes at protocol 2.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from .errors import UsageError
+from .tree import Global, NumpyArray, NumpyScalar, Size, TorchConstant
+
+_BATCH = 1000
+
+
+class PersistentId(NamedTuple):
+    """What torch's loader resolves by itself: a storage."""
+
+    value: tuple[Any, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """An object by what makes it: `function` of `args`, then a BUILD with `state`, then elements or items."""
+
+    function: Global
+    args: tuple[Any, ...]
+    state: Any = None
+    appended: Iterable[Any] = ()
+    items: Iterable[tuple[Any, Any]] = ()
+
+
+# Turns what Python has no plain type for, a tensor above all, into a `Call`, a `Global`, or None if it cannot.
+Reducer: TypeAlias = Callable[[Any], Any]
+
+
+def dumps(tree: Any, reducer: Reducer = lambda value: None) -> bytes:
+    """`tree` as a pickle. Raises UsageError for a value that has no form in a pickle."""
+    return _Pickler(reducer).run(tree)
+
+
+_CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
+_TUPLES = {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}
+
+
+class _Pickler:
+    """The bytes so far, and the work ahead: bytes to write, values to save, or steps to take, the next one last."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self.reducer = reducer
+        self.out: list[bytes] = []
+        self.work: list[Any] = []
+        # By identity, with the object so that it stays alive; strings and globals by value.
+        self.memo: dict[int, tuple[int, Any]] = {}
+        self.texts: dict[Any, int] = {}
+        self.count = 0
+
+    def run(self, tree: Any) -> bytes:
+        self.out.append(b"\x80\x02")
+        self.work.append(_Save(tree))
+        while self.work:
+            step = self.work.pop()
+            if type(step) is bytes:
+                self.out.append(step)
+            elif type(step) is _Save:
+                self.save(step.value)
+            else:
+                step()
+        self.out.append(b".")
+        return b"".join(self.out)
+
+    def next(self, *steps: Any) -> None:
+        """Do these next, in this order."""
+        self.work.extend(reversed(steps))
+
+    # The memo -------------------------------------------------------------------------------------------------
+
+    def put(self) -> bytes:
+        """Remember the top of the stack under the next number."""
+        number, self.count = self.count, self.count + 1
+        return b"q%c" % number if number < 256 else b"r" + struct.pack("<I", number)
+
+    @staticmethod
+    def get(number: int) -> bytes:
+        return b"h%c" % number if number < 256 else b"j" + struct.pack("<I", number)
+
+    def remember(self, value: Any) -> bytes:
+        self.memo[id(value)] = (self.count, value)
+        return self.put()
+
+    # Values ---------------------------------------------------------------------------------------------------
+
+    def save(self, value: Any) -> None:
+        kind = type(value)
+        if value is None or kind is bool:
+            self.out.append(_CONSTANTS[value])
+        elif kind is int:
+            self.out.append(_integer(value))
+        elif kind is str:
+            self.text(value)
+        elif kind is float:
+            self.out.append(b"G" + struct.pack(">d", value))
+        elif kind is Global:
+            self.named(value)
+        elif kind is PersistentId:
+            self.next(_Save(value.value), b"Q")
+        elif id(value) in self.memo:
+            self.out.append(self.get(self.memo[id(value)][0]))
+        elif kind is tuple:
+            self.tuple(value)
+        elif kind is dict:
+            self.next(b"}" + self.remember(value), *_batches(value.items(), b"s", b"u"))
+        elif kind is list:
+            self.next(b"]" + self.remember(value), *_batches(((each,) for each in value), b"a", b"e"))
+        elif kind is Call:
+            self.call(value, value)
+        else:
+            self.call(value, self.reduced(value))
+
+    def reduced(self, value: Any) -> Call:
+        made = _reduce(value)
+        if made is None:
+            made = self.reducer(value)
+        if made is None:
+            raise UsageError(f"A value of type {type(value).__name__} cannot be written into a pickle.")
+        return made if type(made) is Call else Call(Global("", ""), (made,))
+
+    def call(self, value: Any, made: Call) -> None:
+        if not made.function.name:  # a name alone
+            self.next(_Save(made.args[0]))
+            return
+        build = () if made.state is None else (_Save(made.state), b"b")
+        self.next(
+            _Save(made.function),
+            _Save(made.args),
+            # What it is made from may hold it, only by way of its state or its elements.
+            lambda: self.out.append(b"R" + self.remember(value)),
+            *_batches(((each,) for each in made.appended), b"a", b"e"),
+            *_batches(made.items, b"s", b"u"),
+            *build,
+        )
+
+    def tuple(self, value: tuple[Any, ...]) -> None:
+        if not value:
+            self.out.append(b")")
+            return
+
+        def finish() -> None:
+            known = self.memo.get(id(value))
+            if known:  # it holds itself, and was saved while its elements were
+                self.out.append(b"0" * len(value) if len(value) <= 3 else b"1")
+                self.out.append(self.get(known[0]))
+            else:
+                self.out.append(_TUPLES.get(len(value), b"t") + self.remember(value))
+
+        self.next(b"" if len(value) <= 3 else b"(", *map(_Save, value), finish)
+
+    def text(self, value: str) -> None:
+        number = self.texts.get(value)
+        if number is not None:
+            self.out.append(self.get(number))
+            return
+        raw = value.encode("utf-8", "surrogatepass")
+        self.texts[value] = self.count
+        self.out.append(b"X" + struct.pack("<I", len(raw)) + raw + self.put())
+
+    def named(self, value: Global) -> None:
+        number = self.texts.get(value)
+        if number is not None:
+            self.out.append(self.get(number))
+            return
+        self.texts[value] = self.count
+        self.out.append(b"c" + f"{value.module}\n{value.name}\n".encode() + self.put())
+
+
+class _Save(NamedTuple):
+    value: Any
+
+
+def _batches(entries: Iterable[tuple[Any, ...]], one: bytes, many: bytes) -> Iterable[Any]:
+    """The steps that add `entries` to a container: by one opcode where there is one, else in batches."""
+    batch: list[tuple[Any, ...]] = []
+    for entry in entries:
+        batch.append(entry)
+        if len(batch) == _BATCH:
+            yield from (b"(", *(_Save(value) for each in batch for value in each), many)
+            batch = []
+    if len(batch) == 1:
+        yield from (*map(_Save, batch[0]), one)
+    elif batch:
+        yield from (b"(", *(_Save(value) for each in batch for value in each), many)
+
+
+def _integer(value: int) -> bytes:
+    if 0 <= value < 1 << 8:
+        return b"K%c" % value
+    if 0 <= value < 1 << 16:
+        return b"M" + struct.pack("<H", value)
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + struct.pack("<i", value)
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return (b"\x8a%c" % len(raw) if len(raw) < 256 else b"\x8b" + struct.pack("<I", len(raw))) + raw
+
+
+# --------------------------------------------------------------------------------------- what each type is made from
+
+
+def _builtin(name: str) -> Global:
+    return Global("__builtin__", name)
+
+
+def _latin(data: bytes | bytearray) -> str:
+    return bytes(data).decode("latin-1")
+
+
+def _bytes(value: bytes) -> Call:
+    return Call(Global("_codecs", "encode"), (_latin(value), "latin1")) if value else Call(_builtin("bytes"), ())
+
+
+def _bytearray(value: bytearray) -> Call:
+    return Call(_builtin("bytearray"), (_latin(value), "latin-1") if value else ())
+
+
+def _deque(value: deque[Any]) -> Call:
+    args = () if value.maxlen is None else ((), value.maxlen)
+    return Call(Global("collections", "deque"), args, appended=value)
+
+
+def _defaultdict(value: defaultdict[Any, Any]) -> Call:
+    factory = value.default_factory
+    args = () if factory is None else (_builtin(getattr(factory, "__name__", "")),)
+    return Call(Global("collections", "defaultdict"), args, items=value.items())
+
+
+def _ordered(value: OrderedDict[Any, Any]) -> Call:
+    return Call(Global("collections", "OrderedDict"), (), state=vars(value) or None, items=value.items())
+
+
+def _constant(value: TorchConstant) -> Any:
+    if value.kind == "device":
+        name, colon, index = value.name.partition(":")
+        return Call(Global("torch", "device"), (name, int(index)) if colon else (name,))
+    if value.kind == "layout":
+        return Call(Global("torch.serialization", "_get_layout"), (f"torch.{value.name}",))
+    return Global("torch", value.name)
+
+
+def _numpy_dtype(dtype: str) -> Call:
+    order, kind, digits = dtype[0], dtype[1], dtype[2:]
+    size = int(digits) if kind in "SUV" else -1
+    element = size * 4 if kind == "U" else size
+    state = (3, order, None, None, None, element, 4 if kind == "U" else 1 if size > 0 else -1, 0)
+    return Call(Global("numpy", "dtype"), (kind + digits, False, True), state=state)
+
+
+def _numpy_scalar(value: NumpyScalar) -> Call:
+    return Call(Global("numpy.core.multiarray", "scalar"), (_numpy_dtype(value.dtype), value.data))
+
+
+def _numpy_array(value: NumpyArray) -> Call:
+    state = (1, value.shape, _numpy_dtype(value.dtype), value.order == "F", value.data)
+    return Call(Global("numpy.core.multiarray", "_reconstruct"), (Global("numpy", "ndarray"), (0,), b"b"), state=state)
+
+
+_REDUCTIONS: dict[type, Callable[[Any], Any]] = {
+    bytes: _bytes,
+    bytearray: _bytearray,
+    complex: lambda value: Call(_builtin("complex"), (value.real, value.imag)),
+    set: lambda value: Call(_builtin("set"), (list(value),)),
+    frozenset: lambda value: Call(_builtin("frozenset"), (list(value),)),
+    range: lambda value: Call(_builtin("xrange"), (value.start, value.stop, value.step)),
+    slice: lambda value: Call(_builtin("slice"), (value.start, value.stop, value.step)),
+    type(...): lambda value: _builtin("Ellipsis"),
+    deque: _deque,
+    defaultdict: _defaultdict,
+    OrderedDict: _ordered,
+    Counter: lambda value: Call(Global("collections", "Counter"), (dict(value),)),
+    Size: lambda value: Call(Global("torch", "Size"), (tuple(value),)),
+    TorchConstant: _constant,
+    NumpyScalar: _numpy_scalar,
+    NumpyArray: _numpy_array,
+}
+
+
+def _reduce(value: Any) -> Any:
+    """What makes a value of a type that has no opcode; None for types that are not known here."""
+    made = _REDUCTIONS.get(type(value))
+    return None if made is None else made(value)
