@@ -62,7 +62,9 @@ def saved(value: Any, tmp_path: Path, name: str = "model.pt", **kwargs: Any) -> 
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A tensor may count as contiguous and still have a stride of 0, which `view` does not like.
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype)
+    plain.copy_(tensor.detach())
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
@@ -692,7 +694,8 @@ junk = st.recursive(
     | st.sampled_from([
         STORAGE, Size((2, 3)), TorchConstant("dtype", "float32"), TorchConstant("dtype", "int3"), OrderedDict(),
         TorchConstant("layout", "sparse_coo"), Global("torch", "FloatStorage"),
-        Opaque(Global("numpy", "dtype"), ("f8",)), Global("torch._utils", "_rebuild_tensor_v2"), Global("numpy", "ndarray"), Composite("meta", {}),
+        Opaque(Global("numpy", "dtype"), ("f8",)),
+        Global("torch._utils", "_rebuild_tensor_v2"), Global("numpy", "ndarray"), Composite("meta", {}),
         Tagged(Stored(File("a", 9), 0, F32, (2,), (1,)), tensors.TensorFacts()), NumpyArray("<f4", (1,), "C", b"1234"),
         (STORAGE, 0, (2,), (1,), False, None), {"conj": True}, "storage", "torch.strided",
     ]),

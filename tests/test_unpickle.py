@@ -587,7 +587,8 @@ def test_damaged_pickles_are_read_or_refused_in_words(data):
             pickled[at:at] = data.draw(st.binary(max_size=6))
         else:
             del pickled[at : at + data.draw(st.integers(1, 4))]
-    assert refusal(bytes(pickled)).startswith(("a.pkl: the pickle ", ""))
+    refused = refusal(bytes(pickled))
+    assert not refused or refused.startswith("a.pkl: the pickle ")
 
 
 opcodes = st.sampled_from([opcode.code.encode("latin-1") for opcode in pickletools.opcodes])
@@ -604,7 +605,8 @@ programs = st.lists(
 @given(programs.map(b"".join))
 @settings(deadline=None, max_examples=400)
 def test_any_program_at_all(program):
-    assert refusal(program + b".").startswith(("a.pkl: the pickle ", ""))
+    refused = refusal(program + b".")
+    assert not refused or refused.startswith("a.pkl: the pickle ")
 
 
 # ------------------------------------------------------------------------------------------------------------- bombs
