@@ -1,0 +1,100 @@
+"""The key mapper: a state dict as named tensors and one JSON record, and back again exactly.
+
+`flatten` gives every tensor of a tree a name made for people, and describes the tree itself, containers, keys and plain
+values, in the structure record: data that is never executed. `unflatten` puts the tensors back. Trees may be deep,
+cyclic, or share anything. Pure: no tensor data is read, and nothing that a record names is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any
+
+from . import live
+from .structure import dump, name_of, parse, tensors_of
+from .structure_reader import Decoder
+from .structure_writer import Encoder
+from .tensors import DTYPE_RANK, LazyTensor
+
+
+def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str | None]:
+    """`tree` as {name: tensor} in the order of the tree, and its structure record.
+
+    The record is None where `unflatten(flat, None)` gives exactly the same tree once `flat` has been through a
+    safetensors file: a dict of strings to ordinary tensors, in file order, or in any order without `keep_order`.
+    `LazyTensor`s come out untagged; torch tensors detached, sharing their memory. Live torch and numpy values are
+    recorded as their nodes in `tree`; objects of other classes as `Opaque`, made from what they would be pickled as.
+    Raises UsageError for an object that has no such form.
+    """
+    encoder = Encoder()
+    encoder.survey(tree)
+    root = encoder.encode(tree)
+    flat = encoder.flat
+    if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(flat)):
+        return flat, None
+    return flat, dump(root, encoder.nodes, encoder.storages)
+
+
+def unflatten(flat: Mapping[str, Any], structure: str | None, *, live_values: bool | None = None) -> Any:
+    """The tree that `structure` describes, with its tensors from `flat`: LazyTensors, torch tensors or numpy arrays.
+
+    LazyTensors come back `Tagged` where the record knows more of them than their bytes. torch tensors come back as
+    parameters, with their attributes, and sharing memory as the record says; they may share it with `flat`. Constants
+    of torch and numpy values become live objects if `live_values`; by default where torch is imported and no tensor is
+    lazy. Nothing else that the record names is made: it stays `Global` and `Opaque`.
+
+    Raises UnsupportedError for a version that is not known, CorruptError for a record that is malformed or does not fit
+    `flat`, LimitError for one that is built to take forever.
+    """
+    if structure is None:
+        return dict(flat)
+    if live_values is None:
+        live_values = live.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
+    return Decoder(parse(structure), flat, live_values).tree()
+
+
+def remap(
+    structure: str | None, renames: Mapping[str, str | None], aliases: Mapping[str, str] | None = None
+) -> str | None:
+    """The record for tensors of other names: first `renames` {old: new, or None: left out}, then `aliases`
+    {removed: kept} among the new names. Names that are in neither stay.
+
+    Keys of the tree are not names, and stay. A tensor left out is missing from the tree: the entry of a dict is absent,
+    and None stands in a sequence. None stays None: what is left of a plain dict under new names is a plain dict; use
+    `plain_record` before to keep its keys. Raises CorruptError for a malformed record.
+    """
+    if structure is None or not (aliases or any(old != new for old, new in renames.items())):
+        return structure
+    record = parse(structure)
+    for leaf, implied in tensors_of(record):
+        if "dropped" in leaf:
+            continue
+        old = name_of(leaf, implied)
+        new = renames.get(old, old)
+        facts = {key: value for key, value in leaf.items() if key != "name"}
+        leaf.clear()
+        if new is None:
+            leaf["dropped"] = old
+            continue
+        new = (aliases or {}).get(new, new)
+        if new != implied:
+            leaf["name"] = new
+        leaf.update(facts)
+    return dump(record.root, record.nodes, record.storages)
+
+
+def plain_record(names: Iterable[str]) -> str:
+    """The record of a plain dict of tensors with these keys, in this order."""
+    return dump(["dict", *chain.from_iterable((name, {}) for name in names)], [], [])
+
+
+def _is_plain(root: Sequence[Any]) -> bool:
+    return all(type(key) is str for key in islice(root, 1, None, 2)) and all(
+        value == {} for value in islice(root, 2, None, 2)
+    )
+
+
+def _in_file_order(flat: Mapping[str, Any]) -> bool:
+    places = [(-DTYPE_RANK.get(live.dtype_name(tensor), -1), name) for name, tensor in flat.items()]
+    return all(before < after for before, after in zip(places, islice(places, 1, None), strict=False))

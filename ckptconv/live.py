@@ -1,0 +1,461 @@
+"""Live torch and numpy objects, and the nodes of `tree` that stand for them.
+
+Neither library is imported here: an object of a library that is not imported cannot be in a tree. Nothing is made from
+a name that was read, unless it is in a table of constants of these libraries.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from .errors import UsageError
+from .tensors import DType, TensorFacts, is_contiguous
+from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+
+# A storage is rebuilt for its views unless that takes this many times the memory of the views themselves.
+_SPREAD = 64
+_SPARE = 1 << 20
+
+
+def is_imported() -> bool:
+    """Whether torch is there."""
+    return sys.modules.get("torch") is not None
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `value` is a tensor of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def dtype_name(tensor: Any) -> str:
+    """The name of the dtype of a LazyTensor or a tensor of torch, as in `tensors.DTYPES`; of others as they say."""
+    dtype = tensor.dtype
+    return dtype.name if type(dtype) is DType else str(dtype).removeprefix("torch.")
+
+
+# ---------------------------------------------------------------------------------------------------- live to inert
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor of torch is elements in a storage, so that it can be stored as they are."""
+    torch = sys.modules["torch"]
+    return bool(
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and tensor.device.type != "meta"
+    )
+
+
+def bare(tensor: Any) -> tuple[Any, TensorFacts]:
+    """A plain tensor of torch detached, and what its bytes do not tell. Raises UsageError if it has no storage."""
+    torch = sys.modules["torch"]
+    kind = type(tensor)
+    attributes = vars(tensor) or None
+    data = tensor
+    if tensor.requires_grad or kind is not torch.Tensor or attributes:
+        data = tensor.detach().as_subclass(torch.Tensor)
+    # What torch keeps as a flag is no different from the values it stands for.
+    data = data.resolve_conj().resolve_neg()
+    try:
+        storage = data.untyped_storage()
+        address, nbytes = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise UsageError(f"A {_class_name(kind)} has no data of its own that could be stored: {error}.") from error
+    shares = address and data.numel()
+    return data, TensorFacts(
+        _tensor_kind(tensor),
+        tensor.requires_grad,
+        attributes,
+        (str(data.device), address) if shares else None,
+        nbytes,
+        data.storage_offset(),
+        tuple(data.stride()),
+    )
+
+
+def _tensor_kind(tensor: Any) -> str:
+    torch = sys.modules["torch"]
+    kind = type(tensor)
+    if kind is torch.nn.Parameter:
+        return "parameter"
+    if kind is torch.Tensor:
+        return "buffer" if getattr(tensor, "_is_buffer", False) else "tensor"
+    return _class_name(kind)
+
+
+def _class_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def inert(value: Any) -> Any:
+    """The node that stands for a live object: a constant, a numpy value, a tensor in parts, or an `Opaque`.
+
+    An object of any other class is asked what it would be pickled as. Raises UsageError if it cannot say.
+    """
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None:
+        if isinstance(value, torch.Size):
+            return Size(value)
+        for kind, types in _constant_types().items():
+            if isinstance(value, types):
+                return TorchConstant(kind, str(value).removeprefix("torch."))
+        if isinstance(value, torch.Tensor):
+            return _composite(value)
+    if numpy is not None:
+        if isinstance(value, numpy.generic) and _is_simple(value.dtype):
+            return NumpyScalar(value.dtype.str, value.tobytes())
+        if type(value) is numpy.ndarray and _is_simple(value.dtype):
+            order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+            return NumpyArray(value.dtype.str, value.shape, order, value.tobytes(order))
+    if isinstance(value, (type, FunctionType)) or (
+        isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, (ModuleType, type(None)))
+    ):
+        return Global(value.__module__ or "builtins", value.__qualname__)
+    return _reduced(value)
+
+
+def _reduced(value: Any) -> Global | Opaque:
+    try:
+        reduced = value.__reduce_ex__(4)
+    except Exception as error:
+        raise UsageError(
+            f"The tree holds a {_class_name(type(value))}, which cannot be recorded as data: {error}.",
+            "Take it out, or put its contents into plain containers.",
+        ) from error
+    if isinstance(reduced, str):
+        return Global(value.__module__, reduced)
+    function, args, state, appended, items = (*reduced, None, None, None)[:5]
+    kwargs, call = None, "reduce"
+    if getattr(function, "__module__", None) == "copyreg":
+        if function.__name__ == "__newobj__":
+            function, args, call = args[0], args[1:], "newobj"
+        elif function.__name__ == "__newobj_ex__":
+            (function, args, kwargs), call = args, "newobj_ex"
+    return Opaque(
+        function, args, kwargs, call, [] if state is None else [state], list(appended or ()), list(items or ())
+    )
+
+
+def _is_simple(dtype: Any) -> bool:
+    """Whether numpy's own dtype string says all about a dtype, and its elements are bytes."""
+    return dtype.kind in "biufcmMSU" or (dtype.str[1] == "V" and dtype.names is None and dtype.type.__name__ == "void")
+
+
+@functools.cache
+def _constant_types() -> dict[str, type]:
+    torch = sys.modules["torch"]
+    return {kind: getattr(torch, kind) for kind in ("dtype", "device", "layout", "qscheme", "memory_format")}
+
+
+# ------------------------------------------------------------------------------------------- tensors made of several
+
+
+# Layouts of compressed sparse tensors, with the names of their two index tensors.
+_COMPRESSED = {
+    "sparse_csr": ("crow_indices", "col_indices"),
+    "sparse_csc": ("ccol_indices", "row_indices"),
+    "sparse_bsr": ("crow_indices", "col_indices"),
+    "sparse_bsc": ("ccol_indices", "row_indices"),
+}
+
+
+def _composite(tensor: Any) -> Composite:
+    """The parts of a tensor that is not plain. Raises UsageError for a kind that has no known parts."""
+    torch = sys.modules["torch"]
+    kind = "meta" if tensor.device.type == "meta" else str(tensor.layout).removeprefix("torch.")
+    if tensor.is_quantized:
+        kind = "quantized"
+    elif tensor.is_nested and tensor.layout is torch.strided:
+        kind = "nested"
+    take_apart = _PARTS.get(kind)
+    if take_apart is None:
+        raise UsageError(
+            f"The tree holds a tensor of layout {tensor.layout} that is not made of plain tensors.",
+            "Convert it to a dense tensor first.",
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sparse and quantized tensors warn that they are in beta, or deprecated
+        parts = take_apart(tensor.detach())
+    if tensor.requires_grad or kind == "meta":
+        parts["requires_grad"] = tensor.requires_grad
+    if vars(tensor):
+        parts["attributes"] = vars(tensor)
+    if _tensor_kind(tensor) != "tensor":
+        parts["class"] = _tensor_kind(tensor)
+    return Composite(kind, parts)
+
+
+def _quantized_parts(tensor: Any) -> dict[str, Any]:
+    parts = {"values": tensor.int_repr(), "qscheme": tensor.qscheme()}
+    if tensor.qscheme() == sys.modules["torch"].per_tensor_affine:
+        return parts | {"scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
+    return parts | {
+        "scales": tensor.q_per_channel_scales(),
+        "zero_points": tensor.q_per_channel_zero_points(),
+        "axis": tensor.q_per_channel_axis(),
+    }
+
+
+# The parts of each kind of composite, as a pickle has them.
+_PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "meta": lambda t: {"dtype": t.dtype, "shape": Size(t.shape), "strides": tuple(t.stride())},
+    "sparse_coo": lambda t: {
+        "indices": t._indices(),
+        "values": t._values(),
+        "shape": Size(t.shape),
+        "is_coalesced": t.is_coalesced(),
+    },
+    "nested": lambda t: {
+        "values": t.values(),
+        "sizes": t._nested_tensor_size(),
+        "strides": t._nested_tensor_strides(),
+        "storage_offsets": t._nested_tensor_storage_offsets(),
+    },
+    "quantized": _quantized_parts,
+} | {
+    layout: lambda t, indices=indices: (
+        {name: getattr(t, name)() for name in (*indices, "values")} | {"shape": Size(t.shape)}
+    )
+    for layout, indices in _COMPRESSED.items()
+}
+
+# How each kind of composite is made of its parts, by the names of these.
+_MAKERS: dict[tuple[str, frozenset[str]], Callable[[Any, dict[str, Any]], Any]] = {
+    ("meta", frozenset({"dtype", "shape", "strides"})): lambda torch, p: torch.empty_strided(
+        p["shape"], p["strides"], dtype=p["dtype"], device="meta"
+    ),
+    ("sparse_coo", frozenset({"indices", "values", "shape"})): lambda torch, p: torch.sparse_coo_tensor(
+        p["indices"], p["values"], p["shape"], check_invariants=True
+    ),
+    ("sparse_coo", frozenset({"indices", "values", "shape", "is_coalesced"})): lambda torch, p: torch.sparse_coo_tensor(
+        p["indices"], p["values"], p["shape"], is_coalesced=p["is_coalesced"], check_invariants=True
+    ),
+    ("nested", frozenset({"values", "sizes", "strides", "storage_offsets"})): lambda torch, p: (
+        torch._nested_view_from_buffer(p["values"], p["sizes"], p["strides"], p["storage_offsets"])
+    ),
+    ("quantized", frozenset({"values", "qscheme", "scale", "zero_point"})): lambda torch, p: (
+        torch._make_per_tensor_quantized_tensor(p["values"], p["scale"], p["zero_point"])
+    ),
+    ("quantized", frozenset({"values", "qscheme", "scales", "zero_points", "axis"})): lambda torch, p: (
+        torch._make_per_channel_quantized_tensor(p["values"], p["scales"], p["zero_points"], p["axis"])
+    ),
+} | {
+    (layout, frozenset({*indices, "values", "shape"})): lambda torch, p, layout=layout, indices=indices: (
+        torch.sparse_compressed_tensor(
+            *(p[name] for name in indices),
+            p["values"],
+            p["shape"],
+            layout=getattr(torch, layout),
+            check_invariants=True,
+        )
+    )
+    for layout, indices in _COMPRESSED.items()
+}
+
+
+def _assemble(node: Composite) -> Any:
+    """The tensor of torch that `node` describes, without attributes; `node` itself if its parts are not known ones."""
+    torch = sys.modules["torch"]
+    parts = dict(node.parts)
+    kind, grad, _ = (parts.pop(name, None) for name in ("class", "requires_grad", "attributes"))
+    make = _MAKERS.get((node.kind, frozenset(parts)))
+    if make is None:
+        return node
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            made = make(torch, parts)
+            if kind == "parameter":
+                return torch.nn.Parameter(made, requires_grad=bool(grad))
+            return made.requires_grad_() if grad else made
+        except (RuntimeError, TypeError, ValueError):
+            return node
+
+
+# ---------------------------------------------------------------------------------------------------- inert to live
+
+_NUMPY_DTYPE = re.compile(r"[<>|=](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,2}\])?)")
+
+
+@functools.cache
+def _constants() -> dict[tuple[str, str], Any]:
+    torch = sys.modules["torch"]
+    types = _constant_types()
+    return {
+        (kind, str(value).removeprefix("torch.")): value
+        for kind in ("dtype", "layout", "qscheme", "memory_format")
+        for value in vars(torch).values()
+        if isinstance(value, types[kind])
+    }
+
+
+def revived(node: Any) -> Any:
+    """The live object that `node` stands for; `node` itself where there is none."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    kind = type(node)
+    if torch is not None:
+        if kind is Size:
+            return torch.Size(node)
+        if kind is Composite:
+            return _assemble(node)
+        if kind is TorchConstant and node.kind == "device":
+            try:
+                return torch.device(node.name)
+            except RuntimeError:
+                return node
+        if kind is TorchConstant:
+            return _constants().get(node, node)
+    if numpy is not None and kind in (NumpyScalar, NumpyArray) and _NUMPY_DTYPE.fullmatch(node.dtype):
+        try:
+            return _numpy_value(node)
+        except (TypeError, ValueError):
+            return node
+    return node
+
+
+def _numpy_value(node: NumpyScalar | NumpyArray) -> Any:
+    numpy = sys.modules["numpy"]
+    dtype = numpy.dtype(node.dtype)
+    shape, order = (node.shape, node.order) if type(node) is NumpyArray else ((), "C")
+    if len(node.data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError("the data is not of this size")
+    array = numpy.ndarray(shape, dtype, bytearray(node.data), order=order).copy(order)
+    return array if type(node) is NumpyArray else array[()]
+
+
+def tensor(leaf: Any, kind: str, requires_grad: bool, strides: Sequence[int] | None, fresh: bool) -> Any:
+    """A tensor of torch with the data of `leaf`: a parameter, requiring gradients, laid out by `strides` (elements).
+
+    It is another object than `leaf` if it has to be, or if it is to be `fresh`.
+    """
+    torch = sys.modules["torch"]
+    data = leaf
+    if strides is not None and strides != tuple(leaf.stride()) and len(strides) == leaf.dim():
+        data = torch.empty_strided(leaf.shape, strides, dtype=leaf.dtype, device=leaf.device)
+        _bits(data).copy_(_bits(leaf))
+    if kind == "parameter":
+        return torch.nn.Parameter(data.detach(), requires_grad=requires_grad and _differentiable(data))
+    if kind == "buffer" and hasattr(torch.nn, "Buffer"):
+        data = torch.nn.Buffer(data.detach())
+    elif fresh or requires_grad or data.requires_grad:
+        data = data.detach()
+    return data.requires_grad_() if requires_grad and _differentiable(data) else data
+
+
+def _differentiable(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _bits(tensor: Any) -> Any:
+    """The same elements as integers, of which no operation changes a bit."""
+    torch = sys.modules["torch"]
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.element_size() == 16:
+        return torch.view_as_real(tensor).view(torch.int64)
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+class View(NamedTuple):
+    """A tensor of torch, and where it lies in a storage (in elements)."""
+
+    tensor: Any
+    offset: int
+    strides: tuple[int, ...]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and the last byte it touches, and one."""
+        last = sum((extent - 1) * stride for extent, stride in zip(self.tensor.shape, self.strides, strict=True))
+        item = self.tensor.element_size()
+        return self.offset * item, (self.offset + last + 1) * item
+
+    @property
+    def place(self) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+        return self.offset, self.tensor.element_size(), self.strides, tuple(self.tensor.shape)
+
+
+def share(views: Sequence[View], storage_nbytes: int) -> None:
+    """Make tensors views of one storage, in place. Their values go before: where those do not agree, nothing is done.
+
+    The storage has `storage_nbytes` bytes if the views cover at least half of it, otherwise what they span. Its bytes
+    that no view covers are zero.
+    """
+    first = views[0]
+    if len(views) < 2 or _lie_so_already(views):
+        return
+    contiguous = is_contiguous(first.tensor.shape, first.strides)
+    if contiguous and all(view.place == first.place for view in views):
+        if all(_equal(first.tensor, view.tensor) for view in views[1:]):
+            data = first.tensor.detach().contiguous()
+            for view in views:
+                view.tensor.data = data.view(view.tensor.dtype)
+        return
+    pieces = _rebuilt(views, storage_nbytes)
+    for view, piece in zip(views, pieces, strict=False):
+        view.tensor.data = piece
+
+
+def _lie_so_already(views: Sequence[View]) -> bool:
+    """Whether the views are already what they are to become, as when they never left memory."""
+    origins = {(v.tensor.untyped_storage().data_ptr(), v.tensor.data_ptr() - v.span[0]) for v in views}
+    return len(origins) == 1 and all(tuple(view.tensor.stride()) == view.strides for view in views)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(sys.modules["torch"].equal(_bits(one), _bits(other)))
+
+
+def _rebuilt(views: Sequence[View], storage_nbytes: int) -> list[Any]:
+    """New tensors with the values of `views` that lie in one storage as they say; none if that cannot be."""
+    torch = sys.modules["torch"]
+    spans = [view.span for view in views]
+    low, high = min(low for low, _ in spans), max(high for _, high in spans)
+    covered = sum(min(view.tensor.nbytes, high - low) for view, (low, high) in zip(views, spans, strict=True))
+    low, high = (0, storage_nbytes) if storage_nbytes <= 2 * covered else (low - low % 16, high)
+    if high - low > _SPREAD * covered + _SPARE:
+        return []
+    storage = torch.zeros(high - low, dtype=torch.uint8, device=views[0].tensor.device).untyped_storage()
+    pieces = []
+    for view in views:
+        source = view.tensor.detach()
+        piece = torch.empty(0, dtype=source.dtype, device=source.device).set_(
+            storage, view.offset - low // source.element_size(), source.shape, view.strides
+        )
+        _fill(_bits(piece), _bits(source))
+        pieces.append(piece)
+    return pieces if all(_equal(piece, view.tensor) for piece, view in zip(pieces, views, strict=True)) else []
+
+
+def _fill(target: Any, source: Any) -> None:
+    """Copy `source` into `target`, elements of which may lie in one place."""
+    torch = sys.modules["torch"]
+    for dim, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dim] > 1:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    reach = 0
+    overlaps = False
+    for stride, extent in sorted((s, e) for s, e in zip(target.stride(), target.shape, strict=True) if e > 1):
+        overlaps |= stride <= reach
+        reach += (extent - 1) * stride
+    if not overlaps:
+        target.copy_(source)
+        return
+    # Windows that slide over one another: torch copies into such a tensor only by index.
+    line = torch.as_strided(target, (reach + 1,), (1,), target.storage_offset())
+    places = torch.arange(reach + 1).as_strided(target.shape, target.stride(), 0)
+    line[places.reshape(-1)] = source.reshape(-1)
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements laid out by `strides` lie densely, with the dimensions in some order."""
+    order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
+    return is_contiguous([shape[dim] for dim in order], [strides[dim] for dim in order])

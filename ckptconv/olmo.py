@@ -1,0 +1,103 @@
+"""Reads the map of state dicts to safetensors that OLMo uses, without running the pickles it is made of.
+
+Source: `olmo/safetensors_util.py` of https://github.com/allenai/OLMo. A tensor's name is the base64 (URL alphabet) of a
+pickle of (path of keys, whether the value is pickled); a value that is no tensor is a pickle in a uint8 tensor. Empty
+containers and the order of keys are lost when such a file is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .errors import CorruptError, UnsafeError
+from .unpickle import Vocabulary, load
+
+# How a pickle of protocols 2 to 5 begins.
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_ATOMS = frozenset({str, bytes, int, float, bool, type(None)})
+_LONGEST_KEY = 100
+
+
+def is_olmo(names: Iterable[str]) -> bool:
+    """Whether tensors of these names were named by OLMo's map."""
+    names = list(names)
+    return bool(names) and all((_decoded(name) or b"").startswith(_PICKLES) for name in names)
+
+
+def restore(
+    tensors: Mapping[str, Any],
+    read: Callable[[Any], bytes],
+    *,
+    where: str,
+    vocabulary: Vocabulary | None = None,
+) -> tuple[dict[Any, Any], list[str]]:
+    """The state dict that was written as `tensors`, and the names of classes in it that were kept as `Opaque`.
+
+    `read` gives the bytes of a uint8 tensor; `vocabulary` says what pickled values may be made of beside Python's own
+    types. `where` names the file in errors. Raises CorruptError for a name that is not of this map, and UnsafeError
+    for one that would call something.
+    """
+    tree: dict[Any, Any] = {}
+    inner = {id(tree)}
+    opaque: dict[str, None] = {}
+    for name, tensor in tensors.items():
+        path, is_pickled = _path(name, where)
+        value = tensor
+        if is_pickled:
+            loaded = load(read(tensor), vocabulary or Vocabulary(), where=f"{where}, the value of {_shown(path)}")
+            opaque.update((str(cls), None) for cls in loaded.opaque)
+            value = loaded.value
+        target = tree
+        for key in path[:-1]:
+            if key not in target:
+                target[key] = {}
+                inner.add(id(target[key]))
+            target = target[key]
+            if id(target) not in inner:
+                raise CorruptError(f"{where}: {_shown(path)} lies inside another value.")
+        if path[-1] in target:
+            raise CorruptError(f"{where}: there are two values for {_shown(path)}.")
+        target[path[-1]] = value
+    return tree, list(opaque)
+
+
+def _decoded(name: str) -> bytes | None:
+    try:
+        return base64.b64decode(name.encode("ascii"), altchars=b"-_", validate=True)
+    except (ValueError, binascii.Error):
+        return None
+
+
+def _path(name: str, where: str) -> tuple[tuple[Any, ...], bool]:
+    """The path of keys that a name stands for, and whether the value is pickled."""
+    place = f"{where}, the tensor named {name[:100]!r}"
+    data = _decoded(name)
+    if data is None:
+        raise CorruptError(f"{place}: the name is not base64, as names in this map are.")
+    loaded = load(data, where=place)
+    if loaded.opaque:
+        called = ", ".join(map(str, loaded.opaque))
+        raise UnsafeError(
+            f"{place}: the name is a pickle that calls {called[:200]}. No key needs that: it is an attack."
+        )
+    value = loaded.value
+    if not (type(value) is tuple and len(value) == 2 and type(value[0]) is tuple and type(value[1]) is bool):
+        raise CorruptError(f"{place}: the name is not a pickle of a path and a flag.")
+    path, is_pickled = value
+    if not path or not all(map(_is_key, path)):
+        raise CorruptError(f"{place}: the name is not a path of keys.")
+    return path, is_pickled
+
+
+def _is_key(key: Any) -> bool:
+    """Whether `key` is of a kind that is quick to hash."""
+    if type(key) is tuple:
+        return len(key) <= _LONGEST_KEY and all(type(part) in _ATOMS for part in key)
+    return type(key) in _ATOMS
+
+
+def _shown(path: tuple[Any, ...]) -> str:
+    return " → ".join(repr(key)[:50] for key in path[:20])

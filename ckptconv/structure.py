@@ -1,0 +1,161 @@
+"""The structure record of a tree: what writing and reading it have in common. Its grammar is docs/structure.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from .errors import CorruptError, UnsupportedError
+
+VERSION = 1
+# How deep nodes may lie in one another: many JSON readers stop at 128 levels or soon after.
+NESTED = 60
+# Strings and bytes up to this length are written wherever they occur; longer ones once.
+SHORT = 64
+# Integers up to this one, either side of zero, are exact in every JSON reader.
+EXACT = 1 << 53
+# Characters of a path above a tensor, and of a key below the top, that go into its name.
+LONGEST = 240
+
+# What a defaultdict may make its missing entries with.
+FACTORIES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
+} | {"collections.OrderedDict": OrderedDict, "collections.Counter": Counter}
+
+# Nodes in which names follow from the path: where their children begin, and whether these are keys and values.
+NAMING = {"dict": (1, True), "odict": (2, True), "list": (1, False), "tuple": (1, False)}
+
+DISTRUST = "No tool writes such a record by accident: do not trust its source."
+
+
+class Record(NamedTuple):
+    """A parsed record. The table and the storages are lists of the right form; the nodes are not checked."""
+
+    root: Any
+    nodes: list[Any]
+    storages: list[tuple[int, str]]
+
+
+def dump(root: Any, nodes: Sequence[Any], storages: Sequence[Any]) -> str:
+    """The JSON text of a record."""
+    record = {"version": VERSION, "root": root}
+    if nodes:
+        record["nodes"] = nodes
+    if storages:
+        record["storages"] = storages
+    return json.dumps(record, ensure_ascii=False, check_circular=False, separators=(",", ":"), allow_nan=False)
+
+
+def parse(structure: str) -> Record:
+    """Raises UnsupportedError for a version that is not known, CorruptError for what is no record at all."""
+    try:
+        record = json.loads(structure, parse_constant=lambda name: corrupt(f"it contains {name}"))
+    except (ValueError, RecursionError) as error:
+        corrupt(f"it is not JSON that can be read ({error})")
+    if type(record) is not dict or type(record.get("version")) is not int:
+        corrupt("it is not an object with a version")
+    if record["version"] != VERSION:
+        raise UnsupportedError(
+            f"The structure record is of version {record['version']}, and the only known version is {VERSION}.",
+            "Use the release of ckptconv that wrote it, or a later one.",
+        )
+    nodes, storages = record.get("nodes", []), record.get("storages", [])
+    expect("root" in record and type(nodes) is list and type(storages) is list, "its parts are not those of a record")
+    for storage in storages:
+        valid = type(storage) is list and len(storage) == 2 and is_count(storage[0]) and type(storage[1]) is str
+        expect(valid, "a storage is not a size and a dtype")
+    return Record(record["root"], nodes, storages)
+
+
+# -------------------------------------------------------------------------------------------------- names of tensors
+
+
+def implied_name(prefix: str | None, key: Any) -> str | None:
+    """The name of a tensor under `key` in a container of `prefix`, which is not written; None where it has to be."""
+    if prefix is None:
+        return None
+    if type(key) is str:
+        return prefix + key if not prefix or len(key) <= LONGEST else None
+    return f"{prefix}{key}" if type(key) is int and -EXACT <= key <= EXACT else None
+
+
+def inner_prefix(prefix: str | None, key: Any) -> str | None:
+    """The prefix of a container under `key` in a container of `prefix`; None if names in it have to be written."""
+    if type(key) is str and len(key) > LONGEST:
+        return None
+    name = implied_name(prefix, key)
+    return None if name is None or len(name) >= LONGEST else name + "."
+
+
+def name_of(leaf: Mapping[str, Any], implied: str | None) -> str:
+    """The name of the tensor that `leaf` describes."""
+    name = leaf.get("name", implied)
+    expect(type(name) is str, "a tensor has no name")
+    return str(name)
+
+
+def tensors_of(record: Record) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Every tensor in a record, and the name that it has unless it says another."""
+    stack: list[tuple[Any, str | None]] = []
+    for node in (record.root, *record.nodes):
+        if type(node) is dict:
+            yield node, None
+        elif type(node) is list:
+            stack.append((node, ""))
+    while stack:
+        node, prefix = stack.pop()
+        tag = node[0] if node and type(node[0]) is str else ""
+        start, paired = NAMING.get(tag, (0, False))
+        for at in range(1, len(node) if tag not in _WITHOUT_TENSORS else 0):
+            child = node[at]
+            kind = type(child)
+            if kind is not list and kind is not dict:
+                continue
+            key = None
+            if start and at >= start:
+                key = at - start if not paired else _key(record, node[at - 1]) if (at - start) % 2 else None
+            if kind is dict:
+                yield child, implied_name(prefix, key)
+            else:
+                stack.append((child, inner_prefix(prefix, key)))
+
+
+_WITHOUT_TENSORS = frozenset({"@", "float", "int", "str", "bytes", "complex"})
+
+
+def _key(record: Record, node: Any) -> Any:
+    """A key as it is written, or as what it refers to is."""
+    return node_at(record, node[1]) if type(node) is list and len(node) == 2 and node[0] == "@" else node
+
+
+def node_at(record: Record, index: Any) -> Any:
+    """Node `index` of the table."""
+    expect(is_count(index) and index < len(record.nodes), f"it refers to node {index!r} of {len(record.nodes)}")
+    return record.nodes[index]
+
+
+# ------------------------------------------------------------------------------------------------------------ checks
+
+
+def corrupt(reason: str) -> NoReturn:
+    raise CorruptError(f"The structure record is malformed: {reason}.", "It was damaged, or changed by hand.")
+
+
+def expect(condition: object, reason: str) -> None:
+    """Raise CorruptError for `reason` unless `condition` holds."""
+    if not condition:
+        corrupt(reason)
+
+
+def typed(kind: type, *values: Any) -> tuple[Any, ...]:
+    """The values, if all are of this very type; else raises CorruptError."""
+    for value in values:
+        expect(type(value) is kind, f"a {type(value).__name__} stands where a {kind.__name__} should")
+    return values
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -1,0 +1,590 @@
+"""Reads a structure record, and puts the tensors back.
+
+Containers that can be changed are made before what is in them, so that cycles close; what cannot be changed is made
+from the inside out. Nothing recurses, nothing that a record names is looked up, and a record that is built to take
+forever is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from . import live
+from .errors import CorruptError, LimitError
+from .structure import (
+    DISTRUST,
+    FACTORIES,
+    NAMING,
+    Record,
+    corrupt,
+    expect,
+    implied_name,
+    inner_prefix,
+    is_count,
+    name_of,
+    node_at,
+    tensors_of,
+    typed,
+)
+from .tensors import DTYPES, LazyTensor, Tagged, TensorFacts, contiguous_strides, untagged
+from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+
+# What hashing the keys of a record may cost, in elements: an honest key has a handful.
+HASHED = 50_000_000
+# Keys of one container with the same hash: beyond this it is no accident.
+COLLIDING = 32
+# How deep tuples may lie in a key: Python hashes them by recursion, and does not look how deep it is.
+KEY_DEPTH = 1000
+
+_FLOAT = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)", re.ASCII)
+_NAN = re.compile(r"nan:[0-9a-f]{16}")
+_INTEGER = re.compile(r"-?0x[0-9a-f]+")
+# What a tensor left out leaves behind.
+_DROPPED: Any = object()
+_UNREAD: Any = object()
+_UNDER_WAY: Any = object()
+
+
+def _decode_float(text: Any) -> float:
+    if type(text) is str:
+        if _FLOAT.fullmatch(text):
+            return float(text)
+        if _NAN.fullmatch(text):
+            value: float = struct.unpack(">d", bytes.fromhex(text[4:]))[0]
+            if math.isnan(value):
+                return value
+    return corrupt(f"{_short(text)} is not a float")
+
+
+def _decode_int(text: Any) -> int:
+    if type(text) is str and _INTEGER.fullmatch(text):
+        return int(text, 16)
+    return corrupt(f"{_short(text)} is not an integer")
+
+
+def _decode_bytes(text: Any) -> bytes:
+    if type(text) is str:
+        try:
+            return base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    return corrupt(f"{_short(text)} is not base64")
+
+
+def _decode_str(text: Any) -> str:
+    try:
+        return _decode_bytes(text).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        corrupt(f"a string is not UTF-8 ({error.reason})")
+
+
+# Nodes that are values at once: how many parts they have, and what these make.
+_VALUES: dict[str, tuple[int, Callable[..., Any]]] = {
+    "float": (1, _decode_float),
+    "int": (1, _decode_int),
+    "str": (1, _decode_str),
+    "bytes": (1, _decode_bytes),
+    "complex": (2, lambda real, imaginary: complex(_decode_float(real), _decode_float(imaginary))),
+    "ellipsis": (0, lambda: ...),
+}
+
+
+def _make_array(dtype: Any, shape: Any, order: Any, data: Any) -> NumpyArray:
+    typed(str, dtype, order)
+    typed(bytes, data)
+    expect(type(shape) is tuple and all(map(is_count, shape)) and order in ("C", "F"), "an array has no valid shape")
+    return NumpyArray(dtype, shape, order, data)
+
+
+def _make_frozenset(values: list[Any]) -> frozenset[Any]:
+    made = frozenset(values)
+    expect(len(made) == len(values), "a frozenset has an element twice")
+    return made
+
+
+# Nodes that are made of their children, once these are there.
+_MADE: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "size": lambda values: Size(typed(int, *values)),
+    "frozenset": _make_frozenset,
+    "bytearray": lambda values: bytearray(*typed(bytes, *values)),
+    "range": lambda values: range(*typed(int, *values)),
+    "slice": lambda values: slice(*values),
+    "global": lambda values: Global(*typed(str, *values)),
+    "torch": lambda values: TorchConstant(*typed(str, *values)),
+    "numpy.scalar": lambda values: NumpyScalar(*typed(str, values[0]), *typed(bytes, *values[1:])),
+    "numpy.array": lambda values: _make_array(*values),
+}
+_EXACT_PARTS = {"bytearray": 1, "range": 3, "slice": 3, "global": 2, "torch": 2, "numpy.scalar": 2, "numpy.array": 4}
+
+
+def _new_defaultdict(node: list[Any]) -> Any:
+    factory = node[1] if len(node) > 1 else None
+    if factory is None:
+        return defaultdict()
+    expect(type(factory) is str and factory in FACTORIES, f"{_short(factory)} is not a known factory")
+    return defaultdict(FACTORIES[factory])
+
+
+def _new_deque(node: list[Any]) -> Any:
+    maxlen = node[1] if len(node) > 1 else None
+    expect(maxlen is None or (is_count(maxlen) and len(node) - 2 <= maxlen < 1 << 62), "a deque has no valid maxlen")
+    return deque(maxlen=maxlen)
+
+
+# Nodes that exist before their children: how they are made, and how many fields come before the children.
+_FILLED: dict[str, tuple[Callable[[list[Any]], Any], int]] = {
+    "dict": (lambda node: {}, 0),
+    "odict": (lambda node: OrderedDict(), 1),
+    "counter": (lambda node: Counter(), 1),
+    "defaultdict": (_new_defaultdict, 1),
+    "list": (lambda node: [], 0),
+    "set": (lambda node: set(), 0),
+    "deque": (_new_deque, 1),
+    "opaque": (lambda node: Opaque(None), 0),
+    "composite": (lambda node: Composite("", {}), 1),
+}
+_OPAQUE_PARTS = ("cls", "args", "call", "state", "kwargs", "appended", "items")
+_KEYED = frozenset({"dict", "odict", "counter", "defaultdict"})
+_HASHING = frozenset({"set", "frozenset"})
+_CALLS = frozenset({"reduce", "newobj", "newobj_ex", "persistent"})
+# An object made by calling the result of a call of the result of a call …
+_CALL_DEPTH = 16
+_LEAF_FIELDS = frozenset({"name", "kind", "requires_grad", "attributes", "is", "storage", "strides", "dtype"})
+
+
+class _Opened:
+    """A node being read: its children, their values so far, and what becomes of them.
+
+    `target` is filled with the values; without one, the node is made of them: a tensor, if `leaf` describes one, which
+    would be named `prefix`. `slot` is its place in the table. `cost` is what hashing it takes: how many elements, with
+    shared ones counted every time, and how deep; `hashed` counts the elements that are hashed when this node is closed.
+    """
+
+    __slots__ = ("at", "cost", "hashed", "leaf", "naming", "node", "prefix", "slot", "target", "values")
+
+    def __init__(
+        self, node: Any, target: Any, prefix: str | None, slot: int | None, leaf: dict[str, Any] | None = None
+    ) -> None:
+        self.node = node
+        self.target = target
+        self.prefix = prefix
+        self.slot = slot
+        self.leaf = leaf
+        self.at = 1
+        self.values: list[Any] = []
+        self.cost = (len(node), 1)
+        self.hashed = 0
+        self.naming = NAMING.get(node[0], (0, False))
+
+    def key(self) -> Any:
+        """The key or index of the child that comes next, if tensors may be named after it."""
+        start, paired = self.naming
+        index = self.at - start
+        if not start or index < 0:
+            return None
+        if not paired:
+            return index
+        return self.values[-1] if index % 2 else None
+
+
+class Decoder:
+    """Reads one record. Containers that can be changed exist before what is in them, so that cycles close; what cannot
+    be changed is made from the inside out."""
+
+    def __init__(self, record: Record, flat: Mapping[str, Any], live_values: bool) -> None:
+        self.record = record
+        self.flat = flat
+        self.live_values = live_values
+        self.table: list[Any] = [_UNREAD] * len(record.nodes)
+        self.costs: dict[int, tuple[int, int]] = {}
+        self.hashed = 0
+        self.pending: list[_Opened] = []
+        self.tensors: dict[int, Any] = {}
+        self.used: set[str] = set()
+        self.attributes: list[tuple[Any, Any]] = []
+        self.views: dict[Hashable, tuple[int, list[live.View]]] = {}
+        self.opaques: list[Opaque] = []
+
+    def tree(self) -> Any:
+        self._check_names()
+        top: list[Any] = []
+        # The root stands alone in a list that gives its path no part.
+        self.pending.append(_Opened([None, self.record.root], top, "", None))
+        stack: list[_Opened] = []
+        while stack or self.pending:
+            if not stack:
+                stack.append(self.pending.pop())
+            opened = stack[-1]
+            inner = self._read(opened)
+            if inner is not None:
+                stack.append(inner)
+                continue
+            stack.pop()
+            try:
+                value = self._close(opened)
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                corrupt(f"a {opened.node[0]} cannot be made ({error})")
+            if opened.target is None:
+                self._deliver(stack[-1], value, opened.cost)
+        self._finish()
+        return top[0]
+
+    def _check_names(self) -> None:
+        wanted = {name_of(leaf, implied) for leaf, implied in tensors_of(self.record) if "dropped" not in leaf}
+        missing = sorted(wanted.difference(self.flat))
+        extra = sorted(set(self.flat).difference(wanted))
+        complaints = []
+        if missing:
+            complaints.append(f"{len(missing)} that it names are not there ({_some(missing)})")
+        if extra:
+            complaints.append(f"{len(extra)} that are there it does not name ({_some(extra)})")
+        if complaints:
+            raise CorruptError(
+                f"The structure record does not fit the tensors: {', and '.join(complaints)}.",
+                "Give the record and all the tensors of one and the same output.",
+            )
+
+    # -- nodes
+
+    def _read(self, opened: _Opened) -> _Opened | None:
+        """Read the children of a node that are still to be read, up to one that is to be made first."""
+        node, values = opened.node, opened.values
+        count = len(node)
+        while opened.at < count:
+            child = node[opened.at]
+            kind = type(child)
+            if kind is str or kind is int or kind is bool or child is None:
+                values.append(child)
+                opened.at += 1
+                continue
+            if kind is list and len(child) == 2 and child[0] == "float":
+                values.append(_decode_float(child[1]))
+                opened.at += 1
+                continue
+            cost = None
+            if kind is list and len(child) == 2 and child[0] == "@":
+                value = self._refer(child[1])
+                cost = self.costs.get(child[1])
+            elif kind is list:
+                top = opened.node[0] is None
+                value = self._open(child, "" if top else inner_prefix(opened.prefix, opened.key()), None)
+            elif kind is dict:
+                value = self._tensor(child, implied_name(opened.prefix, opened.key()), None)
+            else:
+                corrupt(f"{_short(child)} is not a node")
+            opened.at += 1
+            if type(value) is _Opened:
+                return value
+            self._deliver(opened, value, cost)
+        return None
+
+    def _deliver(self, opened: _Opened, value: Any, cost: tuple[int, int] | None) -> None:
+        """Hand `value`, which `cost` so much to hash if it is large, to the node that it is a child of."""
+        if cost:
+            elements, depth = cost
+            tag = opened.node[0]
+            if tag in _HASHING or (tag in _KEYED and (len(opened.values) - _FILLED[tag][1]) % 2 == 0):
+                opened.hashed = min(opened.hashed + elements, HASHED + 1)
+                if depth > KEY_DEPTH:
+                    raise LimitError(
+                        f"The structure record has a key nested more than {KEY_DEPTH} levels deep.", DISTRUST
+                    )
+            else:
+                opened.cost = min(opened.cost[0] + elements, HASHED + 1), max(opened.cost[1], depth + 1)
+        opened.values.append(value)
+
+    def _refer(self, index: Any) -> Any:
+        """The value of a node in the table, or that node opened."""
+        node = node_at(self.record, index)
+        value = self.table[index]
+        if value is _UNDER_WAY:
+            corrupt(f"node {index} contains itself, and is not of a type that could")
+        if value is not _UNREAD:
+            return value
+        if type(node) is list:
+            expect(node[:1] != ["@"], f"node {index} of the table is a reference")
+            value = self._open(node, "", index)
+        elif type(node) is dict:
+            value = self._tensor(node, None, index)
+        else:
+            expect(node is None or type(node) in (str, int, bool), f"{_short(node)} is not a node")
+            value = node
+        if type(value) is int:
+            self.costs[index] = value.bit_length() >> 6, 0
+        self.table[index] = _UNDER_WAY if type(value) is _Opened else value
+        return value
+
+    def _open(self, node: list[Any], prefix: str | None, slot: int | None) -> Any:
+        """The value of a node, or the node opened if it is to be made of its children."""
+        tag = node[0] if node and type(node[0]) is str else ""
+        simple = _VALUES.get(tag)
+        if simple:
+            parts, make = simple
+            expect(len(node) == parts + 1, f"a {tag} has {len(node) - 1} parts")
+            return make(*node[1:])
+        if tag == "composite":
+            if any(type(part) is dict and "dropped" in part for part in node):
+                return _DROPPED
+            if self.live_values:
+                return _Opened(node, None, prefix, slot)
+        if tag in _FILLED:
+            target = _FILLED[tag][0](node)
+            self.pending.append(_Opened(node, target, prefix, slot))
+            return target
+        expect(tag in _MADE, f"{_short(node[:1])} begins no node")
+        expect(_EXACT_PARTS.get(tag, len(node) - 1) == len(node) - 1, f"a {tag} has {len(node) - 1} parts")
+        return _Opened(node, None, prefix, slot)
+
+    def _close(self, opened: _Opened) -> Any:
+        """Fill or make a node, all of whose children have values."""
+        tag, values = opened.node[0], opened.values
+        self.hashed += opened.hashed
+        if self.hashed > HASHED:
+            raise LimitError("The structure record has keys that would take too long to hash.", DISTRUST)
+        if opened.leaf is not None:
+            attributes = None if values[0] is _DROPPED else values[0]
+            value = self._make_tensor(opened.leaf, opened.prefix, attributes)
+        else:
+            fields = _FILLED[tag][1] if tag in _FILLED else 0
+            if any(value is _DROPPED for value in values):
+                values = _without_dropped(values, fields, tag in _KEYED)
+            heads, values = values[:fields], values[fields:]
+            if opened.target is not None:
+                self._fill(opened.target, tag, heads, values)
+                return opened.target
+            if tag == "frozenset":
+                _check_hashes(values)
+            made = _MADE.get(tag)
+            value = made(values) if made else self._composite(Composite("", {}), heads, values)
+            if self.live_values:
+                value = self._revived(value)
+        if opened.slot is not None:
+            self.table[opened.slot] = value
+            self.costs[opened.slot] = opened.cost
+        return value
+
+    def _revived(self, node: Any) -> Any:
+        value = live.revived(node)
+        if value is not node and type(node) is Composite and "attributes" in node.parts:
+            self.attributes.append((value, node.parts["attributes"]))
+        return value
+
+    def _fill(self, target: Any, tag: str | None, fields: list[Any], values: list[Any]) -> None:
+        if tag in _KEYED:
+            keys = values[::2]
+            expect(len(values) == 2 * len(keys), f"a {tag} has a key without a value")
+            _check_hashes(keys)
+            for key, value in zip(keys, values[1::2], strict=True):
+                target[key] = value
+            expect(len(target) == len(keys), f"a {tag} has a key twice")
+            if tag in ("odict", "counter") and fields and fields[0] is not None:
+                self.attributes.append((target, fields[0]))
+        elif tag == "set":
+            _check_hashes(values)
+            target.update(values)
+            expect(len(target) == len(values), "a set has an element twice")
+        elif tag == "opaque":
+            expect(2 <= len(values) <= 7, f"an opaque has {len(values)} parts")
+            for name, value in zip(_OPAQUE_PARTS, values, strict=False):
+                setattr(target, name, value)
+            self.opaques.append(target)
+        elif tag == "composite":
+            self._composite(target, fields, values)
+        else:
+            target.extend(values)
+
+    @staticmethod
+    def _composite(target: Composite, fields: list[Any], values: list[Any]) -> Composite:
+        names = values[::2]
+        expect(fields and len(values) == 2 * len(names), "a composite has a part without a name or a value")
+        target.kind = typed(str, *fields, *names)[0]
+        target.parts.update(zip(names, values[1::2], strict=True))
+        return target
+
+    # -- tensors
+
+    def _tensor(self, leaf: dict[str, Any], implied: str | None, slot: int | None) -> Any:
+        """A tensor, or if it has attributes these opened."""
+        if "dropped" in leaf:
+            return _DROPPED
+        expect(_LEAF_FIELDS.issuperset(leaf), f"a tensor has unknown fields: {_some(sorted(leaf))}")
+        number = leaf.get("is")
+        if number is not None:
+            expect(is_count(number), f"{_short(number)} is not the number of an object")
+            if number in self.tensors:
+                return self.tensors[number]
+        if "attributes" in leaf:
+            return _Opened(["tensor", ["@", leaf["attributes"]]], None, implied, slot, leaf)
+        return self._make_tensor(leaf, implied, None)
+
+    def _make_tensor(self, leaf: dict[str, Any], implied: str | None, attributes: Any) -> Any:
+        name = name_of(leaf, implied)
+        tensor = self.flat[name]
+        kind = self._text(leaf.get("kind", "tensor"))
+        grad = leaf.get("requires_grad", kind == "parameter")
+        expect(type(grad) is bool, "requires_grad is neither true nor false")
+        if isinstance(tensor, LazyTensor):
+            tensor = self._lazy(leaf, untagged(tensor), kind, grad, attributes)
+        elif live.is_tensor(tensor) and live.is_plain(tensor):
+            view = self._view(leaf, tensor, tensor.element_size())
+            strides = _dense(leaf, tensor)
+            tensor = live.tensor(tensor, kind, grad, strides, view is not None or name in self.used)
+            if view is not None:
+                storage, nbytes, offset, layout = view
+                _, views = self.views.setdefault((storage, tensor.device), (nbytes, []))
+                views.append(live.View(tensor, offset, layout))
+            if attributes is not None:
+                self.attributes.append((tensor, attributes))
+        self.used.add(name)
+        if "is" in leaf:
+            self.tensors[leaf["is"]] = tensor
+        return tensor
+
+    def _lazy(self, leaf: dict[str, Any], tensor: LazyTensor, kind: str, grad: bool, attributes: Any) -> LazyTensor:
+        view = self._view(leaf, tensor, tensor.dtype.itemsize)
+        if view is None:
+            view = (None, 0, 0, _dense(leaf, tensor) or ())
+        facts = TensorFacts(kind, grad, attributes, *view)
+        return Tagged(tensor, facts) if facts != _ORDINARY else tensor
+
+    def _view(
+        self, leaf: dict[str, Any], tensor: Any, itemsize: int
+    ) -> tuple[Hashable, int, int, tuple[int, ...]] | None:
+        """The storage that a tensor shares, its size in bytes, and the tensor's offset and strides (in elements) in it.
+
+        Tensors that were cast since still share it, as a storage of their own dtype.
+        """
+        if "storage" not in leaf:
+            return None
+        note = leaf["storage"]
+        expect(type(note) is list and 2 <= len(note) <= 3 and all(map(is_count, note[:2])), "a view is not valid")
+        expect(note[0] < len(self.record.storages), f"there is no storage {note[0]}")
+        nbytes, dtype = self.record.storages[note[0]]
+        dtype = leaf.get("dtype", dtype)
+        strides = _strides(note[2], tensor) if len(note) == 3 else contiguous_strides(tensor.shape)
+        storage: Hashable = note[0]
+        now = live.dtype_name(tensor)
+        if dtype != now:
+            if dtype not in DTYPES:
+                return None
+            nbytes = nbytes // DTYPES[dtype].itemsize * itemsize
+            storage = (note[0], dtype, now)
+        reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, strides, strict=True))
+        expect(
+            0 in tensor.shape or (note[1] + reach + 1) * itemsize <= nbytes,
+            f"a tensor lies outside its storage of {nbytes} bytes",
+        )
+        return storage, nbytes, note[1], strides
+
+    def _text(self, node: Any) -> str:
+        if type(node) is list:
+            node = self._refer(node[1]) if len(node) == 2 and node[0] == "@" else self._open(node, None, None)
+        return str(*typed(str, node))
+
+    # -- what can only be done when everything is there
+
+    def _finish(self) -> None:
+        for owner, attributes in self.attributes:
+            named = _tensor_attributes if live.is_tensor(owner) else _dict_attributes
+            vars(owner).update(named(type(owner), attributes))
+        for opaque in self.opaques:
+            _check_opaque(opaque)
+        for nbytes, views in self.views.values():
+            live.share(views, nbytes)
+
+
+_ORDINARY = TensorFacts()
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    """A few of the names, for people."""
+    shown = ", ".join(repr(name if len(name) <= 100 else f"{name[:100]}…") for name in names[:most])
+    return f"{shown}, …" if len(names) > most else shown
+
+
+def _strides(strides: Any, tensor: Any) -> tuple[int, ...]:
+    if not (type(strides) is list and len(strides) == len(tensor.shape) and all(map(is_count, strides))):
+        corrupt(f"{_short(strides)} are not strides of a tensor of {len(tensor.shape)} dimensions")
+    return tuple(strides)
+
+
+def _dense(leaf: Mapping[str, Any], tensor: Any) -> tuple[int, ...] | None:
+    """The strides of a tensor that is alone in its storage, if they are recorded."""
+    if "strides" not in leaf:
+        return None
+    strides = _strides(leaf["strides"], tensor)
+    expect(live.is_dense(tensor.shape, strides), f"a tensor by strides {_short(strides)} has gaps")
+    return strides
+
+
+def _short(value: Any) -> str:
+    """The beginning of a value, for people."""
+    try:
+        return repr(value)[:100]
+    except RecursionError:
+        return f"a {type(value).__name__}"
+
+
+def _without_dropped(values: list[Any], fields: int, keyed: bool) -> list[Any]:
+    """The values of a node without the tensors that were left out: no entry in a dict, None in a sequence."""
+    if not keyed:
+        return [None if value is _DROPPED else value for value in values]
+    kept = [None if value is _DROPPED else value for value in values[:fields]]
+    for key, value in zip(values[fields::2], values[fields + 1 :: 2], strict=False):
+        if key is not _DROPPED and value is not _DROPPED:
+            kept += (key, value)
+    return kept
+
+
+def _check_hashes(keys: Sequence[Any]) -> None:
+    """Refuse keys that were chosen to have the same hash, which would make every insertion a search."""
+    if len(keys) > COLLIDING:
+        hashes = Counter(hash(key) for key in keys if type(key) is not str and type(key) is not bytes)
+        if hashes and max(hashes.values()) > COLLIDING:
+            raise LimitError(
+                f"The structure record has more than {COLLIDING} keys with the same hash in one container.", DISTRUST
+            )
+
+
+def _dict_attributes(kind: type, attributes: Any) -> dict[str, Any]:
+    """Attributes by name of an OrderedDict or a Counter, none of which may stand in for one of its methods."""
+    expect(type(attributes) is dict, "attributes are not a dict")
+    for name in attributes:
+        expect(type(name) is str and not hasattr(kind, name), f"{_short(name)} is not an attribute of {kind.__name__}")
+    named: dict[str, Any] = attributes
+    return named
+
+
+def _tensor_attributes(_: type, attributes: Any) -> dict[str, Any]:
+    """Attributes by name; the state of a subclass that is not such is kept as the attribute "state"."""
+    parts = attributes if type(attributes) is tuple and len(attributes) == 2 else (attributes,)
+    named: dict[str, Any] = {}
+    for part in parts:
+        if type(part) is dict and all(type(name) is str for name in part):
+            named |= part
+        elif part is not None:
+            return {"state": attributes}
+    return named
+
+
+def _check_opaque(opaque: Opaque) -> None:
+    made: Any = opaque
+    for _ in range(_CALL_DEPTH + 1):
+        if type(made) is not Opaque:
+            break
+        made = made.cls
+    expect(type(made) is Global, "an opaque object has no class")
+    expect(type(opaque.call) is str and opaque.call in _CALLS, f"{_short(opaque.call)} is not a way to make an object")
+    expect(opaque.kwargs is None or type(opaque.kwargs) is dict, "an opaque object has keywords that are not a dict")
+    expect(all(type(name) is str for name in opaque.kwargs or ()), "an opaque object has keywords that are not text")
+    for part in (opaque.state, opaque.appended, opaque.items):
+        expect(type(part) is list, "an opaque object has parts that are not a list")
+    expect(all(type(item) is tuple and len(item) == 2 for item in opaque.items), "an opaque object has broken items")

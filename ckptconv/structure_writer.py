@@ -1,0 +1,507 @@
+"""Writes the structure record of a tree, and gives its tensors their names.
+
+Two passes over the tree: `survey` finds what occurs more than once, `encode` writes. Neither recurses, and both are
+linear in what the tree holds: what is shared is written once and referred to.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain, islice
+from types import EllipsisType
+from typing import Any, NamedTuple
+
+from . import live
+from .structure import EXACT, FACTORIES, LONGEST, NAMING, NESTED, SHORT, implied_name, inner_prefix
+from .tensors import (
+    Conjugate,
+    Convert,
+    LazyTensor,
+    Negate,
+    Tagged,
+    TensorFacts,
+    View,
+    contiguous_strides,
+    is_contiguous,
+    same_bytes,
+    untagged,
+)
+from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+
+# The one name that safetensors keeps for itself.
+METADATA = "__metadata__"
+# Integers from this one on are written once, as long strings are.
+BIG = 1 << 256
+
+_FACTORY_NAMES = {kind: name for name, kind in FACTORIES.items()}
+
+# -------------------------------------------------------------------------------------------------- words and texts
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def _words(key: Any, whole: bool = False) -> str:
+    """A key in words, as part of a name: of a long one the end, unless it is to be `whole`."""
+    kind = type(key)
+    if kind is str:
+        text = key if whole else _cut(key)
+        return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+    if kind in (bool, float, type(None)) or (kind is int and -BIG < key < BIG):
+        return str(key)
+    if kind is bytes:
+        return str(key[:SHORT], "ascii", "backslashreplace")
+    if kind in (tuple, Size):
+        return _cut(".".join(_words(part) if type(part) in _ATOMS else type(part).__name__ for part in key[:SHORT]))
+    return kind.__name__
+
+
+def _cut(text: str) -> str:
+    """The end of a text that is too long for a name."""
+    return text if len(text) <= LONGEST else "…" + text[1 - LONGEST :]
+
+
+def _float_text(value: float) -> str:
+    """The shortest decimal that is this number; a NaN by its bits."""
+    return repr(value) if not math.isnan(value) else f"nan:{struct.pack('>d', value).hex()}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a string has no lone surrogates, which neither UTF-8 nor JSON can hold."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------- forms
+
+
+class _Form(NamedTuple):
+    """How a type is written: `tag`, fields by name, then its elements, or its keys and values."""
+
+    tag: str
+    children: Callable[[Any], Sequence[Any]]
+    fields: tuple[str, ...] = ()
+    paired: bool = False
+
+
+def _pairs(mapping: Mapping[Any, Any]) -> list[Any]:
+    return list(chain.from_iterable(mapping.items()))
+
+
+def _with_attributes(mapping: Mapping[Any, Any]) -> list[Any]:
+    return [vars(mapping) or None, *_pairs(mapping)]
+
+
+def _has_known_factory(mapping: defaultdict[Any, Any]) -> bool:
+    factory = mapping.default_factory
+    return factory is None or (isinstance(factory, type) and factory in _FACTORY_NAMES)
+
+
+def _opaque_parts(value: Opaque) -> list[Any]:
+    parts = [value.cls, value.args, value.call, value.state, value.kwargs, value.appended, value.items]
+    while len(parts) > 3 and (parts[-1] is None or parts[-1] == []):
+        parts.pop()
+    return parts
+
+
+def _ordered(elements: Iterable[Any]) -> list[Any]:
+    """The elements of a set in an order that does not depend on their hashes."""
+    return sorted(elements, key=_order)
+
+
+def _order(element: Any) -> tuple[str, Any, list[str]]:
+    kind = type(element)
+    natural = element if kind in (int, str, bytes) else 0
+    texts: list[str] = []
+    stack = [element]
+    # A long prefix tells elements apart; those that have it in common stay as they come.
+    while stack and len(texts) < SHORT:
+        value = stack.pop()
+        kind = type(value)
+        texts.append(kind.__name__)
+        if isinstance(value, tuple):
+            texts.append(str(len(value)))
+            stack.extend(reversed(value[:SHORT]))
+        elif isinstance(value, frozenset):
+            texts.append(str(len(value)))
+            texts.extend(sorted(_words(part) for part in islice(value, SHORT) if type(part) in _ATOMS))
+        elif isinstance(value, LazyTensor):
+            texts.extend((repr(value.origin()), value.dtype.name, repr(value.shape)))
+        elif isinstance(value, Opaque):
+            stack.append(value.cls)
+        elif kind is float:
+            texts.append(_float_text(value))
+        elif kind is int:
+            texts.append(hex(value) if -BIG < value < BIG else f"{value.bit_length()} bits")
+        elif kind in (str, bytes):
+            texts.append(repr(value[:SHORT]))
+        elif kind in (complex, bool):
+            texts.append(repr(value))
+    return type(element).__name__, natural, texts
+
+
+_BOUNDS = ("start", "stop", "step")
+_FORMS: dict[type, _Form] = {
+    dict: _Form("dict", _pairs, paired=True),
+    OrderedDict: _Form("odict", _with_attributes, ("attributes",), paired=True),
+    Counter: _Form("counter", _with_attributes, ("attributes",), paired=True),
+    defaultdict: _Form(
+        "defaultdict",
+        lambda d: [d.default_factory and _FACTORY_NAMES[d.default_factory], *_pairs(d)],
+        ("factory",),
+        paired=True,
+    ),
+    list: _Form("list", lambda v: v),
+    tuple: _Form("tuple", lambda v: v),
+    Size: _Form("size", lambda v: v),
+    set: _Form("set", _ordered),
+    frozenset: _Form("frozenset", _ordered),
+    deque: _Form("deque", lambda d: [d.maxlen, *d], ("maxlen",)),
+    bytearray: _Form("bytearray", lambda b: (bytes(b),)),
+    range: _Form("range", lambda r: (r.start, r.stop, r.step), _BOUNDS),
+    slice: _Form("slice", lambda s: (s.start, s.stop, s.step), _BOUNDS),
+    Global: _Form("global", lambda g: g),
+    TorchConstant: _Form("torch", lambda c: c),
+    NumpyScalar: _Form("numpy.scalar", lambda s: s),
+    NumpyArray: _Form("numpy.array", lambda a: (a.dtype, a.shape, a.order, a.data)),
+    Opaque: _Form("opaque", _opaque_parts, ("cls", "args", "call", "state", "kwargs", "appended", "items")),
+    Composite: _Form("composite", lambda c: [c.kind, *_pairs(c.parts)], ("kind",), paired=True),
+}
+_ROOT = _Form("root", lambda v: v)
+_ATTRIBUTES = _Form("attributes", lambda v: v, ("attributes",))
+# Written in place however often they occur.
+_CONSTANTS = frozenset({TorchConstant, NumpyScalar})
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+class _Leaf:
+    """A tensor object of the tree: without what is not bytes, what that is, and how often it occurs."""
+
+    __slots__ = ("bare", "count", "facts", "group", "number")
+
+    def __init__(self, bare: Any, facts: TensorFacts, group: Hashable) -> None:
+        self.bare = bare
+        self.facts = facts
+        self.group = group  # what it has in common with those that share its storage
+        self.count = 1
+        self.number: int | None = None
+
+
+class _Frame:
+    """A node being written: its JSON array, the children still to come, and the names of tensors in it.
+
+    `prefix` begins the names of tensors inside; `implied` is what a reader of the record knows of it, None if nothing.
+    """
+
+    __slots__ = ("at", "children", "depth", "form", "implied", "out", "prefix")
+
+    def __init__(
+        self, out: list[Any], children: Sequence[Any], form: _Form, prefix: str, implied: str | None, depth: int
+    ) -> None:
+        self.out = out
+        self.children = children
+        self.form = form
+        self.prefix = prefix
+        self.implied = implied if form.tag in NAMING else None
+        self.depth = depth
+        self.at = 0
+
+    def place(self, at: int) -> tuple[str, Any]:
+        """Where child `at` stands: in words, and as the key or index that tensors may be named after, if any."""
+        fields = self.form.fields
+        if at < len(fields):
+            return fields[at], None
+        index = at - len(fields)
+        if not self.form.paired:
+            return str(index), index
+        if index % 2 == 0:
+            return f"keys.{index // 2}", None
+        key = self.children[at - 1]
+        return _words(key, whole=not self.prefix), key
+
+
+class Encoder:
+    """Writes one tree, in two passes: `survey` finds what occurs more than once, `encode` writes."""
+
+    def __init__(self) -> None:
+        self.flat: dict[str, Any] = {}
+        self.nodes: list[Any] = []
+        self.storages: list[list[Any]] = []
+        self.indices: dict[Hashable, int] = {}
+        self.repeated: set[Hashable] = set()
+        self.leaves: dict[int, _Leaf] = {}
+        self.members: dict[Hashable, int] = {}
+        self.sizes: dict[Hashable, int] = {}
+        self.groups: dict[Hashable, int] = {}
+        self.numbers = 0
+        self.suffixes: dict[str, int] = {}
+        # Live objects with the nodes that stand for them: both are kept, so that no id is used twice.
+        self.stand_ins: dict[int, tuple[Any, Any]] = {}
+
+    # -- first pass
+
+    def survey(self, tree: Any) -> None:
+        """Find what the tree holds more than once: containers, tensors, storages and long strings."""
+        seen: set[Hashable] = set()
+        repeated = self.repeated
+        stack = [tree]
+        while stack:
+            value = stack.pop()
+            kind = type(value)
+            if kind in _ATOMS:
+                key = self._atom_key(value)
+                if key is None:
+                    continue
+                if key in seen:
+                    repeated.add(key)
+                seen.add(key)
+                continue
+            form = _FORMS.get(kind)
+            if form is None or kind is defaultdict:
+                if self._is_leaf(value):
+                    if self._add_leaf(value):
+                        stack.append(self.leaves[id(value)].facts.attributes)
+                    continue
+                value, form = self._stand_in(value)
+                kind = type(value)
+            key = self._key(value)
+            if key is not None:
+                if key in seen:
+                    repeated.add(key)
+                    continue
+                seen.add(key)
+            stack.extend(form.children(value))
+
+    def _is_leaf(self, value: Any) -> bool:
+        return isinstance(value, LazyTensor) or (live.is_tensor(value) and live.is_plain(value))
+
+    def _add_leaf(self, value: Any) -> bool:
+        """Note one more occurrence of a tensor; whether it is the first."""
+        leaf = self.leaves.get(id(value))
+        if leaf is not None:
+            leaf.count += 1
+            return False
+        if isinstance(value, LazyTensor):
+            bare, facts = untagged(value), value.facts if isinstance(value, Tagged) else TensorFacts()
+            group = _storage_group(bare, facts)
+        else:
+            bare, facts = live.bare(value)
+            group = facts.storage
+        self.leaves[id(value)] = _Leaf(bare, facts, group)
+        if group is not None:
+            self.members[group] = self.members.get(group, 0) + 1
+            self.sizes[group] = max(self.sizes.get(group, 0), facts.storage_nbytes or bare.nbytes)
+        return True
+
+    def _stand_in(self, value: Any) -> tuple[Any, _Form]:
+        """The node for a live object, and its form."""
+        if type(value) is defaultdict and _has_known_factory(value):
+            return value, _FORMS[defaultdict]
+        known = self.stand_ins.get(id(value))
+        if known is None:
+            known = self.stand_ins[id(value)] = (value, live.inert(value))
+        return known[1], _FORMS[type(known[1])]
+
+    @staticmethod
+    def _atom_key(value: Any) -> Hashable:
+        """What identifies a long string, bytes or integer; None for all that is short."""
+        kind = type(value)
+        if kind is str or kind is bytes:
+            long: Hashable = value if len(value) > SHORT else None
+            return long
+        if kind is int and not -BIG < value < BIG:
+            return id(value)
+        return None
+
+    @staticmethod
+    def _key(value: Any) -> Hashable:
+        """What identifies a container; None for what has no identity."""
+        kind = type(value)
+        if kind is Global:
+            return (Global, *value)
+        if kind in _CONSTANTS or (kind in (tuple, frozenset, Size) and not value):
+            return None
+        return id(value)
+
+    # -- second pass
+
+    def encode(self, tree: Any) -> Any:
+        """The node of the tree. Fills `flat`, `nodes` and `storages`, in the order of the tree."""
+        top: list[Any] = []
+        stack = [_Frame(top, (tree,), _ROOT, "", None, 0)]
+        while stack:
+            frame = stack[-1]
+            out, children = frame.out, frame.children
+            for at in range(frame.at, len(children)):
+                value = children[at]
+                kind = type(value)
+                if kind is str:
+                    out.append(value if len(value) <= SHORT and value.isascii() else self._atom(value))
+                elif kind is float:
+                    out.append(["float", _float_text(value)])
+                elif kind in _ATOMS:
+                    out.append(self._atom(value))
+                else:
+                    frame.at = at + 1
+                    inner = self._open(value, frame, at)
+                    if inner:
+                        stack.append(inner)
+                        break
+            else:
+                stack.pop()
+        return top[0]
+
+    def _atom(self, value: Any) -> Any:
+        key = self._atom_key(value)
+        if key is None or key not in self.repeated:
+            return _atom(value)
+        index = self.indices.get(key)
+        if index is None:
+            index = self.indices[key] = len(self.nodes)
+            self.nodes.append(_atom(value))
+        return ["@", index]
+
+    def _open(self, value: Any, frame: _Frame, at: int) -> _Frame | None:
+        """Write what stands for child `at` of `frame`; the frame for its inside, if that is still to be written."""
+        form = _FORMS.get(type(value))
+        if form is None or type(value) is defaultdict:
+            if id(value) in self.leaves:
+                return self._tensor(value, frame, at)
+            value, form = self._stand_in(value)
+        text, key = frame.place(at)
+        prefix, implied = _cut(frame.prefix + text) + ".", inner_prefix(frame.implied, key)
+        if frame.form is _ROOT:
+            prefix = implied = ""
+        identity = self._key(value)
+        if frame.depth >= NESTED or identity in self.repeated:
+            index, inner = self._refer(value, form, identity, prefix)
+            frame.out.append(["@", index])
+            return inner
+        node: list[Any] = [form.tag]
+        frame.out.append(node)
+        return _Frame(node, form.children(value), form, prefix, implied, frame.depth + 1)
+
+    def _refer(self, value: Any, form: _Form, identity: Hashable, prefix: str) -> tuple[int, _Frame | None]:
+        """The index of a container in the table; the frame for its inside, if it was not there."""
+        index = self.indices.get(identity) if identity is not None else None
+        if index is not None:
+            return index, None
+        index = len(self.nodes)
+        if identity is not None:
+            self.indices[identity] = index
+        node: list[Any] = [form.tag]
+        self.nodes.append(node)
+        return index, _Frame(node, form.children(value), form, prefix, "", 1)
+
+    def _tensor(self, value: Any, frame: _Frame, at: int) -> _Frame | None:
+        """Write a tensor, which is child `at` of `frame`; the frame for its attributes, if it has any."""
+        leaf = self.leaves[id(value)]
+        facts = leaf.facts
+        text, key = frame.place(at)
+        if frame.form is _ROOT:
+            text = "tensor"
+        name = self._unique(frame.prefix + text)
+        self.flat[name] = leaf.bare
+        node: dict[str, Any] = {}
+        frame.out.append(node)
+        if name != implied_name(frame.implied, key):
+            node["name"] = name
+        if facts.kind != "tensor":
+            node["kind"] = self._atom(facts.kind)
+        if facts.requires_grad != (facts.kind == "parameter"):
+            node["requires_grad"] = facts.requires_grad
+        if leaf.count > 1:
+            if leaf.number is None:
+                leaf.number = self.numbers
+                self.numbers += 1
+            node["is"] = leaf.number
+        self._note_storage(node, leaf)
+        if facts.attributes is None:
+            return None
+        node["attributes"], inner = self._attributes(facts.attributes, _cut(name) + ".")
+        return inner
+
+    def _attributes(self, value: Any, prefix: str) -> tuple[int, _Frame | None]:
+        """The index of a tensor's attributes in the table, and the frame for their inside, if that is to be written."""
+        if type(value) in _ATOMS:
+            self.nodes.append(_atom(value))
+            return len(self.nodes) - 1, None
+        if id(value) in self.leaves:
+            return len(self.nodes), _Frame(self.nodes, (value,), _ATTRIBUTES, prefix, None, 0)
+        form = _FORMS.get(type(value))
+        if form is None or type(value) is defaultdict:
+            value, form = self._stand_in(value)
+        return self._refer(value, form, self._key(value), prefix)
+
+    def _note_storage(self, node: dict[str, Any], leaf: _Leaf) -> None:
+        """Write how a tensor shares memory with others; of one that does not, only an unusual order of dimensions."""
+        facts, shape = leaf.facts, tuple(leaf.bare.shape)
+        strides = facts.strides if len(facts.strides) == len(shape) else contiguous_strides(shape)
+        contiguous = is_contiguous(shape, strides)
+        if leaf.group is None or self.members[leaf.group] == 1:
+            if not contiguous and live.is_dense(shape, strides):
+                node["strides"] = list(strides)
+            return
+        dtype = live.dtype_name(leaf.bare)
+        group = self.groups.get(leaf.group)
+        if group is None:
+            group = self.groups[leaf.group] = len(self.storages)
+            self.storages.append([self.sizes[leaf.group], dtype])
+        node["storage"] = [group, facts.storage_offset] + ([] if contiguous else [list(strides)])
+        if dtype != self.storages[group][1]:
+            node["dtype"] = dtype
+
+    def _unique(self, name: str) -> str:
+        """`name`, or if that is taken `name` with the first number that makes it another."""
+        if name not in self.flat and name != METADATA:
+            return name
+        number = self.suffixes.get(name, 2)
+        while f"{name}~{number}" in self.flat:
+            number += 1
+        self.suffixes[name] = number + 1
+        return f"{name}~{number}"
+
+
+def _atom(value: Any) -> Any:
+    """The node of a value without parts."""
+    kind = type(value)
+    if kind is str:
+        return value if _is_unicode(value) else ["str", _base64(value.encode("utf-8", "surrogatepass"))]
+    if kind is int:
+        return value if -EXACT <= value <= EXACT else ["int", hex(value)]
+    if kind is float:
+        return ["float", _float_text(value)]
+    if kind is bytes:
+        return ["bytes", _base64(value)]
+    if kind is complex:
+        return ["complex", _float_text(value.real), _float_text(value.imag)]
+    return ["ellipsis"] if value is ... else value
+
+
+def _storage_group(tensor: LazyTensor, facts: TensorFacts) -> Hashable:
+    """What a lazy tensor has in common with those that share its storage; None for one that shares nothing."""
+    if facts.storage is None:
+        key = same_bytes(tensor)
+        return None if key is None else ("bytes", key)
+    inner = tensor
+    while isinstance(inner, (View, Convert)):
+        # With the sign flipped, its values are no longer those in the storage.
+        if isinstance(inner, Convert) and isinstance(inner.kernel, (Negate, Conjugate)):
+            return None
+        inner = inner.tensor
+    return ("storage", facts.storage) if tensor.numel else None

@@ -1,0 +1,1597 @@
+"""The key mapper: flatten, then unflatten, gives the very same tree, whatever it was; and the record stays data."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import copy
+import datetime
+import enum
+import gc
+import io
+import json
+import math
+import pathlib
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+from strict import assert_same, text
+
+from ckptconv import olmo
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.keymap import flatten, plain_record, remap, unflatten
+from ckptconv.tensors import (
+    DTYPE_RANK,
+    DTYPES,
+    Concat,
+    Conjugate,
+    Convert,
+    File,
+    Inline,
+    LazyTensor,
+    Stored,
+    Tagged,
+    TensorFacts,
+    contiguous_strides,
+)
+from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.unpickle import Vocabulary, load
+
+SOURCE = File("model.pt", 1 << 40)
+_offsets = iter(range(0, 1 << 40, 4096))
+
+
+def lazy(dtype: str = "float32", shape: tuple[int, ...] = (2, 3)) -> Stored:
+    """A tensor in a file, in a place of its own."""
+    return Stored(SOURCE, next(_offsets), DTYPES[dtype], shape, contiguous_strides(shape))
+
+
+def view(
+    storage: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *, nbytes: int = 4000, **facts: Any
+) -> Tagged:
+    """A float32 view of a storage, as a pickle describes it."""
+    stored = Stored(File(f"{storage}.pt", nbytes), offset * 4, DTYPES["float32"], shape, strides)
+    return Tagged(
+        stored, TensorFacts(**facts, storage=storage, storage_nbytes=nbytes, storage_offset=offset, strides=strides)
+    )
+
+
+def views(base: Any, *makers: Any) -> list[Any]:
+    """What each maker makes of one tensor."""
+    return [make(base) for make in makers]
+
+
+def in_file_order(flat: dict[str, Any]) -> dict[str, Any]:
+    """What reading a safetensors file gives: its order is its own."""
+
+    def place(name: str) -> tuple[int, str]:
+        dtype = flat[name].dtype
+        return -DTYPE_RANK[getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")], name
+
+    return {name: flat[name] for name in sorted(flat, key=place)}
+
+
+def round_trip(tree: Any) -> tuple[dict[str, Any], str | None]:
+    """Assert that nothing is lost on the way through a file and back, and that names and record are fit for one."""
+    flat, structure = flatten(tree)
+    for name, tensor in flat.items():
+        assert name != "__metadata__"
+        name.encode()
+        assert not isinstance(tensor, Tagged)
+    if structure is not None:
+        structure.encode()
+        assert json_depth(structure) <= 100
+    again = unflatten(in_file_order(flat), structure, live_values=False)
+    assert_same(tree, again)
+    assert flatten(again) == (flat, structure), "the way back leads to the same names and the same record"
+    return flat, structure
+
+
+def json_depth(text: str) -> int:
+    depth = deepest = 0
+    in_string = escaped = False
+    for character in text:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+            elif character == '"':
+                in_string = False
+        elif character == '"':
+            in_string = True
+        elif character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
+
+
+# ------------------------------------------------------------------------------------------------- names for people
+
+
+def test_a_name_is_the_path_joined_with_dots() -> None:
+    tree = {
+        "model": {"layers": [{"weight": lazy()}, {"weight": lazy()}]},
+        "optimizer": {"state": {7: {"step": lazy()}}},
+    }
+    assert list(flatten(tree)[0]) == ["model.layers.0.weight", "model.layers.1.weight", "optimizer.state.7.step"]
+
+
+def test_names_that_collide_are_told_apart_by_a_suffix() -> None:
+    tree = {"a.b": lazy(), "a": {"b": lazy()}, "a.b~2": lazy()}
+    flat, _ = round_trip(tree)
+    assert list(flat) == ["a.b", "a.b~2", "a.b~2~2"]
+    assert flat["a.b"] is tree["a.b"]
+
+
+def test_names_depend_on_nothing_but_the_tree() -> None:
+    script = (
+        "from ckptconv.keymap import flatten; from ckptconv.tensors import *\n"
+        "t = [Inline(bytes([n]), DTYPES['uint8'], (1,)) for n in range(4)]\n"
+        "tree = {'s': {'b', 'a', 'c', 1, (2, 'x'), None}, 'x': {'y': t[0]}, 'x.y': t[1], ('k', 1): t[2], 1.5: t[3]}\n"
+        "print(flatten(tree))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(outputs) == 1
+
+
+def test_a_million_collisions_take_no_longer_than_a_million_names() -> None:
+    tree = [{"." * (n % 7): lazy(shape=())} for n in range(2)]
+    tree = {"a": [tree[0]], "a.0": [{"": lazy(shape=())}]} | {
+        ("k", n, "long enough for its words to be cut short " * 20): lazy(shape=()) for n in range(20_000)
+    }
+    started = time.perf_counter()
+    flat, _ = flatten(tree)
+    assert len(flat) == 20_002
+    assert time.perf_counter() - started < 5
+
+
+def test_a_tensor_alone_has_a_name_too() -> None:
+    flat, _ = round_trip(lazy())
+    assert list(flat) == ["tensor"]
+
+
+def test_the_name_that_safetensors_keeps_for_itself_is_not_given() -> None:
+    flat, structure = round_trip({"__metadata__": lazy()})
+    assert list(flat) == ["__metadata__~2"]
+    assert structure is not None
+
+
+def test_an_empty_key_is_an_empty_name_which_safetensors_allows() -> None:
+    flat, structure = round_trip({"": lazy()})
+    assert list(flat) == [""]
+    assert structure is None
+
+
+def test_lone_surrogates_are_replaced_in_names() -> None:
+    flat, _ = round_trip(dict.fromkeys(["a\ud800"], lazy()) | dict.fromkeys(["a\udfff"], lazy()))
+    assert list(flat) == ["a\ufffd", "a\ufffd~2"]
+
+
+def test_long_paths_are_cut_so_that_names_do_not_grow_with_depth() -> None:
+    tree: Any = lazy()
+    for _ in range(2000):
+        tree = {"key": tree}
+    flat, _ = round_trip({"a": tree, "b": {"x" * 10_000: lazy()}})
+    assert all(len(name) < 600 for name in flat)
+
+
+def test_a_long_key_of_a_plain_dict_is_its_name_uncut() -> None:
+    key = "k" * (64 << 10)
+    flat, structure = round_trip({key: lazy()})
+    assert list(flat) == [key]
+    assert structure is None
+
+
+# ------------------------------------------------------------------------------------------------ without a record
+
+
+def test_a_plain_state_dict_in_file_order_needs_no_record() -> None:
+    tree = {"b": lazy("int64"), "a": lazy("float32"), "c": lazy("float32"), "flag": lazy("bool")}
+    assert round_trip(tree)[1] is None
+
+
+def test_a_plain_state_dict_in_another_order_has_a_record_unless_order_does_not_matter() -> None:
+    tree = {"b": lazy(), "a": lazy()}
+    assert round_trip(tree)[1] is not None
+    flat, structure = flatten(tree, keep_order=False)
+    assert structure is None
+    assert list(flat) == ["b", "a"]
+
+
+def test_the_empty_dict_needs_no_record() -> None:
+    assert flatten({}) == ({}, None)
+    assert unflatten({}, None) == {}
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        OrderedDict(a=Inline(b"x", DTYPES["uint8"], (1,))),
+        {"a": [Inline(b"x", DTYPES["uint8"], (1,))]},
+        {1: Inline(b"x", DTYPES["uint8"], (1,))},
+        {"a": Inline(b"x", DTYPES["uint8"], (1,)), "b": 1},
+        {"a": {}},
+        {"a": Tagged(Inline(b"x", DTYPES["uint8"], (1,)), TensorFacts(kind="parameter"))},
+        {"a": Tagged(Inline(b"x", DTYPES["uint8"], (1,)), TensorFacts(requires_grad=True))},
+    ],
+)
+def test_whatever_is_not_a_plain_state_dict_has_a_record(tree: Any) -> None:
+    assert round_trip(tree)[1] is not None
+
+
+def test_facts_that_a_file_needs_no_telling_are_no_reason_for_a_record() -> None:
+    alone = view("0", 5, (2, 3), (3, 1))
+    flat, structure = flatten({"a": alone})
+    assert structure is None
+    assert flat == {"a": alone.tensor}
+
+
+def test_plain_record_keeps_the_keys_and_the_order_of_a_plain_dict() -> None:
+    tree = {"b": lazy(), "a": lazy()}
+    record = plain_record(tree)
+    assert_same(tree, unflatten(in_file_order(tree), record))
+    renamed = remap(record, {"b": "x"})
+    assert list(unflatten({"a": tree["a"], "x": tree["b"]}, renamed)) == ["b", "a"]
+
+
+# ------------------------------------------------------------------------------- round trips that must hold, by name
+
+NAN = struct.unpack(">d", bytes.fromhex("7ff800000000beef"))[0]
+SIGNALLING_NAN = struct.unpack(">d", bytes.fromhex("fff4000000000001"))[0]
+
+
+def _shared_list() -> Any:
+    inner = [lazy()]
+    return {"a": inner, "b": [inner, inner]}
+
+
+def _cycle() -> Any:
+    tree: dict[str, Any] = {"t": lazy()}
+    tree["self"] = tree
+    tree["list"] = [tree]
+    return tree
+
+
+def _cycle_through_a_tuple() -> Any:
+    inner: list[Any] = []
+    tree = (inner, lazy())
+    inner.append(tree)
+    return tree
+
+
+def _same_tensor_twice() -> Any:
+    tensor = lazy()
+    return {"a": tensor, "b": [tensor]}
+
+
+def _deep(make: Any) -> Any:
+    tree: Any = {"t": lazy()}
+    for _ in range(1000):
+        tree = make(tree)
+    return tree
+
+
+def _metadata() -> Any:
+    tree = OrderedDict(weight=lazy(), bias=lazy())
+    tree._metadata = OrderedDict([("", {"version": 1}), ("0", {"version": 2})])  # type: ignore[attr-defined]
+    return tree
+
+
+def _counter() -> Any:
+    return {"milestones": Counter({30: 1, 80: 2}), "empty": Counter()}
+
+
+ROUND_TRIPS: dict[str, Any] = {
+    "'a.b' against a→b": lambda: {"a.b": lazy(), "a": {"b": lazy()}},
+    "a→b against 'a.b'": lambda: {"a": {"b": lazy()}, "a.b": lazy()},
+    "{0:, '0':}": lambda: {0: lazy(), "0": lazy()},
+    "{True:, 'True':}": lambda: {True: lazy(), "True": lazy()},
+    "{1.5:}": lambda: {1.5: lazy(), "1.5": lazy()},
+    "{('a', 0):}": lambda: {("a", 0): lazy(), ("a", "0"): lazy(), "a.0": lazy(), (): lazy()},
+    "{None:, 'None':}": lambda: {None: lazy(), "None": lazy()},
+    "{b'a':, 'a':}": lambda: {b"a": lazy(), "a": lazy(), b"\xff\x00": lazy()},
+    "{'':, 'a': {'':}}": lambda: {"": lazy(), "a": {"": lazy()}, ".": {"": {"": lazy()}}},
+    "a name that ends like the suffix": lambda: {"a~2": lazy(), "a": lazy(), "a~3": lazy(), "x": {"a~2": lazy()}},
+    "a tensor named __metadata__": lambda: {
+        "__metadata__": lazy(),
+        "__metadata__~2": lazy(),
+        "a": {"__metadata__": lazy()},
+    },
+    "lone surrogates": lambda: {
+        "\ud800": "\udc00",
+        "a\udfffb": lazy(),
+        "pair": "\ud83d\ude00",
+        "l": ["\ud800" * 99] * 2,
+    },
+    "NUL, newline, quote, backslash, slash, emoji": lambda: {
+        key: lazy() for key in ("\0", "\n", '"', "\\", "/", "😀", "a\0b", "\x7f", "\u2028", "\ufeff", "'")
+    },
+    "a 64 KiB key": lambda: {"k" * (64 << 10): lazy(), "d": {"é" * (64 << 10): lazy(), "l" * (64 << 10): [lazy()]}},
+    "keys that look like the record's own": lambda: {
+        key: {key: lazy(), "v": [key, {"name": key}, ["@", 0], ["dict", "a", 1]]}
+        for key in ("@", "dict", "name", "dropped", "version", "root", "nodes", "float", "int", "tuple", "is")
+    },
+    "NFC and NFD": lambda: {"é": lazy(), "e\u0301": lazy()},
+    "empty containers": lambda: {"d": {}, "l": [], "t": (), "s": set(), "n": {"d": [{}]}, "o": OrderedDict()},
+    "root {}": dict,
+    "root []": list,
+    "root ()": tuple,
+    "root tensor": lazy,
+    "root list": lambda: [lazy(), 1, [lazy()]],
+    "root tuple": lambda: (lazy(), [lazy()]),
+    "root int": lambda: 7,
+    "root float": lambda: -0.0,
+    "root str": lambda: "text",
+    "root None": lambda: None,
+    "insertion order": lambda: {
+        "z": lazy("bool"),
+        "b": lazy("int64"),
+        "a": lazy("float64"),
+        "c": {"y": 1, "x": lazy()},
+    },
+    "1, 1.0, True": lambda: [1, 1.0, True, 0, 0.0, -0.0, False, {1: 1.0}, {1.0: True}, {True: 1}],
+    "integers of any size": lambda: [
+        n * sign
+        for n in (2**53 - 1, 2**53, 2**53 + 1, 2**63, 2**63 - 1, 2**64, 2**70, 2**256, 2**3000, 3**9999, 10**4400)
+        for sign in (1, -1)
+    ],
+    "floats": lambda: [
+        NAN,
+        SIGNALLING_NAN,
+        math.nan,
+        -math.nan,
+        math.inf,
+        -math.inf,
+        -0.0,
+        5e-324,
+        0.1,
+        1e22,
+        1.7976931348623157e308,
+    ],
+    "floats as keys": lambda: {NAN: 1, math.inf: 2, 0.0: 3, 5e-324: 4},
+    "bytes, bytearray": lambda: [b"", b"\0\xff" * 1000, bytearray(b"x"), bytearray()],
+    "complex": lambda: [1j, complex(-0.0, NAN), complex(math.inf, -0.0)],
+    "set, frozenset": lambda: [{1, "1", None, (1, 2), b"x", 2.5}, frozenset({1, frozenset({2})}), set(), frozenset()],
+    "range, slice, Ellipsis": lambda: [
+        range(5),
+        range(5, 0, -2),
+        range(2**70),
+        slice(None),
+        slice(1, None, 2**70),
+        slice("a", [1]),
+        ...,
+    ],
+    "torch.Size, dtype, device": lambda: [
+        Size((2, 3)),
+        Size(),
+        TorchConstant("dtype", "float32"),
+        TorchConstant("device", "cuda:0"),
+        TorchConstant("layout", "strided"),
+        {TorchConstant("dtype", "bfloat16"): 1},
+    ],
+    "Counter": _counter,
+    "OrderedDict with _metadata": _metadata,
+    "defaultdict": lambda: [
+        defaultdict(list, {1: [lazy()]}),
+        defaultdict(None, a=1),
+        defaultdict(int),
+        defaultdict(OrderedDict),
+    ],
+    "deque": lambda: [deque([1, lazy()], maxlen=5), deque(), deque(maxlen=0), deque([[lazy()]])],
+    "numpy": lambda: [
+        NumpyScalar("<f8", b"\0" * 8),
+        NumpyArray("<u4", (2, 2), "F", bytes(16)),
+        NumpyArray("|u1", (), "C", b"\1"),
+        {NumpyScalar("<i8", b"\1" * 8): 1},
+    ],
+    "list of tensors against {0: tensor}": lambda: {"l": [lazy(), lazy()], "d": {0: lazy(), 1: lazy()}},
+    "tensor in tuple in list": lambda: [(lazy(), (lazy(), [lazy()])), lazy()],
+    "tensors inside keys": lambda: {(lazy(), 1): lazy(), lazy(): [lazy()]},
+    "the same tensor twice": _same_tensor_twice,
+    "equal tensors twice": lambda: views(lazy(), copy.copy, copy.deepcopy, lambda _: lazy()),
+    "one storage under different views": lambda: {
+        "whole": view("s", 0, (1000,), (1,)),
+        "part": view("s", 100, (10, 10), (10, 1)),
+        "overlap": view("s", 150, (10, 10), (10, 1)),
+        "transposed": view("s", 100, (10, 10), (1, 10)),
+        "expanded": view("s", 3, (5, 5), (0, 1)),
+        "rows": view("s", 0, (4, 7), (100, 1)),
+        "scalar": view("s", 999, (), ()),
+        "other": view("t", 0, (1000,), (1,)),
+    },
+    "views of other dtypes": lambda: {
+        "a": view("s", 0, (4,), (1,)),
+        "b": Tagged(lazy("int16", (8,)), TensorFacts(storage="s", storage_nbytes=16, strides=(1,))),
+    },
+    "a transposed tensor alone": lambda: {"a": view("s", 0, (3, 4), (1, 3)), "b": view("t", 0, (2, 3, 4), (1, 2, 6))},
+    "the same container twice": _shared_list,
+    "a cycle": _cycle,
+    "a cycle through a tuple": _cycle_through_a_tuple,
+    "0-d and (0, 5)": lambda: {
+        "a": lazy(shape=()),
+        "b": lazy(shape=(0, 5)),
+        "c": lazy(shape=(0, 5)),
+        "d": lazy(shape=(1, 0)),
+    },
+    "non-zero storage offset": lambda: {
+        "a": view("s", 7, (3,), (1,)),
+        "b": view("s", 9, (3,), (1,)),
+        "c": view("t", 7, (3,), (1,)),
+    },
+    "every dtype": lambda: {name: lazy(name) for name in DTYPES},
+    "parameters, gradients, attributes": lambda: {
+        "p": view("p", 0, (2,), (1,), kind="parameter", requires_grad=True),
+        "frozen": view("q", 0, (2,), (1,), kind="parameter"),
+        "g": view("g", 0, (2,), (1,), requires_grad=True),
+        "b": view("b", 0, (2,), (1,), kind="buffer"),
+        "s": view("c", 0, (2,), (1,), kind="my.module.Sub\ud800class"),
+        "a": view("a", 0, (2,), (1,), attributes={"ds_id": 3, "nested": [lazy()], "t": (1, lazy())}),
+        "n": view("d", 0, (2,), (1,), attributes={}),
+        "x": view("e", 0, (2,), (1,), attributes=lazy()),
+        "y": view("f", 0, (2,), (1,), attributes=5),
+    },
+    "Opaque": lambda: {
+        "o": Opaque(Global("argparse", "Namespace"), (), None, "newobj", [{"lr": 0.1, "w": lazy()}]),
+        "k": Opaque(Global("m", "C"), (1, lazy()), {}, "newobj_ex", [], [1, lazy()], [("k", lazy())]),
+        "p": Opaque(Global("m", "P"), "a persistent id", None, "persistent"),
+        "c": Opaque(Opaque(Global("m", "f"), (1,)), (lazy(),), {"x": lazy()}),
+        Opaque(Global("torch", "Tensor"), (1,)): {Global("os", "system"), Global("m", "f")},
+    },
+    "Composite": lambda: {
+        "e": Composite(
+            "sparse_coo", {"indices": lazy("int64"), "values": lazy(), "shape": Size((3, 3)), "is_coalesced": True}
+        ),
+        "m": Composite("meta", {"dtype": TorchConstant("dtype", "float32"), "shape": Size((1,))}),
+    },
+    "1000-deep dicts": lambda: _deep(lambda tree: {"k": tree, "l": 1}),
+    "1000-deep lists": lambda: _deep(lambda tree: [tree]),
+    "1000-deep tuples": lambda: _deep(lambda tree: (1, tree)),
+    "1000-deep, mixed": lambda: _deep(lambda tree: OrderedDict(a=[(Opaque(Global("m", "C"), (tree,)),)])),
+}
+
+
+@pytest.mark.parametrize("case", ROUND_TRIPS)
+def test_round_trip(case: str) -> None:
+    round_trip(ROUND_TRIPS[case]())
+
+
+def test_round_trip_of_a_tree_a_hundred_thousand_levels_deep() -> None:
+    tree: Any = lazy()
+    for level in range(100_000):
+        tree = [tree] if level % 3 else {"k": tree}
+    round_trip(tree)
+
+
+def test_round_trip_of_300_000_entries() -> None:
+    round_trip({f"e{n}": n for n in range(300_000)})
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_round_trip_of_what_each_pickle_protocol_says(protocol: int) -> None:
+    shared = [1, "x" * 100]
+    tree = {
+        "f": [0.1, NAN, -0.0],
+        "b": [b"\xff\0", bytearray(b"y")],
+        "c": Counter({3: 1}),
+        "o": OrderedDict(z=1, a=2),
+        "s": {1, 2},
+        "fs": frozenset({1}),
+        "big": 2**100,
+        "text": ["é", "😀", "\0"],
+        "shared": [shared, shared],
+        "opaque": [pathlib.PurePosixPath("/a/b"), datetime.timedelta(1)],
+    }
+    round_trip(load(pickle.dumps(tree, protocol), Vocabulary(), where="test").value)
+
+
+# ------------------------------------------------------------------------------------------- trees nobody thought of
+
+
+def _equals_itself(key: Any) -> bool:
+    return bool(key == copy.deepcopy(key))
+
+
+texts = st.text(st.characters(exclude_categories=()), max_size=8) | st.sampled_from(
+    ["@", "dict", "a.b", "", "__metadata__", "k" * 70]
+)
+floats = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0]) | st.floats()
+keys = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**400), 2**400)
+    | floats
+    | texts
+    | st.binary(max_size=80)
+    | st.builds(complex, floats, floats)
+    | st.just(...)
+    | st.builds(Global, texts, texts)
+    | st.builds(TorchConstant, st.just("dtype"), st.sampled_from(["float32", "int8"]))
+    | st.builds(NumpyScalar, st.just("<f8"), st.binary(min_size=8, max_size=8)),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner.filter(_equals_itself), max_size=3),
+    max_leaves=6,
+)
+tensors = st.builds(
+    lazy, st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 3), max_size=3).map(tuple)
+) | st.builds(
+    view,
+    st.sampled_from("abc"),
+    st.integers(0, 5),
+    st.just((2, 3)),
+    st.sampled_from([(3, 1), (1, 2), (0, 1), (10, 1)]),
+    kind=st.sampled_from(["tensor", "parameter", "m.Class"]),
+    requires_grad=st.booleans(),
+)
+
+
+def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    entries = st.lists(st.tuples(keys, inner), max_size=4)
+    some = st.lists(inner, max_size=4)
+    return (
+        st.dictionaries(texts, inner, max_size=4)
+        | entries.map(dict)
+        | entries.map(OrderedDict)
+        | st.builds(
+            _with_attributes,
+            entries,
+            st.dictionaries(texts.filter(lambda t: t not in dir(OrderedDict)), inner, max_size=2),
+        )
+        | entries.map(lambda e: defaultdict(list, e))
+        | st.dictionaries(keys, st.integers(), max_size=4).map(Counter)
+        | some
+        | some.map(tuple)
+        | some.map(lambda items: deque(items, maxlen=9))
+        | st.sets(keys.filter(_equals_itself), max_size=4).filter(_tells_apart)
+        | st.builds(slice, inner, inner, inner)
+        | st.builds(
+            Opaque,
+            st.builds(Global, texts, texts),
+            some.map(tuple),
+            st.none() | st.dictionaries(texts, inner, max_size=2),
+            st.sampled_from(["reduce", "newobj", "newobj_ex"]),
+            some,
+            some,
+            st.lists(st.tuples(inner, inner), max_size=2),
+        )
+        | st.builds(Composite, texts, st.dictionaries(texts, inner, max_size=3))
+        | some.map(lambda items: [items, items, *items])
+        | some.map(lambda items: {"a": tuple(items), "b": [items, (items,)]})
+    )
+
+
+def _with_attributes(entries: list[Any], attributes: dict[str, Any]) -> Any:
+    tree = OrderedDict(entries)
+    vars(tree).update(attributes)
+    return tree
+
+
+def _tells_apart(elements: set[Any]) -> bool:
+    # The comparison sorts elements by their text.
+    return len({text(element) for element in elements}) == len(elements)
+
+
+trees = st.recursive(
+    keys | tensors | st.binary().map(bytearray) | st.builds(range, st.integers(-9, 9)), _containers, max_leaves=25
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(trees)
+def test_round_trip_of_any_tree(tree: Any) -> None:
+    round_trip(tree)
+
+
+@settings(deadline=None, max_examples=100)
+@given(trees, st.data())
+def test_round_trip_of_any_tree_tied_into_a_cycle(tree: Any, data: st.DataObject) -> None:
+    places = [node for node in _walk(tree) if type(node) in (list, dict)]
+    if places:
+        place = data.draw(st.sampled_from(places))
+        target = data.draw(st.sampled_from(places))
+        if type(place) is list:
+            place.append(target)
+        else:
+            place["back"] = target
+    round_trip(tree)
+
+
+def _walk(tree: Any) -> list[Any]:
+    found, seen = [tree], {id(tree)}
+    for node in found:
+        inside = (
+            list(node.values())
+            if isinstance(node, dict)
+            else list(node)
+            if isinstance(node, (list, tuple, deque))
+            else []
+        )
+        for child in inside:
+            if id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- live torch
+
+
+def live_round_trip(tree: Any) -> tuple[dict[str, Any], str | None]:
+    """Assert that a tree of torch tensors comes back from copies of its tensors, as from a file, and from memory."""
+    flat, structure = flatten(tree)
+    assert_same(tree, unflatten(flat, structure))
+    copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in in_file_order(flat).items()}
+    again = unflatten(copies, structure)
+    assert_same(tree, again)
+    return flat, structure
+
+
+def test_a_model_comes_back_with_its_metadata_and_its_tied_weights() -> None:
+    model = torch.nn.Sequential(
+        OrderedDict(
+            embed=torch.nn.Embedding(5, 4), norm=torch.nn.BatchNorm1d(4), head=torch.nn.Linear(4, 5, bias=False)
+        )
+    )
+    model.head.weight = model.embed.weight
+    state = model.state_dict()
+    live_round_trip(state)
+    live_round_trip({"model": state, "ema": state})
+    live_round_trip(dict(model.named_parameters(remove_duplicate=False)))
+
+
+def _trained(make: Any, steps: int = 3) -> tuple[torch.nn.Module, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    optimizer = make(model.parameters())
+    data = torch.randn(8, 4)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(data).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+    return model, optimizer
+
+
+OPTIMIZERS = {
+    "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "AdamW, two groups": lambda p: torch.optim.AdamW([{"params": [next(p)]}, {"params": list(p), "lr": 0.1}]),
+    "Adam, foreach": lambda p: torch.optim.Adam(p, foreach=True),
+    "Adam, lr a tensor": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, max_iter=5),
+    "Adagrad": torch.optim.Adagrad,
+    "Adafactor": torch.optim.Adafactor,
+    "RMSprop": lambda p: torch.optim.RMSprop(p, centered=True),
+    "Rprop": torch.optim.Rprop,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_goes_on_where_it_stopped(name: str) -> None:
+    model, optimizer = _trained(OPTIMIZERS[name])
+    state = optimizer.state_dict()
+    live_round_trip(state)
+    flat, structure = flatten(state)
+    copies = {key: tensor.clone() for key, tensor in flat.items()}
+    _, other = _trained(OPTIMIZERS[name], steps=0)
+    other.load_state_dict(unflatten(copies, structure))
+    assert_same(optimizer.state_dict(), other.state_dict())
+    live_round_trip({"model": model.state_dict(), "optimizer": state, "epoch": 3, "rng": torch.get_rng_state()})
+
+
+SCHEDULERS = {
+    "MultiStepLR": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 3, 8]),
+    "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 3),
+    "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 10),
+    "CosineAnnealingWarmRestarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+    "ReduceLROnPlateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
+    "SequentialLR": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o, [torch.optim.lr_scheduler.ConstantLR(o), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)], [2]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_comes_back(name: str) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    live_round_trip(SCHEDULERS[name](optimizer).state_dict())
+
+
+def _tensor_with_attributes() -> Any:
+    tensor = torch.arange(4.0)
+    tensor.ds_id = 7  # type: ignore[attr-defined]
+    tensor.partner = [torch.ones(2), tensor]  # type: ignore[attr-defined]
+    return tensor
+
+
+def _with_shape(parameter: Any) -> Any:
+    parameter.ds_shape = torch.Size([3])
+    return parameter
+
+
+def _overlapping() -> Any:
+    base = torch.arange(100, dtype=torch.float32)
+    return {
+        "whole": base,
+        "part": base[10:20],
+        "overlap": base[15:25].view(2, 5),
+        "transposed": base[:50].view(5, 10).t(),
+        "column": base.view(10, 10)[:, 3],
+        "expanded": base[:5].expand(4, 5),
+        "windows": base.unfold(0, 4, 1),
+        "bytes": base.view(torch.uint8)[4:8],
+        "apart": torch.arange(100, dtype=torch.float32),
+    }
+
+
+def _views_of_a_giant() -> Any:
+    base = torch.randn(1 << 20)
+    return {"a": base[100:110], "b": base[105:120], "c": base[1 << 19 :][:5]}
+
+
+LIVE = {
+    "dtypes": lambda: {
+        str(dtype): (torch.arange(48, dtype=torch.uint8) % (2 if dtype is torch.bool else 255)).view(dtype)
+        for dtype in (getattr(torch, name) for name in DTYPES if not name.startswith(("q", "bits")))
+    },
+    "NaN payloads": lambda: {"f": torch.tensor([0x7FC0BEEF, -1], dtype=torch.int32).view(torch.float32)},
+    "parameters": lambda: [
+        torch.nn.Parameter(torch.ones(2)),
+        torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        torch.ones(2, requires_grad=True),
+        torch.nn.Buffer(torch.ones(2)),
+        torch.nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False),
+    ],
+    "attributes": _tensor_with_attributes,
+    "parameter with attributes": lambda: _with_shape(torch.nn.Parameter(torch.ones(3))),
+    "the same tensor twice": lambda: [torch.ones(3)] * 2,
+    "the same parameter twice": lambda: {"a": [torch.nn.Parameter(torch.ones(3))] * 3},
+    "tied": lambda: views(torch.ones(3), torch.Tensor.detach, torch.Tensor.detach, lambda t: t.view(3, 1)),
+    "tied, transposed": lambda: views(torch.randn(3, 2), torch.t, torch.t),
+    "tied part of a storage": lambda: views(torch.randn(9), lambda t: t[3:5], lambda t: t[3:5]),
+    "overlapping": _overlapping,
+    "complex and its parts": lambda: views(
+        torch.randn(4, dtype=torch.complex128), torch.Tensor.detach, torch.view_as_real, torch.imag
+    ),
+    "NaNs in complex views": lambda: views(
+        torch.full((3,), complex(math.nan, 1), dtype=torch.complex128), torch.Tensor.detach, lambda t: t[1:]
+    ),
+    "channels last": lambda: {
+        "w": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "t": torch.randn(3, 4).t(),
+    },
+    "empty": lambda: {"a": torch.empty(0), "b": torch.empty(0, 5), "c": torch.tensor(1.0), "d": torch.ones(3)[1:1]},
+    "constants": lambda: {
+        "dtype": torch.bfloat16,
+        "device": torch.device("cuda:1"),
+        "cpu": torch.device("cpu"),
+        "size": torch.Size([1, 2]),
+        "layout": torch.sparse_coo,
+        "format": torch.channels_last,
+        "scheme": torch.per_tensor_affine,
+        torch.float16: torch.ones(1),
+    },
+    "constants without tensors": lambda: [
+        torch.float8_e4m3fn,
+        torch.Size([]),
+        torch.device("meta"),
+        {torch.int8: torch.Size([3])},
+    ],
+    "numpy": lambda: {
+        "scalars": [
+            np.float64(0.1),
+            np.float32("nan"),
+            np.int8(-1),
+            np.bool_(True),
+            np.str_("é"),
+            np.bytes_(b"x"),
+            np.complex64(1j),
+        ],
+        "dates": [
+            np.datetime64("2024-02-29T12"),
+            np.timedelta64(3, "s"),
+            np.array(["2024-01-01"], dtype="datetime64[D]"),
+        ],
+        "arrays": [
+            np.arange(6).reshape(2, 3),
+            np.asfortranarray(np.ones((2, 3))),
+            np.array(["ab", "c"]),
+            np.zeros((0, 3)),
+            np.array(5),
+        ],
+        "big-endian": np.arange(3, dtype=">f4"),
+        "rng": np.random.default_rng(1).bit_generator.state,
+        "legacy rng": np.random.RandomState(0).get_state(),
+        "t": torch.ones(1),
+    },
+    "sparse": lambda: {
+        "coo": torch.eye(3).to_sparse(),
+        "uncoalesced": torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)),
+        "csr": torch.eye(3).to_sparse_csr(),
+        "csc": torch.eye(3).to_sparse_csc(),
+        "bsr": torch.eye(4).to_sparse_bsr((2, 2)),
+        "bsc": torch.eye(4).to_sparse_bsc((2, 2)),
+    },
+    "meta": lambda: {"m": torch.empty(3, 4, device="meta"), "p": torch.nn.Parameter(torch.empty(2, device="meta"))},
+    "everything at once": lambda: [
+        _overlapping(),
+        {"deep": [torch.nn.Parameter(torch.ones(3)), (1, 2.5, None, 2**70)]},
+    ],
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, on sparse tensors and complex32
+@pytest.mark.parametrize("case", LIVE)
+def test_live_round_trip(case: str) -> None:
+    live_round_trip(LIVE[case]())
+
+
+def test_the_record_goes_through_a_safetensors_file(tmp_path: pathlib.Path) -> None:
+    strings = ["\0", "\ud800", '"\\/', "😀", "\u2028", "\x7f", "é" * 100]
+    tree = {"t": torch.ones(2), "s": strings * 2, **{text: torch.ones(1) for text in strings}}
+    tree["again"] = [tree["s"]]
+    flat, structure = flatten(tree)
+    assert structure is not None
+    save_file(flat, tmp_path / "f.safetensors", {"format": "pt", "ckptconv.structure": structure})
+    with safe_open(tmp_path / "f.safetensors", "pt") as file:
+        loaded = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        assert_same(tree, unflatten(loaded, file.metadata()["ckptconv.structure"]))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_quantized_and_nested_tensors_come_back_from_their_parts() -> None:
+    per_tensor = torch.quantize_per_tensor(torch.randn(3, 2), 0.1, 3, torch.quint8)
+    per_channel = torch.quantize_per_channel(torch.randn(3, 2), torch.ones(3), torch.zeros(3), 0, torch.qint8)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)])
+    flat, structure = flatten([per_tensor, per_channel, nested])
+    assert {tensor.dtype for tensor in flat.values()} <= {
+        torch.uint8,
+        torch.int8,
+        torch.float32,
+        torch.float64,
+        torch.int64,
+    }
+    again = unflatten(flat, structure)
+    assert torch.equal(again[0], per_tensor)
+    assert torch.equal(again[1], per_channel)
+    assert [part.tolist() for part in again[2].unbind()] == [[1, 1], [0, 0, 0]]
+
+
+def test_views_share_their_memory_again() -> None:
+    flat, structure = flatten(_overlapping())
+    again = unflatten({name: tensor.clone() for name, tensor in flat.items()}, structure)
+    again["whole"].zero_()
+    assert all(again[name].count_nonzero() == 0 for name in again if name != "apart")
+    assert again["apart"].count_nonzero() == 99
+
+
+def test_little_views_of_a_giant_storage_do_not_bring_it_back() -> None:
+    tree = {name: tensor for name, tensor in _views_of_a_giant().items() if name != "c"}
+    flat, structure = flatten(tree)
+    again = unflatten({name: tensor.clone() for name, tensor in flat.items()}, structure)
+    assert again["a"].untyped_storage().nbytes() <= 200
+    again["a"].zero_()
+    assert again["b"].count_nonzero() == 10
+
+
+def test_views_too_far_apart_stay_apart_and_keep_their_values() -> None:
+    tree = _views_of_a_giant()
+    flat, structure = flatten(tree)
+    again = unflatten({name: tensor.clone() for name, tensor in flat.items()}, structure)
+    assert all(torch.equal(tree[name], again[name]) for name in tree)
+    assert again["a"].untyped_storage().nbytes() < 1000
+
+
+def test_values_win_over_sharing() -> None:
+    base = torch.arange(4.0)
+    flat, structure = flatten({"a": base, "b": base[:2]})
+    again = unflatten({"a": flat["a"].clone(), "b": torch.tensor([7.0, 8.0])}, structure)
+    assert again["a"].tolist() == [0, 1, 2, 3]
+    assert again["b"].tolist() == [7, 8]
+
+
+def test_tensors_that_were_cast_share_memory_as_before() -> None:
+    base = torch.arange(6.0)
+    flat, structure = flatten({"a": base, "b": base[2:4], "i": base.view(torch.int32)[1:3]})
+    cast = {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor.clone()
+        for name, tensor in flat.items()
+    }
+    again = unflatten(cast, structure)
+    again["a"][2] = 9
+    assert again["b"].tolist() == [9, 3]
+    assert again["i"].view(torch.float32).tolist() == [1, 2]
+
+
+def test_the_tensors_given_are_left_as_they_are() -> None:
+    base = torch.arange(6.0)
+    flat, structure = flatten([base, base[:3], torch.nn.Parameter(base)])
+    copies = {name: tensor.clone() for name, tensor in flat.items()}
+    before = {name: (tensor.data_ptr(), tensor.requires_grad, type(tensor)) for name, tensor in copies.items()}
+    unflatten(copies, structure)
+    assert before == {name: (tensor.data_ptr(), tensor.requires_grad, type(tensor)) for name, tensor in copies.items()}
+
+
+def test_conjugate_and_negated_tensors_are_stored_as_the_values_they_stand_for() -> None:
+    base = torch.tensor([1 + 2j, 3 - 4j])
+    flat, structure = flatten({"c": base.conj(), "n": base.conj().imag, "t": base})
+    assert not any(tensor.is_conj() or tensor.is_neg() for tensor in flat.values())
+    again = unflatten(flat, structure)
+    assert again["c"].tolist() == [1 - 2j, 3 + 4j]
+    assert again["n"].tolist() == [-2, 4]
+
+
+def test_lazy_tensors_with_a_changed_sign_do_not_share_what_they_differ_from() -> None:
+    plain = view("s", 0, (2,), (1,))
+    flipped = Tagged(Convert(plain.tensor, Conjugate("float32"), DTYPES["float32"]), plain.facts)
+    flat, structure = flatten({"a": plain, "b": flipped})
+    again = unflatten(flat, structure)
+    assert not any(isinstance(leaf, Tagged) for leaf in again.values())
+
+
+def test_ties_of_expressions_over_several_files_are_kept() -> None:
+    whole = Concat((lazy(), lazy()))
+    again = unflatten(*flatten({"a": whole, "b": whole, "c": Concat((lazy(),))}))
+    assert again["a"] is again["b"]
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Custom:
+    def __init__(self) -> None:
+        self.weight = torch.ones(2)
+        self.me = self
+
+
+def test_objects_of_other_classes_become_what_they_would_be_pickled_as() -> None:
+    tree = {
+        "p": Point(torch.ones(1), 2),
+        "e": Colour.RED,
+        "c": Custom(),
+        "d": datetime.date(2024, 1, 1),
+        "f": math.sqrt,
+    }
+    flat, structure = flatten(tree)
+    assert list(flat) == ["p.args.0", "c.state.0.weight"]
+    again = unflatten(flat, structure)
+    assert (str(again["p"].cls), again["p"].call, again["p"].args[1]) == (f"{__name__}.Point", "newobj", 2)
+    assert (str(again["e"].cls), again["e"].args) == (f"{__name__}.Colour", (1,))
+    assert again["c"].state[0]["me"] is again["c"]
+    assert again["d"].name == "datetime.date"
+    assert again["f"] == Global("math", "sqrt")
+    assert_same(again, unflatten(*flatten(again)))
+
+
+def test_subclasses_of_tensors_come_back_as_tensors_that_know_their_class_when_lazy() -> None:
+    class Sub(torch.Tensor):
+        pass
+
+    flat, structure = flatten({"s": torch.ones(2).as_subclass(Sub)})
+    assert type(flat["s"]) is torch.Tensor
+    assert type(unflatten(flat, structure)["s"]) is torch.Tensor
+    lazily = unflatten({"s": lazy()}, structure)["s"]
+    assert lazily.facts.kind.endswith("Sub")
+
+
+@pytest.mark.parametrize("value", [threading.Lock(), (n for n in ()), sys.modules["math"]])
+def test_what_cannot_be_recorded_is_refused_and_named(value: Any) -> None:
+    with pytest.raises(UsageError, match=type(value).__name__):
+        flatten({"a": value})
+
+
+def test_numpy_arrays_as_leaves_are_put_back() -> None:
+    _, structure = flatten({"x": [torch.ones(2), 1.5]})
+    array = np.ones(2)
+    assert unflatten({"x.0": array}, structure)["x"][0] is array
+
+
+def test_live_values_can_be_had_or_not() -> None:
+    _, structure = flatten([torch.float32, np.int8(1)])
+    assert unflatten({}, structure) == [torch.float32, np.int8(1)]
+    assert_same(
+        unflatten({}, structure, live_values=False), [TorchConstant("dtype", "float32"), NumpyScalar("|i1", b"\1")]
+    )
+
+
+def test_lazy_trees_need_neither_torch_nor_numpy() -> None:
+    script = (
+        "import sys; from ckptconv.keymap import *; from ckptconv.tensors import *; from ckptconv.tree import *\n"
+        "t = Inline(b'abcd', DTYPES['float32'], ())\n"
+        "tree = [t, {'a': t}, Size((1,)), TorchConstant('dtype', 'int8'), NumpyScalar('<f4', b'1234')]\n"
+        "tree.append(Composite('x', {'p': t}))\n"
+        "tree = unflatten(*flatten(tree)); assert type(tree[2]) is Size and type(tree[4]) is NumpyScalar\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# ------------------------------------------------------------------------------------------------ changing the names
+
+
+def test_remap_gives_tensors_new_names_and_leaves_the_keys() -> None:
+    tree = {"a": [lazy(), {"b": lazy()}], "c": _same_tensor_twice()}
+    flat, structure = flatten(tree)
+    renames = {name: f"new/{number}" for number, name in enumerate(flat)}
+    renamed = remap(structure, renames)
+    assert_same(tree, unflatten({renames[name]: tensor for name, tensor in flat.items()}, renamed))
+    assert remap(renamed, {new: old for old, new in renames.items()}) == structure
+
+
+def test_remap_with_nothing_to_do_changes_nothing() -> None:
+    for make in ROUND_TRIPS.values():
+        flat, structure = flatten(make())
+        assert remap(structure, {}) == structure
+        assert remap(structure, {name: name for name in flat}) == structure
+        assert remap(structure, {}, {"no such name": "nor this"}) == structure
+
+
+@settings(deadline=None, max_examples=100)
+@given(trees, st.randoms(use_true_random=False))
+def test_remap_of_any_tree(tree: Any, rng: random.Random) -> None:
+    flat, structure = flatten(tree)
+    if structure is None:
+        return
+    names = list(flat)
+    rng.shuffle(names)
+    renames = dict(zip(flat, names, strict=True))
+    renamed = {renames[name]: tensor for name, tensor in flat.items()}
+    assert_same(tree, unflatten(renamed, remap(structure, renames), live_values=False))
+
+
+def test_a_tensor_left_out_is_absent_from_a_dict_and_none_in_a_sequence() -> None:
+    tree = {
+        "keep": lazy(),
+        "drop": lazy(),
+        "l": [lazy(), 1],
+        "t": (lazy(), 2),
+        "o": OrderedDict(x=lazy(), y=3),
+        "s": {7: lazy()},
+    }
+    flat, structure = flatten(tree)
+    assert structure is not None
+    dropped = remap(structure, {name: None for name in flat if name != "keep"})
+    assert unflatten({"keep": flat["keep"]}, dropped) == {
+        "keep": flat["keep"],
+        "l": [None, 1],
+        "t": (None, 2),
+        "o": OrderedDict(y=3),
+        "s": {},
+    }
+    assert dropped is not None
+    assert "l.0" in dropped, "the record says what is missing"
+    assert remap(dropped, {"keep": "x", "drop": "y"}) == remap(dropped, {"keep": "x"})
+
+
+def test_a_composite_without_one_of_its_parts_is_left_out_whole() -> None:
+    flat, structure = flatten({"s": Composite("sparse_coo", {"indices": lazy(), "values": lazy()}), "k": [lazy()]})
+    flat.pop("s.values")
+    assert list(unflatten(flat, remap(structure, {"s.values": None}))) == ["k"]
+
+
+def test_of_an_object_that_occurs_twice_one_place_can_be_left_out() -> None:
+    tensor = torch.nn.Parameter(torch.ones(2))
+    flat, structure = flatten([tensor, tensor, tensor])
+    again = unflatten({"1": flat["1"], "2": flat["2"]}, remap(structure, {"0": None}))
+    assert again[0] is None
+    assert again[1] is again[2]
+    assert type(again[1]) is torch.nn.Parameter
+
+
+def test_tied_tensors_can_be_stored_once() -> None:
+    base = torch.arange(4.0)
+    tree = {"a": base, "b": base.detach(), "m": {"c": base}}
+    flat, structure = flatten(tree)
+    aliased = remap(structure, {name: f"x.{name}" for name in flat}, {"x.b": "x.a", "x.m.c": "x.a"})
+    assert_same(tree, unflatten({"x.a": flat["a"].clone()}, aliased))
+
+
+def test_names_made_one_without_a_shared_storage_give_one_tensor_to_both() -> None:
+    one, other = lazy(), lazy()
+    _, structure = flatten({"b": one, "a": other})
+    again = unflatten({"b": one}, remap(structure, {}, {"a": "b"}))
+    assert again == {"b": one, "a": one}
+
+
+def test_no_record_stays_no_record() -> None:
+    assert remap(None, {"a": "b"}) is None
+
+
+# ------------------------------------------------------------------------------------------------------- the record
+
+
+def test_the_record_of_a_small_tree_reads_like_the_tree() -> None:
+    base = view("0", 0, (4,), (1,))
+    tree = OrderedDict(
+        lr=0.1, step=3, layers=[lazy(), base], tied=view("0", 2, (2,), (1,), kind="parameter"), betas=(0.9, None)
+    )
+    _, structure = flatten(tree)
+    assert json.loads(structure or "") == {
+        "version": 1,
+        "root": [
+            "odict",
+            None,
+            *("lr", ["float", "0.1"]),
+            *("step", 3),
+            *("layers", ["list", {}, {"storage": [0, 0]}]),
+            *("tied", {"kind": "parameter", "requires_grad": False, "storage": [0, 2]}),
+            *("betas", ["tuple", ["float", "0.9"], None]),
+        ],
+        "storages": [[4000, "float32"]],
+    }
+
+
+def test_only_what_occurs_twice_goes_into_the_table() -> None:
+    shared: list[Any] = []
+    _, structure = flatten({"a": shared, "b": shared, "c": [], "d": "x" * 100, "e": ["x" * 100, "y" * 100]})
+    record = json.loads(structure or "")
+    assert record["nodes"] == [["list"], "x" * 100]
+    assert record["root"][:5] == ["dict", "a", ["@", 0], "b", ["@", 0]]
+
+
+def read_by_the_book(structure: str) -> Any:
+    """A reader for plain trees made from docs/structure.md alone; a tensor is its name."""
+    record = json.loads(structure)
+
+    def read(node: Any, prefix: str | None, key: Any = None, top: bool = False) -> Any:
+        if isinstance(node, dict):
+            return ("tensor", node.get("name", None if prefix is None else f"{prefix}{key}"))
+        if not isinstance(node, list):
+            return node
+        if key is None or prefix is None or len(f"{prefix}{key}") >= 240:
+            inside = "" if top else None
+        else:
+            inside = f"{prefix}{key}."
+        tag, *rest = node
+        if tag == "@":
+            return read(record["nodes"][rest[0]], None, top=True)
+        if tag == "float":
+            return float(rest[0])
+        if tag in ("dict", "odict"):
+            rest = rest[tag == "odict" :]
+            pairs = []
+            for name, value in zip(rest[::2], rest[1::2], strict=True):
+                plain = name if type(name) in (str, int) else None
+                if type(name) is list and name[0] == "@":
+                    plain = record["nodes"][name[1]]
+                pairs.append((read(name, None), read(value, inside, plain)))
+            return dict(pairs)
+        assert tag in ("list", "tuple"), tag
+        items = [read(value, inside, index) for index, value in enumerate(rest)]
+        return items if tag == "list" else tuple(items)
+
+    return read(record["root"], None, top=True)
+
+
+def test_a_reader_made_from_the_document_finds_every_tensor() -> None:
+    long = "k" * 100
+    deep: Any = lazy()
+    for _ in range(70):
+        deep = [deep]
+    tree = {
+        "a": {"b": [lazy(), (lazy(), 1.5)]},
+        "a.b": {0: lazy(), "0": lazy()},
+        long: {long: lazy(), "z": {long: {long: lazy()}}},
+        "shared": [[lazy()]] * 2,
+        "deep": deep,
+        "": {"": lazy()},
+    }
+    flat, structure = flatten(tree)
+    names = {id(tensor): name for name, tensor in flat.items()}
+
+    def expected(node: Any) -> Any:
+        if isinstance(node, LazyTensor):
+            return ("tensor", names[id(node)])
+        if isinstance(node, dict):
+            return {key: expected(value) for key, value in node.items()}
+        return type(node)(map(expected, node)) if isinstance(node, (list, tuple)) else node
+
+    assert read_by_the_book(structure or "") == expected(tree)
+
+
+# ---------------------------------------------------------------------------------------- records that are not ours
+
+
+def record(root: Any, **more: Any) -> str:
+    return json.dumps({"version": 1, "root": root, **more})
+
+
+def test_a_version_that_is_not_known_is_named_with_those_that_are() -> None:
+    with pytest.raises(UnsupportedError, match=r"version 7.*version is 1"):
+        unflatten({}, '{"version": 7, "tree": []}')
+
+
+def test_tensors_missing_and_left_over_are_named() -> None:
+    flat, structure = flatten({"b": [lazy() for _ in range(20)]})
+    flat.pop("b.3")
+    flat["stranger"] = lazy()
+    with pytest.raises(CorruptError, match=r"1 .* not there \('b\.3'\).*'stranger'"):
+        unflatten(flat, structure)
+    with pytest.raises(CorruptError, match=r"20 .*'b\.0', .*…"):
+        unflatten({}, structure)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        '{"version": 1}',
+        '{"version": "1", "root": null}',
+        '{"version": true, "root": null}',
+        '{"version": 1, "root": NaN}',
+        '{"version": 1, "root": 1.5}',
+        '{"version": 1, "root": null, "nodes": {}}',
+        '{"version": 1, "root": null, "storages": [[1]]}',
+        '{"version": 1, "root": null',
+        '{"version": 1, "root": ' + "9" * 5000 + "}",
+        '{"version": 1, "root": ' + "[" * 200_000 + "]" * 200_000 + "}",
+        record([]),
+        record([1]),
+        record([["dict"]]),
+        record(["nonsense"]),
+        record(["os.system", "echo"]),
+        record(["dict", "a"]),
+        record(["dict", "a", 1, "a", 2]),
+        record(["dict", 1, 1, True, 2]),
+        record(["dict", ["list"], 1]),
+        record(["set", 1, 1]),
+        record(["set", ["dict"]]),
+        record(["frozenset", 1, 1]),
+        record(["float", 1]),
+        record(["float", "1_0"]),
+        record(["float", " 1"]),
+        record(["float", "nan"]),
+        record(["float", "nan:0000000000000000"]),
+        record(["float"]),
+        record(["float", "1", "2"]),
+        record(["int", "12"]),
+        record(["int", 12]),
+        record(["str", "not base64!"]),
+        record(["str", "/w=="]),
+        record(["bytes", None]),
+        record(["complex", "1"]),
+        record(["range", 1, 2, 0]),
+        record(["range", 1, 2]),
+        record(["slice", 1]),
+        record(["size", "a"]),
+        record(["deque", -1]),
+        record(["deque", 1, 1, 2]),
+        record(["deque", "a"]),
+        record(["deque", 2**70]),
+        record(["defaultdict", "eval"]),
+        record(["defaultdict", ["global", "os", "system"]]),
+        record(["odict", 5]),
+        record(["odict", ["dict", "items", 1]]),
+        record(["odict", ["dict", 1, 1]]),
+        record(["counter", ["dict", "update", 1]]),
+        record(["global", "os"]),
+        record(["global", "os", 1]),
+        record(["torch", "dtype"]),
+        record(["numpy.scalar", "<f4", "x"]),
+        record(["numpy.array", "<f4", ["list"], "C", ["bytes", ""]]),
+        record(["numpy.array", "<f4", ["tuple", -1], "C", ["bytes", ""]]),
+        record(["opaque"]),
+        record(["opaque", ["global", "m", "C"]]),
+        record(["opaque", 1, 2]),
+        record(["opaque", ["global", "m", "C"], ["tuple"], "call"]),
+        record(["opaque", ["global", "m", "C"], ["tuple"], "reduce", 1]),
+        record(["opaque", ["global", "m", "C"], ["tuple"], "reduce", ["list"], None, ["list"], ["list", 1]]),
+        record(["opaque", ["global", "m", "C"], ["tuple"], "reduce", ["list"], ["dict", 1, 1]]),
+        record(["@", 0], nodes=[["opaque", ["@", 0], ["tuple"]]]),
+        record(["composite"]),
+        record(["composite", 1]),
+        record(["composite", "x", 1, 2]),
+        record(["composite", "x", "a"]),
+        record(["@", 0]),
+        record(["@", -1], nodes=[1]),
+        record(["@", "0"], nodes=[1]),
+        record(["@", True], nodes=[1, 2]),
+        record(["@"], nodes=[1]),
+        record(["@", 0], nodes=[["@", 0]]),
+        record(["@", 0], nodes=[["tuple", ["@", 0]]]),
+        record(["@", 0], nodes=[["frozenset", ["tuple", ["@", 0]]]]),
+        record({}),
+        record({"name": 1}),
+        record({"name": ["t"]}),
+        record({"name": "missing"}),
+        record({"name": "t", "unknown": 1}),
+        record({"name": "t", "kind": 1}),
+        record({"name": "t", "kind": ["list"]}),
+        record({"name": "t", "requires_grad": 1}),
+        record({"name": "t", "is": "x"}),
+        record({"name": "t", "attributes": 0}),
+        record({"name": "t", "attributes": ["dict"]}),
+        record({"name": "t", "storage": 0}),
+        record({"name": "t", "storage": [0, 0]}),
+        record({"name": "t", "storage": [0, 0]}, storages=[[4, "float32"]]),
+        record({"name": "t", "storage": [0, 1]}, storages=[[24, "float32"]]),
+        record({"name": "t", "storage": [0, 0, [3]]}, storages=[[24, "float32"]]),
+        record({"name": "t", "storage": [0, 0, [-3, 1]]}, storages=[[24, "float32"]]),
+        record({"name": "t", "storage": [0, 0, [2**60, 1]]}, storages=[[24, "float32"]]),
+        record({"name": "t", "strides": [1]}),
+        record({"name": "t", "strides": [2**40, 1]}),
+        record({"name": "t", "strides": [1.5, 1]}),
+    ],
+)
+def test_a_malformed_record_is_refused_whatever_the_leaves_are(text: str) -> None:
+    for leaf in (lazy(), torch.ones(2, 3)):
+        flat = {"t": leaf} if '"name": "t"' in text else {}
+        with pytest.raises(CorruptError):
+            unflatten(flat, text)
+
+
+@settings(deadline=None, max_examples=300)
+@given(trees, st.data())
+def test_a_damaged_record_gives_an_error_of_ours_or_some_tree(tree: Any, data: st.DataObject) -> None:
+    flat, structure = flatten(tree)
+    text = structure or plain_record(flat)
+    parts = json.loads(text)
+    spots = [node for node in _walk(parts) if isinstance(node, list) and node]
+    if spots:
+        spot = data.draw(st.sampled_from(spots))
+        at = data.draw(st.integers(0, len(spot) - 1))
+        other = data.draw(st.sampled_from(spots))
+        spot[at] = data.draw(
+            st.sampled_from([None, 0, -1, "x", [], {}, ["@", 0], ["list"], {"name": "a"}])
+            | st.just(copy.deepcopy(other))
+        )
+    try:
+        unflatten(flat, json.dumps(parts))
+        remap(json.dumps(parts), {})
+    except CkptconvError:
+        pass
+
+
+def test_nothing_that_a_record_names_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*args: Any, **_: Any) -> Any:
+        raise AssertionError(f"looked up {args[0]}")
+
+    text = record(
+        [
+            "list",
+            ["opaque", ["global", "antigravity", "f"], ["tuple", 1], "reduce"],
+            ["torch", "dtype", "_dynamo"],
+            ["torch", "device", "antigravity"],
+            ["torch", "layout", "compile"],
+            ["numpy.scalar", "antigravity.x", ["bytes", ""]],
+            ["numpy.scalar", "O", ["bytes", "AAAAAAAAAAA="]],
+            ["composite", "antigravity", "f", 1],
+        ]
+    )
+    monkeypatch.setattr("builtins.__import__", forbidden)
+    again = unflatten({}, text, live_values=True)
+    monkeypatch.undo()
+    assert [type(node) for node in again] == [Opaque, *[TorchConstant] * 3, *[NumpyScalar] * 2, Composite]
+    assert "antigravity" not in sys.modules
+
+
+def test_shared_containers_cost_what_they_weigh_and_not_what_they_unfold_to() -> None:
+    tree: Any = [lazy()]
+    for _ in range(200):
+        tree = [tree, tree]
+    flat, structure = round_trip(tree)
+    assert len(flat) == 1
+    assert len(structure or "") < 10_000
+
+
+def test_a_long_text_in_many_places_is_written_once() -> None:
+    text, data, number = "x" * 100_000, b"y" * 100_000, 7**40_000
+    tree = [[text, data, number, {text: 1, data: 2, "n": number}] for _ in range(100)]
+    _, structure = round_trip(tree)
+    assert len(structure or "") < 400_000
+
+
+def test_a_long_key_over_many_tensors_is_not_repeated_in_their_names() -> None:
+    key = "é" * 100_000
+    flat, structure = flatten([{key: lazy(), "inner": {key: {"a": lazy()}}} for _ in range(1000)])
+    assert sum(map(len, flat)) < 1_000_000
+    assert len(structure or "") < 1_500_000
+
+
+def bomb(levels: int, tag: str = "tuple") -> list[Any]:
+    return [[tag, 1], *([tag, ["@", n], ["@", n]] for n in range(levels))]
+
+
+@pytest.mark.parametrize("root", [["dict", ["@", 60], 1], ["set", ["@", 60]], ["set", ["tuple", ["@", 60]]]])
+def test_keys_that_take_forever_to_hash_are_refused(root: Any) -> None:
+    with pytest.raises(LimitError, match="hash"):
+        unflatten({}, record(root, nodes=bomb(60)))
+
+
+def test_keys_that_are_too_deep_to_hash_are_refused() -> None:
+    nodes: list[Any] = [["tuple"], *(["tuple", ["@", n]] for n in range(100_000))]
+    with pytest.raises(LimitError, match="deep"):
+        unflatten({}, record(["dict", ["@", 100_000], 1], nodes=nodes))
+
+
+def test_keys_with_one_hash_are_refused() -> None:
+    numbers = [["int", hex((2**61 - 1) * n + 5)] for n in range(30, 50_030)]
+    started = time.perf_counter()
+    for root in (["set", *numbers], ["dict", *(part for number in numbers for part in (number, 1))]):
+        with pytest.raises(LimitError, match="same hash"):
+            unflatten({}, record(root))
+    assert time.perf_counter() - started < 5
+
+
+def test_a_record_cannot_ask_for_memory_that_its_tensors_do_not_need() -> None:
+    text = record(
+        ["list", {"name": "a", "storage": [0, 0, [2**45, 1]]}, {"name": "b", "storage": [0, 0, [2**45, 1]]}],
+        storages=[[2**60, "float32"]],
+    )
+    again = unflatten({"a": torch.ones(2, 3), "b": torch.ones(2, 3)}, text)
+    assert torch.equal(again[0], torch.ones(2, 3))
+
+
+# ------------------------------------------------------------------------------------------------------------ scale
+
+
+def test_120_000_tensors_give_a_record_of_less_than_12_megabytes() -> None:
+    state = OrderedDict(
+        (
+            f"model.layers.{n // 300}.mlp.experts.{n % 300}.gate_up_proj.weight",
+            view("s", 6 * n, (2, 3), (3, 1), nbytes=1 << 40),
+        )
+        for n in range(120_000)
+    )
+    _, structure = flatten(state)
+    assert len(structure or "") < 12e6
+    optimizer = {"state": {n: {"step": lazy(), "exp_avg": lazy(), "exp_avg_sq": lazy()} for n in range(40_000)}}
+    _, structure = flatten(optimizer)
+    assert len(structure or "") < 3e6
+
+
+def test_100_000_tensors_and_a_million_values_take_seconds() -> None:
+    tree = {
+        "tensors": {f"w{n}": lazy(shape=(3,)) for n in range(100_000)},
+        "values": [{"i": n, "f": n * 0.1, "s": str(n), "t": (n, None), "l": [True, -n]} for n in range(125_000)],
+    }
+    gc.collect()
+    started = time.perf_counter()
+    flat, structure = flatten(tree)
+    again = unflatten(flat, structure)
+    assert time.perf_counter() - started < 20
+    assert again == tree
+
+
+# ------------------------------------------------------------------------------------------------------ OLMo's map
+
+
+def olmo_flatten(tree: dict[Any, Any], path: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """What OLMo makes of a state dict, as its source describes it."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= olmo_flatten(value, (*path, key))
+            continue
+        pickled = not isinstance(value, torch.Tensor)
+        name = base64.urlsafe_b64encode(pickle.dumps(((*path, key), pickled))).decode("ascii")
+        flat[name] = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if pickled else value
+    return flat
+
+
+def read_tensor(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.numpy())
+
+
+def test_olmo_files_are_read() -> None:
+    tree = {
+        "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, 2)}, ("a", 1): {None: torch.ones(1)}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1]}],
+        "epoch": 3,
+        "é?>": "text",
+    }
+    flat = olmo_flatten(tree)
+    assert olmo.is_olmo(flat)
+    again, opaque = olmo.restore(flat, read_tensor, where="f.safetensors")
+    assert_same(tree, again)
+    assert opaque == []
+    assert list(flatten(again)[0])[:2] == ["state.0.step", "state.0.exp_avg"]
+
+
+def test_ordinary_names_are_not_taken_for_olmo() -> None:
+    for names in ([], ["model.weight"], ["gAIx"[:2]], ["gAS=.weight"], [*olmo_flatten({"a": torch.ones(1)}), "bias"]):
+        assert not olmo.is_olmo(names)
+
+
+class Attack:
+    def __reduce__(self) -> Any:
+        return print, ("this must never be printed",)
+
+
+def test_olmo_pickles_run_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    again, opaque = olmo.restore(olmo_flatten({"a": [Attack()]}), read_tensor, where="f")
+    assert opaque == ["builtins.print"]
+    assert type(again["a"][0]) is Opaque
+    with pytest.raises(UnsafeError, match=r"builtins\.print"):
+        olmo.restore(olmo_flatten({Attack(): torch.ones(1)}), read_tensor, where="f")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [5, ((), False), (("a",), 1), (("a",),), (([],), False), ((((((1,),),),),), False), ("a", False), (["a"], False)],
+)
+def test_olmo_names_that_are_no_paths_are_refused(path: Any) -> None:
+    name = base64.urlsafe_b64encode(pickle.dumps(path)).decode()
+    with pytest.raises(CorruptError, match="name"):
+        olmo.restore({name: torch.ones(1)}, read_tensor, where="f")
+
+
+def test_olmo_names_that_contradict_one_another_are_refused() -> None:
+    one, inside = olmo_flatten({"a": torch.ones(1)}), olmo_flatten({"a": {"b": torch.ones(1)}})
+    for flat in (one | inside, inside | one):
+        with pytest.raises(CorruptError):
+            olmo.restore(flat, read_tensor, where="f")
+    with pytest.raises(CorruptError, match="base64"):
+        olmo.restore({"weight": torch.ones(1)}, read_tensor, where="f")
+
+
+def test_the_comparison_used_here_notices_what_it_should() -> None:
+    one = [lazy()]
+    pair = views(torch.ones(2), torch.Tensor.detach, lambda t: t[:1])
+    different = [
+        (1, 1.0),
+        (1, True),
+        (0.0, -0.0),
+        (math.nan, NAN),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({}, OrderedDict()),
+        ([one, one], [one, list(one)]),
+        ([one, list(one)], [one, one]),
+        (_metadata(), OrderedDict(_metadata())),
+        (deque([1]), deque([1], maxlen=1)),
+        (torch.ones(2), torch.ones(2, requires_grad=True)),
+        (torch.ones(2), torch.nn.Parameter(torch.ones(2), requires_grad=False)),
+        (torch.ones(2, 3), torch.ones(3, 2).t()),
+        (torch.zeros(1), -torch.zeros(1)),
+        ([torch.ones(2)] * 2, views(torch.ones(2), torch.Tensor.detach, torch.Tensor.detach)),
+        (pair, [torch.ones(2), torch.ones(1)]),
+        ([torch.ones(2), torch.ones(1)], pair),
+        (pair, views(torch.ones(2), torch.Tensor.detach, lambda t: t[1:])),
+        ("é", "e\u0301"),
+        (b"a", bytearray(b"a")),
+        (collections.Counter(a=1), {"a": 1}),
+    ]
+    for left, right in different:
+        with pytest.raises(AssertionError):
+            assert_same(left, right)
+    buffer = io.BytesIO()
+    tree = {name: tensor for name, tensor in _overlapping().items() if name != "bytes"}
+    torch.save(tree, buffer)
+    buffer.seek(0)
+    assert_same(tree, torch.load(buffer))
