@@ -14,7 +14,7 @@ from ckptconv.storage import basename
 from ckptconv.tensors import File
 
 from . import zero_files, zero_parallel
-from .source import Source
+from .source import Source, Training
 from .zero_assemble import Weights, assemble, whole
 from .zero_files import Checkpoint
 from .zero_records import ModelFile, OptimFile, Reading
@@ -64,6 +64,7 @@ def read(
         path=directory,
         weights=weights.state_dict(),
         optimizer=weights.optimizer(),
+        training=_training(files, optims[ranks[0]], weights),
         structured=False,
         owners=weights.aliases,
         counts=weights.counts(),
@@ -252,6 +253,12 @@ def _degrees(model: ModelFile, files: Checkpoint, ranks: int) -> tuple[int, int]
         if type(pipeline) is int and type(tensor) is int and pipeline * tensor == ranks:
             return pipeline, tensor
     return (ranks, 1) if files.layers else (1, ranks)
+
+
+def _training(files: Checkpoint, optims: Sequence[OptimFile], weights: Weights) -> Training | None:
+    if not optims:
+        return None
+    return Training(weights.stage, list(weights.trainable), optims[0].common(), list(files.model.values()))
 
 
 def _facts(files: Checkpoint, ranks: Sequence[int], model: ModelFile, weights: Weights) -> dict[str, Any]:

@@ -6,7 +6,21 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors import File, LazyTensor
+
+
+@dataclass
+class Training:
+    """What a DeepSpeed checkpoint holds beside weights and states, of which a universal checkpoint is made.
+
+    `stage` is ZeRO's; `parameters` the names of the trained parameters; `common` what the optimizer's file says of all
+    of them together; `copies` the model files.
+    """
+
+    stage: int | None
+    parameters: list[str]
+    common: dict[str, Any]
+    copies: list[File]
 
 
 @dataclass
@@ -17,6 +31,7 @@ class Source:
     - `weights` is the tree that is converted. `structured` says that its shape and order are the user's own and worth a
       record; otherwise it is a flat state dict whose order means nothing.
     - `optimizer` is the optimizer's state dict with names for parameters, where the checkpoint tells them.
+    - `training` is what else resuming the training needs.
     - `owners` are ties that the checkpoint itself names: alias → owner.
     - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt.
@@ -32,6 +47,7 @@ class Source:
     path: str
     weights: Any
     optimizer: Any = None
+    training: Training | None = None
     structured: bool = True
     owners: dict[str, str] = field(default_factory=dict)
     unaccounted: list[str] = field(default_factory=list)

@@ -112,7 +112,8 @@ class OptimFile:
     `counts` is how many ranks share each group, one number for all under ZeRO-3. `masters` are this rank's fp32
     partitions by group. `alignments` are the elements of padding behind each parameter of each group, `paddings` those
     at the end of this rank's partitions, `fragments` by group where parameters lie in this rank's partition (name →
-    start and elements). `states` are by group the optimizer states as the file has them, `hyper` the param_groups.
+    start and elements). `states` are by group the optimizer states as the file has them, `hyper` the param_groups,
+    `values` everything.
     """
 
     file: File
@@ -127,6 +128,18 @@ class OptimFile:
     shapes: list[dict[str, Shape]] | None
     config: dict[str, Any]
     universal: dict[str, Any] | None
+    values: dict[str, Any]
+
+    def common(self) -> dict[str, Any]:
+        """What it says of the optimizer as a whole: everything but partitions and where they lie."""
+        parts = {
+            "base_optimizer_state",
+            "param_slice_mappings",
+            "single_partition_of_fp32_groups",
+            "fp32_flat_groups",
+            "optimizer_state_dict",
+        }
+        return {key: value for key, value in self.values.items() if key not in parts} | {"param_groups": self.hyper}
 
 
 @dataclass
@@ -195,6 +208,7 @@ class Reading:
             shapes=_shape_list(top, top.get("param_shapes", (list, dict))),
             config=top.get("ds_config", dict, {}),
             universal=fields.get("universal_checkpoint_info", dict),
+            values=fields.values,
         )
 
 

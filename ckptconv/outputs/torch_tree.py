@@ -41,12 +41,13 @@ _CLASSES = {
 }
 
 
-def plan_tree(name: str, tree: Any, stem: str = "archive") -> FilePlan:
+def plan_tree(name: str, tree: Any, stem: str = "archive", writable: frozenset[Global] = frozenset()) -> FilePlan:
     """The archive `name` of `tree`. Tensors that shared a storage share it again.
 
-    Raises UnsupportedError for what torch could not load: objects of classes that are known by name only.
+    Objects of classes that are known by name only are written if their class is in `writable`. Raises UnsupportedError
+    for others: whoever loads the file would run what they name.
     """
-    storages = _Storages()
+    storages = _Storages(writable)
     description = dumps(tree, storages.reduce)
     return file_plan(name, description, storages.contents(), stem)
 
@@ -59,6 +60,7 @@ def _utils(name: str) -> Global:
 class _Storages:
     """The storages met so far, by what their tensors have in common, each with the views of it."""
 
+    writable: frozenset[Global] = frozenset()
     numbers: dict[Hashable, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
     views: list[list[Placed]] = field(default_factory=list)
@@ -72,8 +74,17 @@ class _Storages:
         if isinstance(value, Composite):
             return self.composite(value)
         if isinstance(value, Opaque):
-            raise UnsupportedError(f"An object of {value.name} is known by name only, and cannot be written for torch.")
+            return self.object(value)
         return None
+
+    def object(self, value: Opaque) -> Call:
+        """An object as its pickle had it made."""
+        if value.cls not in self.writable or not isinstance(value.args, tuple) or value.kwargs or len(value.state) > 1:
+            raise UnsupportedError(f"An object of {value.name} is known by name only, and cannot be written for torch.")
+        state = value.state[0] if value.state else None
+        if value.call == "newobj":
+            return Call(Global("copy_reg", "__newobj__"), (value.cls, *value.args), state, value.appended, value.items)
+        return Call(value.cls, value.args, state, value.appended, value.items)
 
     def leaf(self, leaf: LazyTensor) -> Call:
         """A tensor, and what it is beside its bytes: a parameter, a subclass, attributes."""

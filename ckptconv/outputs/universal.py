@@ -1,0 +1,67 @@
+"""DeepSpeed's universal checkpoints: a directory for every parameter, with a file for its weights and for each state.
+
+Source: DeepSpeed's checkpoint/ds_to_universal.py. What it writes is written here, from the same parts, without its
+temporary files: under ZeRO-3 flat tensors, otherwise {"cat_dim": 0, "param": tensor} and the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptconv.errors import UnsafeError
+from ckptconv.formats.source import Training
+from ckptconv.plan import Data, FilePlan, Literal
+from ckptconv.storage import basename
+from ckptconv.tensors import DTYPES, File, LazyTensor, Stored, View
+from ckptconv.tree import Global
+
+from .torch_tree import plan_tree
+
+LATEST = "latest_universal"
+ZERO = "zero"
+# Classes of DeepSpeed's own that a universal checkpoint holds: names that were in the optimizer's files are written
+# again only for these.
+WRITABLE = frozenset(
+    {
+        Global("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+        Global("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+        Global("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
+    }
+)
+
+
+def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Mapping[str, Any]) -> Iterator[FilePlan]:
+    """The files of a universal checkpoint, by names relative to its directory.
+
+    `states` are the optimizer's, by parameter. Raises UnsafeError for a parameter whose name is no file name.
+    """
+    for name in training.parameters:
+        if name in (".", "..") or "/" in name or "\0" in name:
+            raise UnsafeError(f"A parameter is named {name!r}, which cannot be the name of a directory.")
+        directory = f"{ZERO}/{name}"
+        yield plan_tree(f"{directory}/fp32.pt", _wrapped(weights[name], training), "fp32")
+        for key, value in states.get(name, {}).items():
+            partitioned = isinstance(value, LazyTensor) and value.shape == weights[name].shape and key != "step"
+            # Under ZeRO-3 the step is among the common entries alone.
+            if partitioned or (key == "step" and training.stage != 3):
+                yield plan_tree(f"{directory}/{key}.pt", _wrapped(value, training) if partitioned else value, key)
+    yield plan_tree(f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state", WRITABLE)
+    for file in training.copies:
+        yield FilePlan(basename(file.path), file.size, (Data(0, _whole(file), file.path),) if file.size else ())
+
+
+def latest(directory: str) -> FilePlan:
+    """The file beside a universal checkpoint that names it."""
+    data = basename(directory).encode()
+    return FilePlan(LATEST, len(data), (Literal(0, data),))
+
+
+def _wrapped(tensor: LazyTensor, training: Training) -> Any:
+    if training.stage == 3:
+        return View(tensor, tensor.dtype, (tensor.numel,))
+    return {"cat_dim": 0, "param": tensor}
+
+
+def _whole(file: File) -> LazyTensor:
+    return Stored(file, 0, DTYPES["uint8"], (file.size,), (1,))
