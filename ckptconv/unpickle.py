@@ -193,7 +193,7 @@ class _Keys:
                 elif kind is range:
                     deeper += (item.start, item.stop, item.step)
                 elif kind not in _FREE and kind is not float and kind is not complex:
-                    raise MalformedError(f"uses a {kind.__name__} as a key")
+                    raise MalformedError(f"uses a value of type {kind.__name__} as a key")
             if nodes + len(deeper) > self.limits.key_nodes:
                 raise ExcessiveError(f"has a key made of more than {self.limits.key_nodes} parts")
             if not deeper:
@@ -735,7 +735,7 @@ class _Machine:
             else:
                 raise ExcessiveError(f"calls the result of a call, more than {_CALL_DEPTH} times over")
         else:
-            raise MalformedError(f"calls a {type(function).__name__}")
+            raise MalformedError(f"calls a value of type {type(function).__name__}")
         return Opaque(function, args, kwargs, how)
 
     def build(self, state: Any) -> None:
@@ -755,13 +755,13 @@ class _Machine:
             if type(state) is tuple and len(state) == 2 and state[1] is None:
                 state = state[0]
             if type(state) is not dict:
-                raise MalformedError(f"gives a {kind.__name__} a state that is not a dictionary")
+                raise MalformedError(f"gives a value of type {kind.__name__} a state that is not a dictionary")
             for name in state:
                 if type(name) is not str or hasattr(kind, name):
-                    raise MalformedError(f"sets {str(name)[:100]!r} on a {kind.__name__}")
+                    raise MalformedError(f"sets attribute {str(name)[:100]!r} of a value of type {kind.__name__}")
             target.__dict__.update(state)
         else:
-            raise MalformedError(f"gives a state to a {kind.__name__}")
+            raise MalformedError(f"gives a state to a value of type {kind.__name__}")
 
     def _replace(self, old: Any, new: Any) -> None:
         """Put `new` where `old` is: on the stack, and in the memo if it was stored not long ago."""
@@ -786,7 +786,7 @@ class _Machine:
         elif type(target) is Opaque:
             target.items.extend(pairs)
         else:
-            raise MalformedError(f"sets an item of a {type(target).__name__}")
+            raise MalformedError(f"sets an item of a value of type {type(target).__name__}")
 
     def _append(self, target: Any, items: list[Any]) -> None:
         if type(target) is list:
@@ -796,7 +796,7 @@ class _Machine:
         elif type(target) is Opaque:
             target.appended.extend(items)
         else:
-            raise MalformedError(f"appends to a {type(target).__name__}")
+            raise MalformedError(f"appends to a value of type {type(target).__name__}")
 
     def _opaque_persistent(self, pid: Any) -> Any:
         return Opaque(Global("pickle", "persistent_load"), pid, None, "persistent")
@@ -993,7 +993,7 @@ def _add_items(machine: _Machine) -> None:
     elif type(target) is Opaque:
         target.appended.extend(items)
     else:
-        raise MalformedError(f"adds elements to a {type(target).__name__}")
+        raise MalformedError(f"adds elements to a value of type {type(target).__name__}")
 
 
 def _checked(machine: _Machine, length: int) -> int:

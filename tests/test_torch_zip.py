@@ -38,6 +38,8 @@ from ckptconv.tensors import DTYPES, File, LazyTensor, Stored, Tagged
 from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 F32 = DTYPES["float32"]
+# Ten elements at byte 8 of a file that is not there.
+STORAGE = torch_objects.Storage(File("a.pt", 100), 8, 40, F32, "0", 0)
 
 
 def read(path: Path, *span: int) -> TorchFile:
@@ -140,6 +142,7 @@ SAVABLE = sorted(
 )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", SAVABLE, ids=str)
 def test_every_dtype(dtype, tmp_path):
     tensor = numbers(dtype, 3, 5)
@@ -204,11 +207,9 @@ def test_negated_and_conjugated_tensors_are_resolved(tmp_path):
 
 
 def test_a_flag_that_makes_no_sense_is_an_error():
-    storage = torch_objects.Storage(File("a.pt", 100), 0, 40, F32, "0", 0)
-    make = torch_objects.vocabulary(lambda pid: storage).constructors["torch._utils", "_rebuild_tensor_v2"]
     for metadata, reason in (({"conj": True}, "conjugate"), ({"new": True}, "metadata 'new'"), ([1], "dictionary")):
         with pytest.raises(torch_objects.MalformedError, match=reason):
-            make((storage, 0, (10,), (1,), False, None, metadata))
+            make("_rebuild_tensor_v2", STORAGE, 0, (10,), (1,), False, None, metadata)
 
 
 def test_parameters_buffers_attributes_and_subclasses(tmp_path):
@@ -370,6 +371,57 @@ def test_what_is_made_of_several_tensors(tmp_path):
     assert ours["channels"].parts["axis"] == 0
     assert ours["meta"].parts["shape"] == (5, 7)
     assert ours["meta"].parts["dtype"] == TorchConstant("dtype", "bfloat16")
+
+
+def make(name: str, *args: Any, module: str = "torch._utils") -> Any:
+    return torch_objects.vocabulary(lambda pid: pid).constructors[module, name](args)
+
+
+def test_tensors_of_devices_without_storages():
+    """Those of XLA and others come as a numpy array, bfloat16 as float32, or as a tensor of the processor."""
+    values = np.array([[1.5, -2.0]], dtype="<f4")
+    array = NumpyArray("<f4", (1, 2), "C", values.tobytes())
+    f32, bf16 = TorchConstant("dtype", "float32"), TorchConstant("dtype", "bfloat16")
+    leaf = make("_rebuild_xla_tensor", array, f32, "xla:0", True)
+    assert (leaf.shape, leaf.dtype.name, leaf.facts.requires_grad) == ((1, 2), "float32", True)
+    assert evaluate(leaf) == values.tobytes()
+    big = NumpyArray(">f4", (1, 2), "C", values.astype(">f4").tobytes())
+    assert evaluate(make("_rebuild_device_tensor_from_numpy", big, f32, "xla:0", False)) == values.tobytes()
+    narrowed = make("_rebuild_device_tensor_from_numpy", array, bf16, "xla:0", False)
+    assert (narrowed.dtype.name, narrowed.tensor.kernel) == ("bfloat16", tensors.Cast("float32", "bfloat16"))
+    plain = make("_rebuild_tensor", STORAGE, 0, (2,), (1,))
+    assert make("_rebuild_device_tensor_from_cpu_tensor", plain, f32, "mtia:0", False).tensor == plain.tensor
+    assert make("_rebuild_device_tensor_from_cpu_tensor", plain, bf16, "mtia:0", False).shape == (2,)
+    columns = NumpyArray("<f4", (2, 2), "F", bytes(16))
+    assert make("_rebuild_xla_tensor", columns, f32, "xla:0", True) is NotImplemented
+
+
+def test_wrapper_subclasses_keep_what_they_wrap():
+    """A DTensor says its type, size and placement, and holds the local tensor in its state."""
+    local = make("_rebuild_tensor", STORAGE, 0, (2,), (1,))
+    cls = Global("torch.distributed.tensor", "DTensor")
+    f32, cpu = TorchConstant("dtype", "float32"), TorchConstant("device", "cpu")
+    args = (cls, f32, (4,), (1,), 0, TorchConstant("layout", "strided"), cpu, False)
+    state = (None, {"_local_tensor": local})
+    wrapper = Global("torch._utils", "_rebuild_wrapper_subclass")
+    value = make("_rebuild_from_type_v2", wrapper, cls, args, state, module="torch._tensor")
+    assert type(value) is Composite
+    assert value.kind == "torch.distributed.tensor.DTensor"
+    assert value.parts["shape"] == (4,)
+    assert value.parts["attributes"] is state
+    parameter = make("_rebuild_parameter", value, True, OrderedDict())
+    assert parameter.parts["requires_grad"] is True
+    assert parameter.parts["class"] == "parameter"
+
+
+def test_storages_without_data_and_dtypes_without_storages():
+    meta = torch_objects.Storage(File("a.pt", 100), 0, 0, F32, "0", None, meta=True)
+    value = make("_rebuild_tensor_v2", meta, 0, (1000,), (1,), True, OrderedDict())
+    assert (value.kind, value.parts["shape"], value.parts["requires_grad"]) == ("meta", (1000,), True)
+    with pytest.raises(torch_objects.RefusedError, match=r"torch\.int3"):
+        make("_rebuild_tensor_v3", STORAGE, 0, (1,), (1,), False, None, TorchConstant("dtype", "int3"))
+    with pytest.raises(torch_objects.RefusedError, match="FooStorage"):
+        torch_objects.storage_id(("storage", Global("torch", "FooStorage"), "0", "cpu", 1))
 
 
 def test_bare_storages_are_flat_tensors(tmp_path):
@@ -626,7 +678,6 @@ def test_torch_is_not_imported():
     assert done.stdout == "[]\n", done.stderr
 
 
-STORAGE = torch_objects.Storage(File("a.pt", 100), 8, 40, F32, "0", 0)
 HUGE = 1 << 62
 
 
@@ -665,16 +716,14 @@ HUGE = 1 << 62
     ids=repr,
 )
 def test_a_view_must_lie_inside_its_storage(offset, size, stride):
-    make = torch_objects.vocabulary(lambda pid: pid).constructors
     args = (STORAGE, offset, size, stride, False, OrderedDict())
     with pytest.raises(torch_objects.MalformedError):
-        make["torch._utils", "_rebuild_tensor_v2"](args)
+        make("_rebuild_tensor_v2", *args)
     with pytest.raises(torch_objects.MalformedError):
-        make["torch._utils", "_rebuild_tensor_v3"]((*args, TorchConstant("dtype", "float32")))
+        make("_rebuild_tensor_v3", *args, TorchConstant("dtype", "float32"))
 
 
 def test_views_at_the_very_edge():
-    make = torch_objects.vocabulary(lambda pid: pid).constructors["torch._utils", "_rebuild_tensor_v2"]
     for offset, size, stride in (
         (0, (10,), (1,)),
         (9, (), ()),
@@ -682,7 +731,7 @@ def test_views_at_the_very_edge():
         (0, (2, 2), (8, 1)),
         (99, (0,), (1,)),
     ):
-        leaf = make((STORAGE, offset, size, stride, False, None))
+        leaf = make("_rebuild_tensor_v2", STORAGE, offset, size, stride, False, None)
         assert leaf.shape == size
         for move in leaf.moves(0, leaf.nbytes):
             for at in move.source.offsets():
