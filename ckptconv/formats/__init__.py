@@ -10,7 +10,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.storage import basename, dirname, is_remote, listing, look
 
-from . import deepspeed, torch_file, zero_files
+from . import deepspeed, torch_file, universal, zero_files
 from .source import Source
 
 # The command for each family of formats.
@@ -41,6 +41,9 @@ def open_source(
         kind = "a DeepSpeed checkpoint" if found == deepspeed.FAMILY else "a single file"
         raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {COMMANDS[found]} {path}")
     if (found or family) == deepspeed.FAMILY:
+        directory = universal.locate(path, tag, options)
+        if directory is not None:
+            return universal.read(directory, exclude_frozen=exclude_frozen, options=options)
         return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
     if entry.kind != "file":
         raise UsageError(f"{path} is a {entry.kind}, where a checkpoint was expected, and holds none that is known.")
@@ -59,7 +62,11 @@ def _family(path: str, kind: str, options: dict[str, Any]) -> str:
         return "" if zero_files.is_rank_file(basename(path)) else torch_file.FAMILY
     if kind == "directory":
         names = listing(path, options)
-        if zero_files.LATEST in names or zero_files.is_tag_directory(names) or zero_files.tags_in(path, names, options):
+        if (
+            {zero_files.LATEST, universal.LATEST} & set(names)
+            or zero_files.is_tag_directory(names)
+            or zero_files.tags_in(path, names, options)
+        ):
             return deepspeed.FAMILY
     return ""
 

@@ -247,7 +247,17 @@ def assemble(model: ModelFile, optims: Sequence[OptimFile], where: str, read_mod
                     raise CorruptError(f"{model.file.path}: {name!r} occurs in two groups of parameters.")
                 weights.trainable[name] = tensor
     _states(weights, cuts, optims)
-    weights.frozen = _frozen_pieces(model, len(optims), read_model) if sharded else _frozen_whole(model)
+    complete(weights, model, read_model)
+    return weights
+
+
+def complete(weights: Weights, model: ModelFile, read_model: ReadModel) -> None:
+    """Add to the trained parameters what lies in the model files: frozen parameters, buffers and ties.
+
+    Raises CorruptError for what is named there and cannot be found.
+    """
+    sharded = weights.stage == 3
+    weights.frozen = _frozen_pieces(model, weights.world, read_model) if sharded else _frozen_whole(model)
     module = model.module or {}
     for name in model.buffers or () if model.module is not None else ():
         if name not in module:
@@ -258,7 +268,6 @@ def assemble(model: ModelFile, optims: Sequence[OptimFile], where: str, read_mod
     known = {*weights.trainable, *weights.frozen, *weights.buffers, *weights.aliases}
     _rest(weights, model, {name: tensor for name, tensor in module.items() if name not in known}, sharded)
     _check_aliases(weights, model)
-    return weights
 
 
 def _check_offload(optims: Sequence[OptimFile], shapes: Sequence[Mapping[str, Shape]], where: str) -> None:

@@ -49,6 +49,11 @@ def is_tag_directory(names: Mapping[str, Entry]) -> bool:
     return any(pattern.fullmatch(name) for name in names for pattern in (_KINDS["optim"], _KINDS["model"]))
 
 
+def kind_of(name: str) -> str:
+    """What a file of this name is: "optim", "model", "expert", "layer", or "" for none of a tag's."""
+    return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name)), "")
+
+
 def is_rank_file(name: str) -> bool:
     """Whether a file of this name is one of a tag's."""
     return any(pattern.fullmatch(name) for pattern in _KINDS.values())

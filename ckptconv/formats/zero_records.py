@@ -151,10 +151,11 @@ class Reading:
     inputs: dict[str, Any] = field(default_factory=dict)
     bytes_read: int = 0
 
-    def read(self, file: File) -> TorchFile:
+    def read(self, file: File, name: str = "") -> TorchFile:
+        """Open a file, which the checkpoint calls `name`; by default, by its own."""
         torch_file = read_torch(file, self.options)
         self.opaque.update(dict.fromkeys(map(str, torch_file.opaque)))
-        self.inputs[basename(file.path)] = fingerprint(torch_file)
+        self.inputs[name or basename(file.path)] = fingerprint(torch_file)
         self.bytes_read += torch_file.bytes_read
         return torch_file
 

@@ -1,0 +1,163 @@
+"""DeepSpeed's universal checkpoints: a directory for every parameter, with a file for its weights and for each state.
+
+Source: DeepSpeed's checkpoint/ds_to_universal.py and universal_checkpoint.py. Frozen parameters, buffers and ties are
+in the model files beside, as in any checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import CorruptError, UnsafeError
+from ckptconv.storage import Entry, basename, join, listing, look, read_text
+from ckptconv.tensors import File, LazyTensor, View, untagged
+
+from . import zero_files
+from .source import Source, Training
+from .zero_assemble import Weights, complete
+from .zero_layout import Shape
+from .zero_records import Fields, ModelFile, Reading
+
+LATEST = "latest_universal"
+ZERO = "zero"
+WEIGHTS = "fp32.pt"
+COMMON = "optimizer_state.pt"
+
+
+def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> str | None:
+    """The universal checkpoint that `path` means, itself or the one `tag` or `latest_universal` names; None if none."""
+    if look(path, options).kind != "directory":
+        return None
+    names = listing(path, options)
+    if is_universal(names):
+        return path
+    if zero_files.LATEST in names and not tag:
+        return None  # it has an ordinary checkpoint, which is what is meant
+    if not tag and LATEST in names:
+        where = join(path, LATEST)
+        tag = read_text(where, zero_files.MAX_TAG, options).strip()
+        if not tag or tag in (".", "..") or "/" in tag or "\\" in tag or "\0" in tag:
+            raise UnsafeError(f"{where} names {tag!r}, which is not the name of a directory beside it.")
+        if names.get(tag, Entry("missing", File("", 0))).kind != "directory":
+            raise CorruptError(f"{where} names {tag!r}, and there is no such directory beside it.")
+    if names.get(tag, Entry("missing", File("", 0))).kind != "directory":
+        return None
+    inner = join(path, tag)
+    return inner if is_universal(listing(inner, options)) else None
+
+
+def is_universal(names: Mapping[str, Entry]) -> bool:
+    """Whether a directory with these names is a universal checkpoint."""
+    kinds = [zero_files.kind_of(name) for name in names]
+    return ZERO in names and names[ZERO].kind == "directory" and "model" in kinds and "optim" not in kinds
+
+
+def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any] | None = None) -> Source:
+    """Open the universal checkpoint in `directory`."""
+    files = zero_files.files_of(directory, options)
+    reading = Reading(options)
+    first = min(mp for _, mp in files.model)
+    own = {dp: file for (dp, mp), file in files.model.items() if mp == first}
+    model = reading.model(own[min(own)])
+    zero = join(directory, ZERO)
+    names = listing(zero, options)
+    common = Fields(reading.read(names[COMMON].file).value, names[COMMON].file.path) if COMMON in names else None
+    weights = Weights(directory, _stage(own), max(own) + 1)
+    shapes = {name: shape for group in model.shapes or () for name, shape in group.items()}
+    for name, entry in names.items():
+        if entry.kind == "directory":
+            _read_parameter(weights, name, listing(join(zero, name), options), shapes.get(name), reading)
+    missing = [name for name, shape in shapes.items() if name not in weights.trainable and math.prod(shape) > 0]
+    if missing:
+        raise CorruptError(
+            f"{zero} lacks {len(missing)} of {len(shapes)} parameters: {', '.join(missing[:5])}.",
+            "Copy their directories beside the others.",
+        )
+    # As DeepSpeed lists them, where it tells.
+    found = weights.trainable
+    weights.trainable = {name: found[name] for name in {**shapes, **found} if name in found}
+    weights.groups = _groups(common, model, weights)
+
+    def read_model(rank: int) -> ModelFile:
+        if rank not in own:
+            raise CorruptError(f"{directory} lacks the model file of rank {rank}, which holds parts of the parameters.")
+        return reading.model(own[rank])
+
+    complete(weights, model, read_model)
+    if exclude_frozen:
+        weights.without_frozen()
+    return Source(
+        format="DeepSpeed universal checkpoint",
+        family="deepspeed",
+        path=directory,
+        weights=weights.state_dict(),
+        optimizer=weights.optimizer(),
+        training=Training(
+            weights.stage, list(weights.trainable), common.values if common else {}, list(files.model.values())
+        ),
+        structured=False,
+        owners=weights.aliases,
+        counts=weights.counts(),
+        facts={"directory": basename(directory), **({"DeepSpeed": model.version} if model.version else {})},
+        opaque=list(reading.opaque),
+        warnings=weights.warnings,
+        unaccounted=weights.unaccounted,
+        inputs=reading.inputs,
+        bytes_read=reading.bytes_read,
+        default_dtype="float32",
+        default_shard_size=5 * 10**9,
+    )
+
+
+def _stage(models: Mapping[int, File]) -> int | None:
+    """3 where the model files are those of ZeRO-3, one for every data-parallel rank; which other does not matter."""
+    return 3 if any(basename(file.path).startswith("zero_pp_rank_") for file in models.values()) else 1
+
+
+def _read_parameter(
+    weights: Weights, name: str, names: Mapping[str, Entry], shape: Shape | None, reading: Reading
+) -> None:
+    """A parameter's directory: its weights, and each state."""
+    states: dict[str, Any] = {}
+    for file_name, entry in names.items():
+        key, dot, suffix = file_name.rpartition(".")
+        if entry.kind != "file" or not dot or suffix != "pt":
+            continue
+        relative = f"{ZERO}/{name}/{file_name}"
+        value = reading.read(entry.file, relative).value
+        tensor = value.get("param") if isinstance(value, dict) else value
+        if isinstance(tensor, LazyTensor) and key != "step":
+            states[key] = _shaped(untagged(tensor), shape, entry.file.path)
+        elif key == "step":
+            states[key] = View(untagged(value), value.dtype, value.shape) if isinstance(value, LazyTensor) else value
+        else:
+            raise CorruptError(f"{entry.file.path} holds no tensor, where the {key} of {name!r} was expected.")
+    master = states.pop("fp32", None)
+    if master is None:
+        raise CorruptError(f"{weights.where}/{ZERO}/{name} has no {WEIGHTS}: the weights of {name!r} are missing.")
+    weights.trainable[name] = master
+    weights.states[name] = states
+
+
+def _shaped(tensor: LazyTensor, shape: Shape | None, where: str) -> LazyTensor:
+    """A tensor in the parameter's shape; slices of tensor-parallel ranks have been merged into a larger one."""
+    if shape is None or tensor.shape == shape:
+        return tensor
+    if len(tensor.shape) == 1 and tensor.numel == math.prod(shape):
+        return View(tensor, tensor.dtype, shape)
+    if len(tensor.shape) == len(shape) and all(size >= part for size, part in zip(tensor.shape, shape, strict=True)):
+        return tensor
+    raise CorruptError(f"{where} has the shape {list(tensor.shape)}, and the model file says {list(shape)}.")
+
+
+def _groups(common: Fields | None, model: ModelFile, weights: Weights) -> list[dict[str, Any]]:
+    """The optimizer's param_groups with names; DeepSpeed numbers its own groups."""
+    hyper = common.get("param_groups", list, []) if common else []
+    named = [list(group) for group in model.shapes or ()]
+    if len(hyper) != len(named) or not all(isinstance(group, dict) for group in hyper):
+        if len(hyper) == 1 and isinstance(hyper[0], dict):
+            return [{**hyper[0], "params": list(weights.trainable)}]
+        return [{"params": list(weights.trainable)}]
+    return [{**group, "params": names} for group, names in zip(hyper, named, strict=True)]
