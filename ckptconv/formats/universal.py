@@ -16,7 +16,7 @@ from ckptconv.tensors import File, LazyTensor, View, untagged
 
 from . import zero_files
 from .source import Source, Training
-from .zero_assemble import Weights, complete
+from .zero_assemble import Weights, complete, own
 from .zero_layout import Shape
 from .zero_records import Fields, ModelFile, Reading
 
@@ -79,6 +79,8 @@ def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any
     found = weights.trainable
     weights.trainable = {name: found[name] for name in {**shapes, **found} if name in found}
     weights.groups = _groups(common, model, weights)
+    if weights.stage == 3:
+        _add_steps(weights, common, model)
 
     def read_model(rank: int) -> ModelFile:
         if rank not in own:
@@ -131,7 +133,7 @@ def _read_parameter(
         if isinstance(tensor, LazyTensor) and key != "step":
             states[key] = _shaped(untagged(tensor), shape, entry.file.path)
         elif key == "step":
-            states[key] = View(untagged(value), value.dtype, value.shape) if isinstance(value, LazyTensor) else value
+            states.update(own({key: value}))
         else:
             raise CorruptError(f"{entry.file.path} holds no tensor, where the {key} of {name!r} was expected.")
     master = states.pop("fp32", None)
@@ -139,6 +141,16 @@ def _read_parameter(
         raise CorruptError(f"{weights.where}/{ZERO}/{name} has no {WEIGHTS}: the weights of {name!r} are missing.")
     weights.trainable[name] = master
     weights.states[name] = states
+
+
+def _add_steps(weights: Weights, common: Fields | None, model: ModelFile) -> None:
+    """Under ZeRO-3 the steps are not with the parameters, but by sub-group among the common entries."""
+    inner = common.values.get("optimizer_state_dict") if common else None
+    numbered = inner.get("state") if isinstance(inner, dict) else None
+    for index, named in enumerate(model.shapes or ()):
+        state = numbered.get(index) if isinstance(numbered, dict) else None
+        for name in named if isinstance(state, dict) and "step" in state else ():
+            weights.states.setdefault(name, {}).update(own({"step": state["step"]}))
 
 
 def _shaped(tensor: LazyTensor, shape: Shape | None, where: str) -> LazyTensor:

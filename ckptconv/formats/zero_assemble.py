@@ -210,7 +210,7 @@ def _whole_states(weights: Weights, model: ModelFile) -> None:
             f"{model.file.path}: the {len(states)} optimizer states are numbered, and cannot be told by name."
         )
         return
-    weights.states = {names[index]: _own(state) for index, state in sorted(numbered.items())}
+    weights.states = {names[index]: own(state) for index, state in sorted(numbered.items())}
     for group in hyper if isinstance(hyper, list) else ():
         if isinstance(group, dict) and isinstance(group.get("params"), list):
             numbers = [index for index in group["params"] if type(index) is int and 0 <= index < len(names)]
@@ -366,7 +366,7 @@ def _check_aliases(weights: Weights, model: ModelFile) -> None:
 # ------------------------------------------------------------------------------------------------ optimizer states
 
 
-def _own(state: Mapping[str, Any]) -> dict[str, Any]:
+def own(state: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter's state with tensors of its own: a step counter that several share must not become one tensor."""
     return {
         key: View(untagged(value), value.dtype, value.shape) if isinstance(value, LazyTensor) else value
@@ -389,7 +389,7 @@ def _states(weights: Weights, cuts: Sequence[Sequence[_Cut]], optims: Sequence[O
                 common[key] = value
         for cut in copies:
             for name in cut.names.values():
-                weights.states[name] = _own(common)
+                weights.states[name] = own(common)
             for key in partitioned:
                 parts = [_partition(optim, group, key, cut.pieces) for optim in optims]
                 for name, tensor in cut.apply(parts):

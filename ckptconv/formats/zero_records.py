@@ -139,7 +139,12 @@ class OptimFile:
             "fp32_flat_groups",
             "optimizer_state_dict",
         }
-        return {key: value for key, value in self.values.items() if key not in parts} | {"param_groups": self.hyper}
+        common = {key: value for key, value in self.values.items() if key not in parts}
+        if self.stage == 3:
+            # DeepSpeed looks for the steps of ZeRO-3 there, and for nothing else.
+            steps = {index: {"step": state["step"]} for index, state in enumerate(self.states) if "step" in state}
+            common["optimizer_state_dict"] = {"state": steps, "param_groups": self.hyper}
+        return {**common, "param_groups": self.hyper}
 
 
 @dataclass
