@@ -149,8 +149,9 @@ def _add_steps(weights: Weights, common: Fields | None, model: ModelFile) -> Non
     numbered = inner.get("state") if isinstance(inner, dict) else None
     for index, named in enumerate(model.shapes or ()):
         state = numbered.get(index) if isinstance(numbered, dict) else None
-        for name in named if isinstance(state, dict) and "step" in state else ():
-            weights.states.setdefault(name, {}).update(own({"step": state["step"]}))
+        if isinstance(state, dict) and "step" in state:
+            for name in named:
+                weights.states.setdefault(name, {}).update(own({"step": state["step"]}))
 
 
 def _shaped(tensor: LazyTensor, shape: Shape | None, where: str) -> LazyTensor:
