@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import signal
@@ -50,7 +51,7 @@ def _option(kind: Any, default: Any, *names: str, **settings: Any) -> tuple[Any,
 # Options that every command takes, by parameter name: annotation and default.
 SHOWING = {
     "json": _option(bool, False, "--json", help="One JSON object on stdout."),
-    "quiet": _option(bool, False, "--quiet", "-q", help="Show errors only."),
+    "quiet": _option(bool, False, "--quiet", "-q", help="Show warnings and errors only."),
     "verbose": _option(bool, False, "--verbose", "-v", help="Show more."),
     "storage_options": _option(str, "", metavar="JSON", help="Options for fsspec's file systems."),
 }
@@ -200,7 +201,15 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options[name] or ())
     with output.progress() as progress:
-        report = convert(source, target, family=family, progress=progress, announce=progress.begin, **options)
+        report = convert(
+            source,
+            target,
+            family=family,
+            progress=progress,
+            announce=progress.begin,
+            publishing=_ignore_signals,
+            **options,
+        )
     output.done(report)
 
 
@@ -220,9 +229,31 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise StoppedError("Stopped by SIGTERM. Nothing was put under a final name.", exit_code=143)
 
 
+def _ignore_signals() -> None:
+    """From here on the work is finished, and the exit code says so: 143 means that nothing new is there."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _mend_streams() -> None:
+    """Streams that take anything: what goes to a closed one is lost, what an encoding lacks is escaped."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number there is: this one
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _mend_streams()
     sys.exit(_run(arguments))
 
 
@@ -250,20 +281,19 @@ def _failure(error: BaseException) -> CkptconvError | None:
     if isinstance(error, CkptconvError):
         return error
     if isinstance(error, usage):
-        return UsageError(error.format_message(), "See ckptconv --help.")
+        asked = error.ctx.command_path if error.ctx else "ckptconv"
+        return UsageError(" ".join(error.format_message().split()), f"See {asked} --help.")
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return StoppedError("Stopped by SIGINT. Nothing was put under a final name.")
-    if isinstance(error, BrokenPipeError):
-        # Whoever read our output has gone; nothing more can be said there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FailedError("The reader of the output has gone.")
     if isinstance(error, MemoryError):
         return FailedError(
             "There is not enough memory. Nothing was put under a final name.", "Lower --memory or --jobs."
         )
+    if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):
+        traceback.print_exception(error)
+    if isinstance(error, OSError):
+        return FailedError(f"The system reports: {error}. Nothing was put under a final name.")
     if isinstance(error, Exception):
-        if os.environ.get("CKPTCONV_DEBUG"):
-            traceback.print_exception(error)
         return FailedError(
             f"This is a mistake in ckptconv itself: {type(error).__name__}: {error}. Nothing was put under a final "
             "name.",

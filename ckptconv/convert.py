@@ -6,8 +6,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,11 +23,13 @@ from .storage import (
     FileStaging,
     Readers,
     Staging,
+    Syncing,
     basename,
     check_unchanged,
     dirname,
     is_remote,
     join,
+    listing,
     look,
     normalize,
     peak_rss,
@@ -124,14 +125,15 @@ def convert(
     *,
     progress: Progress | None = None,
     announce: Callable[[int], None] | None = None,
+    publishing: Callable[[], None] | None = None,
     **options: Any,
 ) -> Report:
     """Convert `source`, a path or an opened `Source`, to safetensors at `output`.
 
     `output` ends in ".safetensors" for one file, else it is a directory; by default it stands beside the input.
     `options` are the fields of `Options`. `progress` is called with the bytes written since the last call, from any
-    thread; `announce` once with how many there will be, before the first. Raises a `CkptconvError`; then nothing new
-    stands under a final name.
+    thread; `announce` once with how many there will be, before the first; `publishing` when all is staged, before the
+    first output gets its name. Raises a `CkptconvError`; then nothing new stands under a final name.
     """
     started = time.monotonic()
     chosen = Options(**options)
@@ -147,11 +149,14 @@ def convert(
     if announce:
         announce(sum(each.plan.nbytes for each in outputs))
     inputs = list(dict.fromkeys(file for each in outputs for file in each.plan.inputs()))
+    for each in outputs:
+        _check_output(each, [one.path for one in sources] + [file.path for file in inputs], chosen)
     equal = [pair for one in sources for pair in one.equal]
-    tally = Tally() if chosen.dry_run else _publish(outputs, inputs, equal, chosen, progress)
+    tally = Tally() if chosen.dry_run else _publish(outputs, inputs, equal, chosen, progress, publishing)
     warnings = [warning for one in sources for warning in one.warnings]
     if tally.overflows:
-        warnings.append(f"{tally.overflows} values were too large for {chosen.dtype} and became infinite.")
+        values = "1 value was" if tally.overflows == 1 else f"{tally.overflows:,} values were"
+        warnings.append(f"{values} too large for {chosen.dtype} and became infinite.")
     counts: Counter[str] = Counter()
     for one in sources:
         counts.update(one.counts)
@@ -214,6 +219,8 @@ def _outputs(source: Source, target: Target | None, states: Target | None, optio
 
 def resolve_output(path: str, options: Options) -> Target:
     """Whether `path` is to be a file or a directory. Raises UsageError where it can be neither."""
+    if not path:
+        raise UsageError("OUTPUT is empty.", "Give a directory, or a name that ends in .safetensors.")
     if is_remote(path):
         raise UsageError(f"{path}: writing to a URL is not supported; give a local path.")
     entry = look(path)
@@ -228,7 +235,8 @@ def resolve_output(path: str, options: Options) -> Target:
             f"{path} is a directory, and a name that ends in .safetensors is one file.",
             "Remove it, or choose another name.",
         )
-    if not is_file and (entry.kind == "file" or (entry.kind == "missing" and path.endswith(CHECKPOINT_SUFFIXES))):
+    # A directory of such a name is meant only where a slash says so.
+    if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
         raise UsageError(
             f"{path} is the name of a file, and an output that does not end in .safetensors is a directory.",
             f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
@@ -238,7 +246,7 @@ def resolve_output(path: str, options: Options) -> Target:
     if not options.clobber:
         present = path if is_file and entry.kind == "file" else ""
         if entry.kind == "directory":
-            present = next((join(path, n) for n in sorted(os.listdir(path)) if OUTPUT_NAMES.fullmatch(n)), "")
+            present = next((join(path, name) for name in listing(path) if OUTPUT_NAMES.fullmatch(name)), "")
         if present:
             raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
     return Target(path, is_file)
@@ -252,21 +260,38 @@ def default_output(source: Source) -> str:
     return stem + safetensors.SUFFIX
 
 
+def _check_output(output: Output, inputs: Iterable[str], options: Options) -> None:
+    """Raise UsageError for an output that would replace an input, or a file larger than was asked for."""
+    target = os.path.realpath(output.target.path)
+    for path in map(os.path.realpath, inputs):
+        directory, name = os.path.split(path)
+        if path == target or (directory == target and OUTPUT_NAMES.fullmatch(name)):
+            raise UsageError(f"The output would replace {path}, the input itself.", "Write it to another place.")
+    size, most = output.plan.nbytes, options.max_shard_size
+    if output.target.is_file and most and size > most:
+        raise UsageError(
+            f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
+            "Give a directory as OUTPUT: it may hold several files.",
+        )
+
+
 def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
     """The plan for the weights, and the names that are stored under another: {removed: kept}. Pure."""
     tree = select.subtree(source.weights, options.key, source.path) if options.key else source.weights
     flat, structure = keymap.flatten(tree) if source.structured else (dict(tree), None)
     new_names = _new_names(source, flat, options)
     tensors = {new: flat[old] for old, new in new_names.items()}
-    if not tensors and flat:
+    if not flat:
+        where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
+        raise UsageError(f"There is no tensor {where}: nothing to convert.")
+    if not tensors:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
-    if not tensors and not structure:
-        raise UsageError(f"There is no tensor in {source.path}.")
     owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
     aliases = {} if options.tied == "duplicate" else select.untie(tensors, owners)
     aliases = {alias: kept for alias, kept in aliases.items() if alias not in RESERVED}
-    if structure is not None:
-        structure = keymap.remap(structure, {old: new_names.get(old) for old in flat}, aliases)
+    if structure is None and source.structured and any(old != new for old, new in new_names.items()):
+        structure = keymap.plain_record(flat)
+    structure = keymap.remap(structure, {old: new_names.get(old) for old in flat}, aliases)
     dtype = options.dtype or source.default_dtype
     widen_only = source.default_dtype == dtype == "float32"
     kept = {
@@ -358,6 +383,7 @@ def _publish(
     equal: Sequence[tuple[str, LazyTensor, LazyTensor]],
     options: Options,
     progress: Progress | None,
+    publishing: Callable[[], None] | None,
 ) -> Tally:
     """Carry out the plans in staging, and commit them when all are whole."""
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
@@ -369,18 +395,17 @@ def _publish(
             if not same(one, other, readers):
                 raise CorruptError(f"{name!r} is stored twice, in {_places(one, other)}, and the two differ.")
         stagings = [stack.enter_context(_staging(output, options)) for output in outputs]
-        # The disk takes one file while the next is copied.
-        syncing = stack.enter_context(ThreadPoolExecutor(1))
-        synced = []
+        syncing = stack.enter_context(Syncing())
         for output, staging in zip(outputs, stagings, strict=True):
             for file in output.plan.files:
                 writer = staging.create(file.name, file.size)
                 total.add(carry_out(file, writer, readers, jobs=jobs, memory=options.memory, progress=progress))
                 if options.fsync:
-                    synced.append(syncing.submit(writer.sync))
-        for future in synced:
-            future.result()
+                    syncing.add(writer)
+        syncing.finish()
         check_unchanged(iter(inputs), storage_options)
+        if publishing:
+            publishing()
         for output, staging in zip(outputs, stagings, strict=True):
             staging.commit([file.name for file in output.plan.files])
     return total

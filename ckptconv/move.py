@@ -8,7 +8,6 @@ moved as tiles, each written wherever it belongs.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -285,21 +284,22 @@ def _in_threads(queue: Iterator[Window | Tile], workers: list[_Worker], progress
             failures.append(error)
             stop.set()
 
-    usual = threading.stack_size(STACK)
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
     try:
-        threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+        usual = threading.stack_size(STACK)
+        try:
+            for thread in threads:
+                thread.start()
+        finally:
+            threading.stack_size(usual)
         for thread in threads:
-            thread.start()
-    finally:
-        threading.stack_size(usual)
-    try:
-        for thread in itertools.chain(threads):
             thread.join()
     except BaseException:
         # A signal: let every thread finish the piece at hand before the staging area is removed under it.
         stop.set()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         raise
     if failures:
         raise failures[0]

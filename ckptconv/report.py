@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from .errors import FailedError
+from .storage import reason
 from .units import format_memory, format_size
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 # Seconds between two lines of progress where there is no terminal.
 INTERVAL = 5.0
+# Of so many output files each gets a line.
+FEW = 3
 
 
 @dataclasses.dataclass
@@ -36,10 +42,10 @@ class Output:
     def note(self, text: str) -> None:
         """Something worth knowing, unless quiet."""
         if not self.quiet:
-            print(f"ckptconv: {text}", file=sys.stderr)
+            say(text)
 
     def warn(self, text: str) -> None:
-        print(f"ckptconv: warning: {text}", file=sys.stderr)
+        say(f"warning: {text}")
 
     def progress(self) -> Progress:
         """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
@@ -48,13 +54,16 @@ class Output:
         return Bar() if sys.stderr.isatty() else Lines()
 
     def done(self, report: Report) -> None:
-        """The end of a conversion."""
+        """The end of a conversion, whose outputs are complete whatever becomes of the report."""
         for warning in report.warnings:
             self.warn(warning)
-        if self.json:
-            self._print_json({"ok": True, "command": self.command, **dataclasses.asdict(report)})
-        elif not self.quiet:
-            print("\n".join(_report_lines(report, self.verbose)))
+        try:
+            if self.json:
+                self._print_json({"ok": True, "command": self.command, **dataclasses.asdict(report)})
+            elif not self.quiet:
+                self._print(_report_lines(report, self.verbose))
+        except FailedError as error:
+            self.warn(str(error))
 
     def inspected(self, path: str, summary: dict[str, Any]) -> None:
         """What is inside a checkpoint."""
@@ -63,27 +72,40 @@ class Output:
         else:
             for warning in summary["warnings"]:
                 self.warn(warning)
-            print("\n".join(_summary_lines(path, summary, self.verbose)))
+            self._print(_summary_lines(path, summary, self.verbose))
 
     def failed(self, error: CkptconvError) -> None:
         """The end of a command that could not do its work."""
+        described = {"exit_code": error.exit_code, "kind": error.kind, "message": error.message, "hint": error.hint}
         if self.json:
-            self._print_json(
-                {
-                    "ok": False,
-                    "error": {
-                        "exit_code": error.exit_code,
-                        "kind": error.kind,
-                        "message": error.message,
-                        "hint": error.hint,
-                    },
-                }
-            )
-        print(f"ckptconv: {error}", file=sys.stderr)
+            with contextlib.suppress(FailedError):
+                self._print_json({"ok": False, "error": described})
+        say(str(error))
 
     def _print_json(self, value: dict[str, Any]) -> None:
         # A lone surrogate in a name must not keep the report from being printed.
-        print(json.dumps(value, ensure_ascii=True, allow_nan=False, default=str))
+        self._print([json.dumps(value, ensure_ascii=True, allow_nan=False, default=str)])
+
+    def _print(self, lines: list[str]) -> None:
+        """Print to stdout. Raises FailedError where that cannot be written; a reader that has seen enough is none."""
+        try:
+            print("\n".join(map(printable, lines)), flush=True)
+        except OSError as error:
+            # Python would try again at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                raise FailedError(f"The report cannot be written: {reason(error)}.") from error
+
+
+def say(text: str) -> None:
+    """A line on stderr; no work ends because nobody listens there any more."""
+    with contextlib.suppress(OSError):
+        print(f"ckptconv: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """`text` with control characters escaped: names come from files, and must not steer the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class Progress:
@@ -128,11 +150,9 @@ class Lines(Progress):
         self._next = now + INTERVAL
         rate = self.done / (now - self.started)
         left = (self.total - self.done) / rate
-        print(
-            f"ckptconv: {self.done / self.total:.0%}, {format_size(self.done)} of {format_size(self.total)} "
-            f"at {format_size(rate)}/s, {left:.0f} s left",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"{self.done / self.total:.0%}, {format_size(self.done)} of {format_size(self.total)} "
+            f"at {format_size(rate)}/s, {left:.0f} s left"
         )
 
 
@@ -149,24 +169,25 @@ class Bar(Progress):
 
     def show(self, count: int) -> None:
         if self._bar is not None:
-            self._bar.update(count)
+            with contextlib.suppress(OSError):
+                self._bar.update(count)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError):
+                self._bar.close()
 
 
 def _report_lines(report: Report, verbose: bool) -> list[str]:
     lines: list[str] = []
     verb = "would write" if report.dry_run else "wrote"
-    if len(report.outputs) == 1 or verbose:
-        lines.extend(
-            f"{verb} {output.path} ({format_size(output.bytes)}, {_count(output.tensors, 'tensor')})"
-            for output in report.outputs
-        )
+    if len(report.outputs) <= FEW or verbose:
+        for output in report.outputs:
+            tensors = f", {_count(output.tensors, 'tensor')}" if output.tensors else ""
+            lines.append(f"{verb} {output.path} ({format_size(output.bytes)}{tensors})")
     else:
-        first, last = report.outputs[0].path, report.outputs[-1].path
-        lines.append(f"{verb} {len(report.outputs)} files, {first} to {last} ({format_size(report.bytes_written)})")
+        directory = os.path.commonpath([os.path.dirname(output.path) for output in report.outputs]) or "."
+        lines.append(f"{verb} {len(report.outputs)} files in {directory} ({format_size(report.bytes_written)})")
     contents = [f"{kind} {count}" for kind, count in report.counts.items()]
     lines.append(f"{report.format}: " + (", ".join(contents) if contents else _count(report.tensors, "tensor")))
     if report.aliases and verbose:
@@ -178,13 +199,20 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         more = "" if len(shown) == len(report.opaque) else f" and {len(report.opaque) - len(shown)} more"
         lines.append(f"kept as inert data, never run: {', '.join(shown)}{more}")
     if not report.dry_run:
-        rate = report.bytes_written / report.seconds if report.seconds else 0
+        # Descriptions may be read twice, and are most of a small file.
+        read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
         lines.append(
-            f"read {format_size(report.bytes_read)} of {format_size(report.input_bytes)}, "
-            f"wrote {format_size(report.bytes_written)} in {report.seconds:.1f} s ({format_size(rate)}/s), "
-            f"peak memory {format_memory(report.peak_rss_bytes)}"
+            f"read {read} {format_size(report.input_bytes)}, wrote {format_size(report.bytes_written)} "
+            f"in {_duration(report)}, peak memory {format_memory(report.peak_rss_bytes)}"
         )
     return lines
+
+
+def _duration(report: Report) -> str:
+    """How long it took, and how fast that was where it took long enough to tell."""
+    if report.seconds < 1:
+        return f"{max(report.seconds, 0.01):.2f} s"
+    return f"{report.seconds:.1f} s ({format_size(report.bytes_written / report.seconds)}/s)"
 
 
 def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int = 20) -> list[str]:

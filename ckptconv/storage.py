@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -344,6 +345,8 @@ class LocalWriter(Writer):
         try:
             with writing(path):
                 _lock(self._fd, path)
+                if not os.path.exists(path) or not os.path.samestat(os.fstat(self._fd), os.stat(path)):
+                    raise _BusyError(path)  # and has put it under its final name just now
                 os.ftruncate(self._fd, size)
         except BaseException:
             os.close(self._fd)
@@ -384,14 +387,66 @@ def writing(path: str) -> Iterator[None]:
         ) from error
 
 
+class Syncing:
+    """Puts files on the disk in a thread of its own: one is waited for while the next is written.
+
+    A context that, left by an exception, waits for the one at hand and leaves out the rest.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[Writer | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._stopped = False
+
+    def add(self, writer: Writer) -> None:
+        """Have what was written to `writer` put on the disk."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+        self._waiting.put(writer)
+
+    def finish(self) -> None:
+        """Wait until everything is on the disk. Raises what kept it from getting there."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        for writer in iter(self._waiting.get, None):
+            try:
+                if not self._stopped:
+                    writer.sync()
+            except BaseException as error:
+                self._failure = error
+                self._stopped = True
+
+    def __enter__(self) -> Syncing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stopped = kind is not None
+        self.finish()
+
+
+class _BusyError(FailedError):
+    """Another process writes what this one was to write."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is being written by another process.", "Wait until it has ended, or write to another place."
+        )
+
+
 def _lock(fd: int, path: str) -> None:
-    """Mark a staging file as belonging to a living process."""
+    """Mark a staging file as belonging to a living process. Raises _BusyError if it belongs to another."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FailedError(
-            f"{path} is being written by another process.", "Wait until it has ended, or write to another place."
-        ) from None
+        raise _BusyError(path) from None
     except OSError as error:
         # Some network file systems have no locks; converting there is still right, if one process does it.
         if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
@@ -482,7 +537,7 @@ class FileStaging(Staging):
         self.path = os.path.realpath(path)
         self.directory, self.name = os.path.split(self.path)
         self.temporary = os.path.join(self.directory, f".{self.name}.ckptconv-{plan_id}")
-        self._ours = False
+        self._foreign = False
 
     def create(self, name: str, size: int) -> Writer:
         with writing(self.path):
@@ -493,8 +548,11 @@ class FileStaging(Staging):
             if stale.startswith(prefix) and path != self.temporary and not _is_locked(path):
                 os.unlink(path)
         check_space(self.directory, size)
-        writer = LocalWriter(self.temporary, size)
-        self._ours = True
+        try:
+            writer = LocalWriter(self.temporary, size)
+        except _BusyError:
+            self._foreign = True
+            raise
         self._writers.append(writer)
         return writer
 
@@ -505,8 +563,7 @@ class FileStaging(Staging):
             _sync_directory(self.directory)
 
     def discard(self) -> None:
-        # A file that another process had locked is not ours to remove.
-        if self._ours:
+        if not self._foreign:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.temporary)
 
@@ -528,8 +585,21 @@ class DirectoryStaging(Staging):
         self.is_ours = is_ours
         self._made: list[str] = []
         self._guard = -1
+        self._foreign = False
 
     def __enter__(self) -> Staging:
+        try:
+            self._prepare()
+        except _BusyError:
+            self._foreign = True
+            self.discard()
+            raise
+        except BaseException:
+            self.discard()
+            raise
+        return self
+
+    def _prepare(self) -> None:
         missing = self.path
         while not os.path.exists(missing):
             self._made.append(missing)
@@ -537,18 +607,13 @@ class DirectoryStaging(Staging):
         with writing(self.path):
             os.makedirs(self.staging, exist_ok=True)
             self._guard = os.open(os.path.join(self.staging, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                _lock(self._guard, self.path)
-            except CkptconvError:
-                os.close(self._guard)
-                raise
+            _lock(self._guard, self.path)
             for stale in os.listdir(self.path):
                 path = os.path.join(self.path, stale)
                 if stale.startswith(".ckptconv-") and path != self.staging and os.path.isdir(path):
                     lock = os.path.join(path, ".lock")
                     if not (os.path.exists(lock) and _is_locked(lock)):
                         _remove_tree(path)
-        return self
 
     def create(self, name: str, size: int) -> Writer:
         check_space(self.staging, size)
@@ -586,7 +651,8 @@ class DirectoryStaging(Staging):
                 os.rmdir(path)
 
     def _release(self) -> None:
-        _remove_tree(self.staging)
+        if not self._foreign:
+            _remove_tree(self.staging)
         if self._guard >= 0:
             os.close(self._guard)
             self._guard = -1

@@ -571,10 +571,12 @@ def same_bytes(tensor: LazyTensor) -> Hashable:
     None for an empty tensor, which is never the same as another. Expressions over several files compare by identity:
     whoever builds them ties names by using one object.
     """
-    tensor = untagged(tensor)
+    tensor = inner = untagged(tensor)
     if tensor.numel == 0:
         return None
-    return tensor if isinstance(tensor, Stored) else id(tensor)
+    while isinstance(inner, Convert):
+        inner = inner.tensor
+    return tensor if isinstance(inner, Stored) else id(tensor)
 
 
 # ------------------------------------------------------------------------------------------------------- geometry

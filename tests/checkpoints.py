@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +16,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+
+from ckptconv import cli
 
 DATA = Path(__file__).parent / "data"
 ZERO = DATA / "zero"
@@ -36,7 +41,27 @@ def ckptconv(*arguments: object, timeout: float = 120, **kwargs: Any) -> Run:
     command = [sys.executable, "-m", "ckptconv", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **kwargs)
     assert "Traceback" not in done.stderr, done.stderr
+    assert "mistake in ckptconv" not in done.stderr, done.stderr
     return Run(done.returncode, done.stdout, done.stderr)
+
+
+def ckptconv_here(*arguments: object) -> Run:
+    """Run the command line in this process: ten times as fast, and the same but for what only a process has."""
+    out, err = io.StringIO(), io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    code = None
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main(list(map(str, arguments)))
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert isinstance(code, int)
+    assert "Traceback" not in err.getvalue(), err.getvalue()
+    assert "mistake in ckptconv" not in err.getvalue(), err.getvalue()
+    return Run(code, out.getvalue(), err.getvalue())
 
 
 def copy_of(case: str, tmp_path: Path) -> Path:

@@ -76,5 +76,5 @@ def _nearby(path: str, options: dict[str, Any]) -> str:
     parent = dirname(path)
     if is_remote(path) or look(parent, options).kind != "directory":
         return ""
-    close = difflib.get_close_matches(basename(path), list(listing(parent, options)), n=1)
-    return f"Did you mean {os.path.join(parent, close[0])}?" if close else ""
+    close = difflib.get_close_matches(basename(path), list(listing(parent, options)), n=1, cutoff=0.8)
+    return f"Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else ""
