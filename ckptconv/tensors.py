@@ -478,6 +478,8 @@ class Convert(LazyTensor):
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         before, after = self.tensor.dtype.itemsize, self.dtype.itemsize
         first, last = start // after, -(-stop // after)
+        if stop - start != self.nbytes:
+            order = "output"  # tiles are of whole tensors, and could not be trimmed
         for move in self.tensor.moves(first * before, last * before, order, limit * before // max(before, after)):
             offset, length, grid = move.target
             if offset % before or length % before:
