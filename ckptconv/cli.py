@@ -282,7 +282,8 @@ def _failure(error: BaseException) -> CkptconvError | None:
         return error
     if isinstance(error, usage):
         asked = error.ctx.command_path if error.ctx else "ckptconv"
-        return UsageError(" ".join(error.format_message().split()), f"See {asked} --help.")
+        message = " ".join(error.format_message().replace("Value error, ", "").split())
+        return UsageError(f"{message.removesuffix('.')}.", f"See {asked} --help.")
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return StoppedError("Stopped by SIGINT. Nothing was put under a final name.")
     if isinstance(error, MemoryError):

@@ -56,8 +56,9 @@ _ZIP64 = 0xFFFFFFFF
 # Local headers are read together as long as the bytes between them are cheaper to read than to skip.
 _WINDOW = 1 << 20
 _GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
-# The end record with the longest comment, and the zip64 records before it.
-_TAIL = (1 << 16) + _END.size + _LOCATOR.size + _END64.size
+# The end record and the zip64 records before it; and with the longest comment after it.
+_END_RECORDS = _END64.size + _LOCATOR.size + _END.size
+_TAIL = _END_RECORDS + (1 << 16)
 _DEFLATED = 8
 _METHODS = {_DEFLATED: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstandard", 95: "xz"}
 
@@ -196,10 +197,11 @@ class _Archive:
         self.start, self.size = start, size
         self.bytes_read = 0
         self._reader = reader
-        # The end, where the directory of all but the largest archives is, is read once.
-        self._tail_start = max(size - _TAIL, 0)
-        self._tail = reader.read_at(start + self._tail_start, size - self._tail_start)
-        self.bytes_read += len(self._tail)
+        # From far away, the directory of all but the largest archives is read along with the end. Here, nothing is
+        # read but what is needed: the tensors before it may be none of ours.
+        self._read_tail(_TAIL if is_remote(self.file.path) else _END_RECORDS)
+        if not self._tail[-_END.size :].startswith(_END_SIGNATURE):
+            self._read_tail(_TAIL)
         self.rows: dict[str, int] = {}
         self.headers = array.array("Q")
         self.sizes = array.array("Q")
@@ -221,6 +223,11 @@ class _Archive:
     def _name(self) -> str:
         whole = self.size == self.file.size
         return self.file.path if whole else f"{self.file.path} (bytes {self.start} to {self.start + self.size})"
+
+    def _read_tail(self, length: int) -> None:
+        self._tail_start = max(self.size - length, 0)
+        self._tail = self._reader.read_at(self.start + self._tail_start, self.size - self._tail_start)
+        self.bytes_read += len(self._tail)
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Bytes of the archive."""
