@@ -141,6 +141,9 @@ def zero_to_fp32(
     optimizer: Annotated[
         str, typer.Option("--optimizer", metavar="PATH", help="Write the optimizer states there, by parameter.")
     ] = "",
+    universal: Annotated[
+        str, typer.Option("--universal", metavar="DIR", help="Write a universal checkpoint there, to resume from.")
+    ] = "",
     per_rank: Annotated[
         bool, typer.Option("--per-rank", help="Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.")
     ] = False,
@@ -158,9 +161,15 @@ def zero_to_fp32(
     ckptconv zero-to-fp32 runs/7b/checkpoints model/
     ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
     """
-    if output is None and not optimizer:
+    if output is None and not (optimizer or universal):
         raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
-    options.update(tag=tag, exclude_frozen_parameters=exclude_frozen_parameters, optimizer=optimizer, per_rank=per_rank)
+    options.update(
+        tag=tag,
+        exclude_frozen_parameters=exclude_frozen_parameters,
+        optimizer=optimizer,
+        universal=universal,
+        per_rank=per_rank,
+    )
     _convert("zero-to-fp32", "deepspeed", checkpoint, output, options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
@@ -16,13 +17,11 @@ from .errors import CorruptError, FailedError, UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source
 from .move import Progress, Tally, carry_out, same
-from .outputs import safetensors
+from .outputs import safetensors, universal
 from .plan import FilePlan, Literal, Plan, identify, pack, shard_names
+from .staging import DirectoryStaging, FileStaging, Staging, TreeStaging
 from .storage import (
-    DirectoryStaging,
-    FileStaging,
     Readers,
-    Staging,
     Syncing,
     basename,
     check_unchanged,
@@ -68,6 +67,7 @@ class Options:
     family: str = ""
     tag: str = ""
     optimizer: str = ""
+    universal: str = ""
     per_rank: bool = False
     exclude_frozen_parameters: bool = False
     storage_options: Mapping[str, Any] = field(default_factory=dict)
@@ -104,10 +104,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Target:
-    """Where an output goes: one file, or a directory."""
+    """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`)."""
 
     path: str
     is_file: bool
+    is_tree: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,17 @@ def convert(
     started = time.monotonic()
     chosen = Options(**options)
     # What can be said of the outputs is said before a large input is read.
-    target = None if output is None else resolve_output(normalize(output), chosen)
-    states = resolve_output(normalize(chosen.optimizer), chosen) if chosen.optimizer else None
+    asked = {_weights: output, _optimizer: chosen.optimizer, _universal: chosen.universal}
+    targets = {
+        plan: Target(normalize(path), is_file=False, is_tree=True)
+        if plan is _universal
+        else resolve_output(normalize(path), chosen)
+        for plan, path in asked.items()
+        if path or (path is not None and plan is _weights)
+    }
     sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen)
-    if target is None and states is None:
-        target = resolve_output(default_output(sources[0]), chosen)
-    outputs = []
-    for one in sources:
-        outputs.extend(_outputs(one, _of_rank(target, one), _of_rank(states, one), chosen))
+    targets = targets or {_weights: resolve_output(default_output(sources[0]), chosen)}
+    outputs = [plan(one, _of_rank(target, one), chosen) for one in sources for plan, target in targets.items()]
     if announce:
         announce(sum(each.plan.nbytes for each in outputs))
     inputs = list(dict.fromkeys(file for each in outputs for file in each.plan.inputs()))
@@ -196,25 +200,37 @@ def _open(path: str, options: Options) -> list[Source]:
     return [open_source(path, model_rank=rank, **settings) for rank in ranks]
 
 
-def _of_rank(target: Target | None, source: Source) -> Target | None:
+def _of_rank(target: Target, source: Source) -> Target:
     """Where one tensor-parallel rank's output goes: OUTPUT/mp_rank_NN."""
-    if target is None or source.model_rank is None:
+    if source.model_rank is None:
         return target
-    if target.is_file:
-        raise UsageError(f"{target.path} is one file, and --per-rank writes a directory for every rank.")
+    if target.is_file or target.is_tree:
+        kind = "one file" if target.is_file else "one checkpoint"
+        raise UsageError(f"{target.path} is {kind}, and --per-rank writes a directory for every rank.")
     return Target(join(target.path, f"mp_rank_{source.model_rank:02d}"), is_file=False)
 
 
-def _outputs(source: Source, target: Target | None, states: Target | None, options: Options) -> list[Output]:
-    """The plans for the weights and for the optimizer states, each where it is asked for."""
-    outputs = []
-    if target is not None:
-        outputs.append(Output(target, *make_plan(source, target, options)))
-    if states is not None:
-        if source.optimizer is None:
-            raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
-        outputs.append(Output(states, *plan_optimizer(source, states, options)))
-    return outputs
+# What can be made of a source, each where it is asked for.
+
+
+def _weights(source: Source, target: Target, options: Options) -> Output:
+    return Output(target, *make_plan(source, target, options))
+
+
+def _optimizer(source: Source, target: Target, options: Options) -> Output:
+    if source.optimizer is None:
+        raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
+    return Output(target, *plan_optimizer(source, target, options))
+
+
+def _universal(source: Source, target: Target, options: Options) -> Output:
+    if source.training is None:
+        raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
+    if is_remote(target.path):
+        raise UsageError(f"{target.path}: a universal checkpoint is written to a local directory.")
+    states = (source.optimizer or {}).get("state", {})
+    files = (*universal.file_plans(source.training, source.weights, states), universal.latest(target.path))
+    return Output(target, Plan(files, identify(files, source.inputs)), {})
 
 
 def resolve_output(path: str, options: Options) -> Target:
@@ -361,6 +377,8 @@ def _file_plans(
 
 
 def _final(target: Target, file: FilePlan) -> str:
+    if target.is_tree and file.name == universal.LATEST:
+        return join(dirname(target.path), file.name)
     return target.path if target.is_file else join(target.path, file.name)
 
 
@@ -368,6 +386,8 @@ def _staging(output: Output, options: Options) -> Staging:
     path, plan_id = output.target.path, output.plan.plan_id
     if output.target.is_file:
         return FileStaging(path, plan_id, options.fsync)
+    if output.target.is_tree:
+        return TreeStaging(path, plan_id, marker=universal.ZERO, after=universal.LATEST, durable=options.fsync)
     return DirectoryStaging(
         path,
         plan_id,
@@ -400,8 +420,11 @@ def _publish(
             for file in output.plan.files:
                 writer = staging.create(file.name, file.size)
                 total.add(carry_out(file, writer, readers, jobs=jobs, memory=options.memory, progress=progress))
+                seal = functools.partial(staging.seal, writer)
                 if options.fsync:
-                    syncing.add(writer)
+                    syncing.add(seal)
+                else:
+                    seal()
         syncing.finish()
         check_unchanged(iter(inputs), storage_options)
         if publishing:

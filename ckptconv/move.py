@@ -221,10 +221,10 @@ def carry_out(
     file: FilePlan, writer: Writer, readers: Readers, *, jobs: int, memory: int, progress: Progress | None = None
 ) -> Tally:
     """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together."""
-    if not writer.positioned:
-        jobs = 1
+    if not writer.positioned or file.size <= BLOCK:
+        jobs = 1  # order matters, or there is nothing to share
     # A worker holds a window and, for a tile, what it read (twice a window at most) and what a kernel made of it.
-    unit = max(min(BLOCK, memory // jobs // 4) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
+    unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
     workers = [_Worker(readers, writer, unit, file.digested) for _ in range(jobs)]
     if jobs == 1:

@@ -1,8 +1,6 @@
-"""Files, wherever they are: sizes, ranged reads, and the publication of outputs. The only module that opens files.
+"""Files, wherever they are: sizes, ranged reads, writers. With `staging`, the only module that opens files.
 
-Local paths go straight to the operating system; anything with a URL scheme goes through fsspec, imported only then.
-An output grows in a staging place and appears under its name in one step, so that a name means a finished output.
-"""
+Local paths go straight to the operating system; anything with a URL scheme goes through fsspec, imported only then."""
 
 from __future__ import annotations
 
@@ -15,13 +13,12 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
-from .errors import CkptconvError, CorruptError, FailedError, UsageError
+from .errors import CorruptError, FailedError, UsageError
 from .tensors import File
 
 Options = dict[str, Any]
@@ -344,9 +341,9 @@ class LocalWriter(Writer):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             with writing(path):
-                _lock(self._fd, path)
+                lock(self._fd, path)
                 if not os.path.exists(path) or not os.path.samestat(os.fstat(self._fd), os.stat(path)):
-                    raise _BusyError(path)  # and has put it under its final name just now
+                    raise BusyError(path)  # and has put it under its final name just now
                 os.ftruncate(self._fd, size)
         except BaseException:
             os.close(self._fd)
@@ -363,7 +360,9 @@ class LocalWriter(Writer):
             os.fsync(self._fd)
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 @contextlib.contextmanager
@@ -388,26 +387,26 @@ def writing(path: str) -> Iterator[None]:
 
 
 class Syncing:
-    """Puts files on the disk in a thread of its own: one is waited for while the next is written.
+    """Takes steps that wait for the disk in a thread of its own, so that one file is waited for while the next grows.
 
     A context that, left by an exception, waits for the one at hand and leaves out the rest.
     """
 
     def __init__(self) -> None:
-        self._waiting: SimpleQueue[Writer | None] = SimpleQueue()
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._stopped = False
 
-    def add(self, writer: Writer) -> None:
-        """Have what was written to `writer` put on the disk."""
+    def add(self, step: Callable[[], None]) -> None:
+        """Have `step` taken when those before it are done."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True)
             self._thread.start()
-        self._waiting.put(writer)
+        self._waiting.put(step)
 
     def finish(self) -> None:
-        """Wait until everything is on the disk. Raises what kept it from getting there."""
+        """Wait until every step is taken. Raises what kept one from being taken."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join()
@@ -416,10 +415,10 @@ class Syncing:
             raise self._failure
 
     def _work(self) -> None:
-        for writer in iter(self._waiting.get, None):
+        for step in iter(self._waiting.get, None):
             try:
                 if not self._stopped:
-                    writer.sync()
+                    step()
             except BaseException as error:
                 self._failure = error
                 self._stopped = True
@@ -432,7 +431,7 @@ class Syncing:
         self.finish()
 
 
-class _BusyError(FailedError):
+class BusyError(FailedError):
     """Another process writes what this one was to write."""
 
     def __init__(self, path: str) -> None:
@@ -441,19 +440,19 @@ class _BusyError(FailedError):
         )
 
 
-def _lock(fd: int, path: str) -> None:
-    """Mark a staging file as belonging to a living process. Raises _BusyError if it belongs to another."""
+def lock(fd: int, path: str) -> None:
+    """Mark a staging file as belonging to a living process. Raises BusyError if it belongs to another."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _BusyError(path) from None
+        raise BusyError(path) from None
     except OSError as error:
         # Some network file systems have no locks; converting there is still right, if one process does it.
         if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
             raise
 
 
-def _is_locked(path: str) -> bool:
+def is_locked(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -468,7 +467,7 @@ def _is_locked(path: str) -> bool:
         os.close(fd)
 
 
-def _sync_directory(path: str) -> None:
+def sync_directory(path: str) -> None:
     with writing(path):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -489,182 +488,6 @@ def check_space(directory: str, size: int) -> None:
             f"The output needs {size} bytes, and {directory} has {free} bytes free. Nothing was written.",
             "Free some space, or write elsewhere.",
         )
-
-
-@dataclass
-class Staging:
-    """An output that grows beside its final place and is published by `commit`.
-
-    Used as a context: left by an exception, it removes what it staged, and nothing new stands under a final name.
-    """
-
-    plan_id: str
-    durable: bool = True
-    _writers: list[Writer] = field(default_factory=list)
-
-    def create(self, name: str, size: int) -> Writer:
-        """A writer for the output file `name` of `size` bytes."""
-        raise NotImplementedError
-
-    def commit(self, names: Sequence[str]) -> None:
-        """Publish the files created, the one named last as the last."""
-        raise NotImplementedError
-
-    def discard(self) -> None:
-        """Remove what was staged."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Staging:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for writer in self._writers:
-            with contextlib.suppress(OSError, CkptconvError):
-                writer.close()
-        self._writers.clear()
-        if kind is not None:
-            with contextlib.suppress(OSError):
-                self.discard()
-
-
-class FileStaging(Staging):
-    """One output file, staged as a hidden sibling and renamed over its name."""
-
-    def __init__(self, path: str, plan_id: str, durable: bool = True) -> None:
-        super().__init__(plan_id, durable)
-        self.path = os.path.realpath(path)
-        self.directory, self.name = os.path.split(self.path)
-        self.temporary = os.path.join(self.directory, f".{self.name}.ckptconv-{plan_id}")
-        self._foreign = False
-
-    def create(self, name: str, size: int) -> Writer:
-        with writing(self.path):
-            found = os.listdir(self.directory)
-        prefix = f".{self.name}.ckptconv-"
-        for stale in found:
-            path = os.path.join(self.directory, stale)
-            if stale.startswith(prefix) and path != self.temporary and not _is_locked(path):
-                os.unlink(path)
-        check_space(self.directory, size)
-        try:
-            writer = LocalWriter(self.temporary, size)
-        except _BusyError:
-            self._foreign = True
-            raise
-        self._writers.append(writer)
-        return writer
-
-    def commit(self, names: Sequence[str]) -> None:
-        with writing(self.path):
-            os.replace(self.temporary, self.path)
-        if self.durable:
-            _sync_directory(self.directory)
-
-    def discard(self) -> None:
-        if not self._foreign:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.temporary)
-
-
-class DirectoryStaging(Staging):
-    """A directory of output files, staged in a hidden directory inside it.
-
-    `is_ours(name)` tells which files of an earlier output the new one replaces; `index` is the name that makes an
-    output whole: it is removed first and written last, so that a kill in between leaves no index, never a wrong one.
-    """
-
-    def __init__(
-        self, path: str, plan_id: str, is_ours: Callable[[str], bool], index: str, durable: bool = True
-    ) -> None:
-        super().__init__(plan_id, durable)
-        self.path = os.path.realpath(path)
-        self.staging = os.path.join(self.path, f".ckptconv-{plan_id}")
-        self.index = index
-        self.is_ours = is_ours
-        self._made: list[str] = []
-        self._guard = -1
-        self._foreign = False
-
-    def __enter__(self) -> Staging:
-        try:
-            self._prepare()
-        except _BusyError:
-            self._foreign = True
-            self.discard()
-            raise
-        except BaseException:
-            self.discard()
-            raise
-        return self
-
-    def _prepare(self) -> None:
-        missing = self.path
-        while not os.path.exists(missing):
-            self._made.append(missing)
-            missing = os.path.dirname(missing)
-        with writing(self.path):
-            os.makedirs(self.staging, exist_ok=True)
-            self._guard = os.open(os.path.join(self.staging, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            _lock(self._guard, self.path)
-            for stale in os.listdir(self.path):
-                path = os.path.join(self.path, stale)
-                if stale.startswith(".ckptconv-") and path != self.staging and os.path.isdir(path):
-                    lock = os.path.join(path, ".lock")
-                    if not (os.path.exists(lock) and _is_locked(lock)):
-                        _remove_tree(path)
-
-    def create(self, name: str, size: int) -> Writer:
-        check_space(self.staging, size)
-        writer = LocalWriter(os.path.join(self.staging, name), size)
-        self._writers.append(writer)
-        return writer
-
-    def commit(self, names: Sequence[str]) -> None:
-        with writing(self.path):
-            previous = [name for name in os.listdir(self.path) if self.is_ours(name) and name not in names]
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.path, self.index))
-            if self.durable:
-                _sync_directory(self.path)
-            for name in sorted(names, key=lambda name: name == self.index):
-                if name == self.index:
-                    for old in previous:
-                        with contextlib.suppress(FileNotFoundError):
-                            os.unlink(os.path.join(self.path, old))
-                    previous = []
-                    if self.durable:
-                        _sync_directory(self.path)
-                os.replace(os.path.join(self.staging, name), os.path.join(self.path, name))
-            for old in previous:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.path, old))
-        if self.durable:
-            _sync_directory(self.path)
-        self._release()
-
-    def discard(self) -> None:
-        self._release()
-        for path in self._made:
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-
-    def _release(self) -> None:
-        if not self._foreign:
-            _remove_tree(self.staging)
-        if self._guard >= 0:
-            os.close(self._guard)
-            self._guard = -1
-
-
-def _remove_tree(directory: str) -> None:
-    """Remove a staging directory, which holds nothing but files."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(directory, name))
-        os.rmdir(directory)
 
 
 # ----------------------------------------------------------------------------------------------------- the process

@@ -19,7 +19,8 @@ from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.move import carry_out
 from ckptconv.outputs import safetensors as output
 from ckptconv.plan import FilePlan, Literal, pack, shard_names
-from ckptconv.storage import DirectoryStaging, FileStaging, LocalWriter, Readers, look
+from ckptconv.staging import DirectoryStaging, FileStaging
+from ckptconv.storage import LocalWriter, Readers, look
 from ckptconv.tensors import DTYPES, Inline, Stored, contiguous_strides
 
 DTYPES_OF_BOTH = [name for name, dtype in DTYPES.items() if dtype.code and dtype.code not in ("F4", "F8_E8M0")]
