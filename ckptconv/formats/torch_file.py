@@ -9,7 +9,9 @@ from ckptconv.storage import basename, open_reader
 from ckptconv.tensors import File
 
 from .source import Source
-from .torch_zip import TorchFile, read_zip
+from .torch_container import TorchFile
+from .torch_stream import HEAD, is_stream, read_stream
+from .torch_zip import read_zip
 
 FAMILY = "torch"
 
@@ -18,7 +20,8 @@ def read_torch(file: File | str, options: dict[str, Any] | None = None) -> Torch
     """Open a file that torch.save wrote. Reads its description only."""
     reader = open_reader(file, options)
     try:
-        return read_zip(reader)
+        head = reader.read_at(0, min(HEAD, reader.file.size))
+        return read_stream(reader) if is_stream(head) else read_zip(reader)
     finally:
         reader.close()
 
@@ -33,7 +36,7 @@ def read(path: str, options: dict[str, Any] | None = None) -> Source:
     """Open a .pt, .pth, .bin or .ckpt file: the weights are whatever tree it holds."""
     torch_file = read_torch(path, options)
     return Source(
-        format="torch zip archive",
+        format=f"torch {torch_file.container}",
         family=FAMILY,
         path=path,
         weights=torch_file.value,

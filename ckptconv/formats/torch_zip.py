@@ -11,26 +11,22 @@ which there may be a million. Everything is checked: names, methods, sizes, and 
 from __future__ import annotations
 
 import array
-import bisect
 import itertools
 import operator
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of
 from ckptconv.formats.torch_objects import Storage, storage_id, vocabulary
 from ckptconv.storage import Reader, is_remote
-from ckptconv.tensors import File
-from ckptconv.tree import Global
 from ckptconv.unpickle import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, load
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
-# A million tensors take a seventh of this, and their directory a tenth.
-MAX_PICKLE = 1 << 30
+# A million tensors take a tenth of this.
 MAX_DIRECTORY = 1 << 30
 # Descriptions of checkpoints deflate to a tenth.
 _SMALL, _MAX_RATIO = 1 << 20, 100
@@ -53,72 +49,11 @@ _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _UTF8 = 0x800
 # In place of a number that needs more than 32 bits, and stands in the zip64 field.
 _ZIP64 = 0xFFFFFFFF
-# Local headers are read together as long as the bytes between them are cheaper to read than to skip.
-_WINDOW = 1 << 20
-_GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
 # The end record and the zip64 records before it; and with the longest comment after it.
 _END_RECORDS = _END64.size + _LOCATOR.size + _END.size
 _TAIL = _END_RECORDS + (1 << 16)
 _DEFLATED = 8
 _METHODS = {_DEFLATED: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstandard", 95: "xz"}
-
-
-class Record(NamedTuple):
-    """A storage's bytes: where they are, how many, and their CRC-32; None where the writer did not record one."""
-
-    offset: int
-    size: int
-    crc: int | None
-
-
-class Records(Sequence[Record]):
-    """The storages of an archive, in the order of the file; a few bytes each, for there may be a million."""
-
-    def __init__(self, offsets: array.array[int], sizes: array.array[int], crcs: array.array[int]) -> None:
-        self._offsets, self._sizes, self._crcs = offsets, sizes, crcs
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        size, crc = self._sizes[index], self._crcs[index]
-        # Archives can be written without checksums: all are 0 then.
-        return Record(self._offsets[index], size, crc if crc or not size else None)
-
-    def digest(self) -> int | None:
-        """What tells these contents from others, by their checksums; None where the archive has none."""
-        if not any(self._crcs):
-            return None
-        return zlib.crc32(self._crcs.tobytes(), zlib.crc32(self._sizes.tobytes()))
-
-    def containing(self, offset: int) -> Record | None:
-        """The record that has byte `offset` of the file in it."""
-        index = bisect.bisect_right(self._offsets, offset) - 1
-        record = self[index] if index >= 0 else None
-        return record if record and offset < record.offset + record.size else None
-
-
-@dataclass(frozen=True)
-class TorchFile:
-    """What a torch file holds: the tree, and facts about it.
-
-    `opaque` and `globals` name the classes and functions that were kept as inert data, and all that were mentioned.
-    `records` are the storages of the archive, used or not. `bytes_read` counts what was read to find all this out.
-    """
-
-    value: Any
-    file: File
-    opaque: tuple[Global, ...]
-    globals: tuple[Global, ...]
-    byteorder: str
-    records: Records
-    bytes_read: int
 
 
 def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
@@ -144,19 +79,17 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
         byteorder.decode(),
         archive.records(),
         archive.bytes_read,
+        "zip archive",
     )
 
 
 class _Storages:
     """Resolves persistent ids to the storages of an archive."""
 
-    _archives = itertools.count()
-
     def __init__(self, archive: _Archive, swapped: bool) -> None:
         self._archive = archive
         self._swapped = swapped
-        # Storages are told apart by a number, among all archives of this process.
-        self._first = next(self._archives) << 32
+        self._first = first_identity()
         # Sizes recur, and are kept with every tensor.
         self._sizes: dict[int, int] = {}
 
@@ -399,14 +332,14 @@ class _Archive:
 
         Only they tell where a payload begins: the padding that aligns it is written there and not in the directory.
         """
-        gap = _GAP_REMOTE if is_remote(self.file.path) else _GAP_LOCAL
+        gap = gap_of(self.file)
         near: list[tuple[int, bytes]] = []
         start = stop = 0
         for name, row in members:
             raw = name.encode("utf-8" if self.flags[row] & _UTF8 else "cp437")
             header = self.headers[row]
             end = header + _LOCAL_HEADER.size + len(raw)
-            if near and not (stop <= header <= stop + gap and end <= start + _WINDOW):
+            if near and not (stop <= header <= stop + gap and end <= start + WINDOW):
                 self._locate_near(near, start, stop)
                 near = []
             if not near:

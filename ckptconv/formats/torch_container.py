@@ -1,0 +1,107 @@
+"""What the containers of torch files (zip, stream, tar) have in common: the storages in them, what reading gives."""
+
+from __future__ import annotations
+
+import array
+import bisect
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+from ckptconv.storage import is_remote
+from ckptconv.tensors import File
+from ckptconv.tree import Global
+
+# The longest description that is read: a million tensors take a seventh of this.
+MAX_PICKLE = 1 << 30
+
+# What lies near is read together, as long as the bytes between are cheaper to read than to skip.
+WINDOW = 1 << 20
+_GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
+
+_containers = itertools.count()
+
+
+def first_identity() -> int:
+    """The number of the first storage of a container: storages are told apart by number among all of this process."""
+    return next(_containers) << 32
+
+
+def gap_of(file: File) -> int:
+    """How many bytes of `file` are cheaper to read than to skip."""
+    return _GAP_REMOTE if is_remote(file.path) else _GAP_LOCAL
+
+
+def nearby(offsets: Iterable[int], length: int, file: File) -> Iterator[list[int]]:
+    """Rising offsets of things of `length` bytes in `file`, in groups that are read together."""
+    gap = gap_of(file)
+    group: list[int] = []
+    for offset in offsets:
+        if group and (offset > group[-1] + length + gap or offset + length > group[0] + WINDOW):
+            yield group
+            group = []
+        group.append(offset)
+    if group:
+        yield group
+
+
+class Record(NamedTuple):
+    """A storage's bytes: where they are, how many, and their CRC-32; None where the writer did not record one."""
+
+    offset: int
+    size: int
+    crc: int | None
+
+
+class Records(Sequence[Record]):
+    """The storages of an archive, in the order of the file; a few bytes each, for there may be a million."""
+
+    def __init__(self, offsets: array.array[int], sizes: array.array[int], crcs: array.array[int]) -> None:
+        self._offsets, self._sizes, self._crcs = offsets, sizes, crcs
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        size, crc = self._sizes[index], self._crcs[index]
+        # Archives can be written without checksums: all are 0 then.
+        return Record(self._offsets[index], size, crc if crc or not size else None)
+
+    def digest(self) -> int | None:
+        """What tells these contents from others, by their checksums; None where the archive has none."""
+        if not any(self._crcs):
+            return None
+        return zlib.crc32(self._crcs.tobytes(), zlib.crc32(self._sizes.tobytes()))
+
+    def containing(self, offset: int) -> Record | None:
+        """The record that has byte `offset` of the file in it."""
+        index = bisect.bisect_right(self._offsets, offset) - 1
+        record = self[index] if index >= 0 else None
+        return record if record and offset < record.offset + record.size else None
+
+
+@dataclass(frozen=True)
+class TorchFile:
+    """What a torch file holds: the tree, and facts about it.
+
+    `opaque` and `globals` name the classes and functions that were kept as inert data, and all that were mentioned.
+    `records` are the storages of the container, used or not. `bytes_read` counts what was read to find all this out.
+    `container` is its name for people.
+    """
+
+    value: Any
+    file: File
+    opaque: tuple[Global, ...]
+    globals: tuple[Global, ...]
+    byteorder: str
+    records: Records
+    bytes_read: int
+    container: str

@@ -1,0 +1,300 @@
+"""Reads torch's stream format (before torch 1.6, and since then with `_use_new_zipfile_serialization=False`).
+
+Source: `_legacy_save` and `_legacy_load` in `torch/serialization.py`, and `torch/csrc/generic/serialization.cpp`.
+Pickles follow one another: a magic number, the version, facts about the machine, the object, and the keys of the
+storages. After them come the storages in the order of the keys, each as a count of elements (int64) and its bytes.
+
+Nothing says where a pickle ends but the pickle itself, and the object comes before the keys that tell where its
+storages lie. So the object is read twice: once for its end and the sizes of its storages, from which everything else
+follows by arithmetic, and then for what it says. Elements are little-endian whatever the machine that wrote them.
+"""
+
+from __future__ import annotations
+
+import array
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError
+from ckptconv.formats.torch_container import MAX_PICKLE, Records, TorchFile, first_identity, nearby
+from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.storage import Reader
+from ckptconv.tensors import DType, File
+from ckptconv.tree import Global
+from ckptconv.unpickle import (
+    DEFAULT_LIMITS,
+    Limits,
+    Loaded,
+    MalformedError,
+    RefusedError,
+    TruncatedError,
+    Vocabulary,
+    load,
+)
+
+MAGIC = 0x1950A86A20F9469CFC6C
+VERSION = 1001
+# The magic number as protocols 2 and up have it, and as protocol 1 does.
+_MAGICS = (b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b".", b"L%dL\n." % MAGIC)
+# Protocol and frame come before it.
+HEAD = 40
+# How much is read in the hope that a pickle ends in it; twice as much each time that it does not.
+_FIRST_WINDOW = 1 << 16
+_COUNT = struct.Struct("<q")
+_AGAIN = "Copy or download it again."
+_PLAIN = Vocabulary()
+
+
+def is_stream(head: bytes) -> bool:
+    """Whether a file that begins with `head` (HEAD bytes) is in this format."""
+    return any(magic in head[:HEAD] for magic in _MAGICS)
+
+
+def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
+    """Open a file in the stream format: its pickles are read, and the counts before its storages; no data.
+
+    What follows the last storage is an error: torch.load would pass over it without a word. Raises CorruptError for a
+    file that contradicts itself or is truncated, UnsupportedError for a version that is not known, and for a file of
+    several objects.
+    """
+    pickles = _Pickles(reader, limits)
+    if pickles.load("the magic number").value != MAGIC:
+        raise pickles.corrupt("it does not begin with the magic number of torch's stream format")
+    version = pickles.load("the version").value
+    if version != VERSION:
+        raise UnsupportedError(
+            f"{reader.file.path} is in version {str(version)[:40]} of torch's stream format; only {VERSION} is known."
+        )
+    machine = pickles.load("the facts about the machine").value
+    if type(machine) is not dict:
+        raise pickles.corrupt(f"its facts about the machine are of type {type(machine).__name__}, not a dict")
+    storages = _Storages(reader.file, swapped=machine.get("little_endian") is False)
+
+    start = pickles.position
+    pickles.load("the object", _surveyed(storages))
+    stop = pickles.position
+    keys = pickles.load("the keys of its storages").value
+    storages.place(_checked_keys(keys, storages, pickles), pickles.position)
+    pickles.forget(stop)
+    _check_counts(reader, storages, pickles)
+    loaded = pickles.load_at("the object", start, vocabulary(storages.resolve))
+    return TorchFile(
+        loaded.value,
+        reader.file,
+        loaded.opaque,
+        loaded.globals,
+        "little",
+        storages.records(),
+        pickles.bytes_read,
+        "stream",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- pickles
+
+
+class _Pickles:
+    """Reads the pickles that follow one another from the start of a file."""
+
+    def __init__(self, reader: Reader, limits: Limits) -> None:
+        self.position = 0
+        self.bytes_read = 0
+        self._reader = reader
+        self._limits = limits
+        # The beginning of the file, as far as it has been read.
+        self._head = b""
+
+    def corrupt(self, reason: str, hint: str = "") -> CorruptError:
+        return CorruptError(f"{self._reader.file.path} is not a sound file of torch.save: {reason}.", hint)
+
+    def load(self, what: str, words: Vocabulary = _PLAIN) -> Loaded:
+        """The next pickle, which is `what` for people."""
+        length = _FIRST_WINDOW
+        while True:
+            self._read_to(self.position + length)
+            try:
+                loaded = self.load_at(what, self.position, words)
+            except TruncatedError:
+                if len(self._head) == self._reader.file.size:
+                    raise self.corrupt(
+                        f"it ends at byte {len(self._head)}, within {what}: it was cut short", _AGAIN
+                    ) from None
+                if length >= MAX_PICKLE:
+                    raise LimitError(
+                        f"{self._reader.file.path}: {what} takes more than {length} bytes; at most {MAX_PICKLE} are "
+                        "read."
+                    ) from None
+                length *= 2
+            else:
+                self.position = loaded.end
+                return loaded
+
+    def load_at(self, what: str, start: int, words: Vocabulary = _PLAIN) -> Loaded:
+        """The pickle at byte `start`, as far as the file was read."""
+        return load(self._head, words, where=f"{self._reader.file.path} ({what})", start=start, limits=self._limits)
+
+    def forget(self, stop: int) -> None:
+        """Keep no more than `stop` bytes of what was read."""
+        self._head = self._head[:stop]
+
+    def _read_to(self, stop: int) -> None:
+        done = len(self._head)
+        stop = min(stop, self._reader.file.size)
+        if stop > done:
+            self._head += self._reader.read_at(done, stop - done)
+            self.bytes_read += stop - done
+
+
+def _surveyed(storages: _Storages) -> Vocabulary:
+    """The vocabulary of a reading that only notes the storages: what tensors are made of is not looked at."""
+    words = vocabulary(storages.note)
+    rebuilding = {name for name in words.constructors if name[0].startswith("torch._")}
+    return replace(words, constructors={**words.constructors, **dict.fromkeys(rebuilding, lambda args: None)})
+
+
+# --------------------------------------------------------------------------------------------------------- storages
+
+
+class _View(NamedTuple):
+    """A part of a storage, in elements, with an identity of its own."""
+
+    root: str
+    offset: int
+    numel: int
+    identity: int
+
+
+class _Storages:
+    """The storages of a file: first noted as the object mentions them, then placed by the keys, then resolved."""
+
+    def __init__(self, file: File, swapped: bool) -> None:
+        self.file = file
+        # Of each key that was met.
+        self.noted: dict[str, tuple[DType, int]] = {}
+        # The place of each key in the file, and there of its bytes, in the order of the keys.
+        self.rows: dict[str, int] = {}
+        self.offsets = array.array("Q")
+        self.sizes = array.array("Q")
+        self.end = 0
+        # Written by a big-endian machine.
+        self.swapped = swapped
+        self._first = first_identity()
+        self._views: dict[str, _View] = {}
+
+    def note(self, pid: Any) -> Any:
+        """Remember the storage that is meant; a persistent id may also stand for a class, beside its source code."""
+        if type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[1]) is Global:
+            return pid[1]
+        wanted = storage_id(pid)
+        noted = wanted.dtype, wanted.numel
+        known = self.noted.setdefault(wanted.key, noted)
+        if known != noted and (known[1] or wanted.numel):
+            raise MalformedError(
+                f"has storage {wanted.key[:40]!r} as {known[1]} elements of {known[0]} and as {noted[1]} of {noted[0]}"
+            )
+        if self.swapped and wanted.dtype.kind == "c":
+            raise RefusedError("has complex numbers from a big-endian machine, whose two parts torch wrote as one")
+        return None
+
+    def place(self, keys: list[str], start: int) -> None:
+        """Work out where the storages lie, in the order of `keys` from byte `start` on."""
+        for key in keys:
+            dtype, numel = self.noted[key]
+            self.rows[key] = len(self.rows)
+            self.offsets.append(start + _COUNT.size)
+            self.sizes.append(numel * dtype.itemsize)
+            start += _COUNT.size + self.sizes[-1]
+        self.end = start
+
+    def resolve(self, pid: Any) -> Any:
+        """The storage that a persistent id means, once all are placed."""
+        if pid[0] == "module":
+            return pid[1]
+        wanted = storage_id(pid)
+        row = self.rows[wanted.key]
+        offset, size, identity = self.offsets[row], self.sizes[row], self._first + row
+        if wanted.view is not None:
+            view = self._view(wanted)
+            offset += view.offset * wanted.dtype.itemsize
+            size = view.numel * wanted.dtype.itemsize
+            identity = view.identity
+        return Storage(self.file, offset, size, wanted.dtype, wanted.key, identity, meta=wanted.location == "meta")
+
+    def _view(self, wanted: StorageId) -> _View:
+        """The part of a storage that is meant: (key of the view, offset, elements)."""
+        view = wanted.view
+        if type(view) is not tuple or len(view) != 3 or type(view[1]) is not int or type(view[2]) is not int:
+            raise MalformedError("has a view of a storage whose parts are of the wrong types")
+        key, offset, numel = str(view[0]) if type(view[0]) is int else view[0], view[1], view[2]
+        if type(key) is not str:
+            raise MalformedError("has a view of a storage whose key is not text")
+        if offset < 0 or numel < 0 or offset + numel > wanted.numel:
+            raise MalformedError(
+                f"has a view of {numel} elements at element {offset} of storage {wanted.key[:40]!r}, which has "
+                f"{wanted.numel}"
+            )
+        identity = self._first + len(self.rows) + len(self._views)
+        found = self._views.setdefault(key, _View(wanted.key, offset, numel, identity))
+        if found[:3] != (wanted.key, offset, numel):
+            raise MalformedError(f"has two views of storages named {key[:40]!r}, which differ")
+        return found
+
+    def records(self) -> Records:
+        return Records(self.offsets, self.sizes, array.array("I", bytes(4 * len(self.offsets))))
+
+
+def _checked_keys(keys: Any, storages: _Storages, pickles: _Pickles) -> list[str]:
+    """The list of keys: those that the object mentions, each once."""
+    if type(keys) is not list or not all(type(key) in (str, int) for key in keys):
+        raise pickles.corrupt("what follows the object is not a list of the keys of its storages")
+    names = [str(key) for key in keys]
+    missing, unknown = storages.noted.keys() - set(names), set(names) - storages.noted.keys()
+    if missing:
+        raise pickles.corrupt(f"it lacks {len(missing)} storages that its object needs, such as {min(missing)[:40]!r}")
+    if unknown:
+        raise pickles.corrupt(
+            f"it has {len(unknown)} storages that its object does not mention, such as {min(unknown)[:40]!r}"
+        )
+    if len(set(names)) != len(names):
+        raise pickles.corrupt("it names a storage twice")
+    return names
+
+
+def _check_counts(reader: Reader, storages: _Storages, pickles: _Pickles) -> None:
+    """Check the count of elements before every storage, and that the file ends with the last."""
+    size = reader.file.size
+    noted = iter(storages.noted[key] + (key,) for key in storages.rows)
+    for offset, count in _counts(reader, storages, pickles):
+        dtype, numel, key = next(noted)
+        # Of a big-endian machine some releases wrote the elements little-endian, but not their number.
+        if count != _COUNT.pack(numel) and not (storages.swapped and count == _COUNT.pack(numel)[::-1]):
+            (found,) = _COUNT.unpack(count)
+            raise pickles.corrupt(
+                f"at byte {offset}, storage {key[:40]!r} should have {numel} elements of {dtype}, and it says {found}"
+            )
+    if storages.end > size:
+        raise pickles.corrupt(
+            f"it ends at byte {size}, and its storages at byte {storages.end}: it was cut short", _AGAIN
+        )
+    if storages.end < size:
+        another = is_stream(reader.read_at(storages.end, min(HEAD, size - storages.end)))
+        what = "another object" if another else "something that is not part of it"
+        raise (UnsupportedError if another else CorruptError)(
+            f"{reader.file.path}: the object in it ends at byte {storages.end} of {size}, and {what} follows, which "
+            "torch.load would not read.",
+            f"To convert what is before it: head -c {storages.end}, into another file.",
+        )
+
+
+def _counts(reader: Reader, storages: _Storages, pickles: _Pickles) -> Iterator[tuple[int, bytes]]:
+    """Where the counts are, and what they are, as far as the file goes; those that are near are read together."""
+    width = _COUNT.size
+    inside = (offset - width for offset in storages.offsets if offset <= reader.file.size)
+    for offsets in nearby(inside, width, reader.file):
+        start, stop = offsets[0], offsets[-1] + width
+        window = reader.read_at(start, stop - start)
+        pickles.bytes_read += stop - start
+        for offset in offsets:
+            yield offset, window[offset - start :][:width]
