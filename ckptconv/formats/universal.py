@@ -66,8 +66,10 @@ def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any
     common = Fields(reading.read(names[COMMON].file).value, names[COMMON].file.path) if COMMON in names else None
     weights = Weights(directory, _stage(own), max(own) + 1)
     shapes = {name: shape for group in model.shapes or () for name, shape in group.items()}
+    # Frozen parameters, buffers and tied names may lie there too, widened; the model file has them as they were.
+    elsewhere = {*(model.module or {}), *model.shared} - set(shapes) if shapes else set()
     for name, entry in names.items():
-        if entry.kind == "directory":
+        if entry.kind == "directory" and name not in elsewhere:
             _read_parameter(weights, name, listing(join(zero, name), options), shapes.get(name), reading)
     missing = [name for name, shape in shapes.items() if name not in weights.trainable and math.prod(shape) > 0]
     if missing:
@@ -139,6 +141,9 @@ def _read_parameter(
     master = states.pop("fp32", None)
     if master is None:
         raise CorruptError(f"{weights.where}/{ZERO}/{name} has no {WEIGHTS}: the weights of {name!r} are missing.")
+    if master.dtype.kind != "f":
+        weights.buffers[name] = master
+        return
     weights.trainable[name] = master
     weights.states[name] = states
 

@@ -13,7 +13,7 @@ from ckptconv.errors import UnsafeError
 from ckptconv.formats.source import Training
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage import basename
-from ckptconv.tensors import DTYPES, File, LazyTensor, Stored, View
+from ckptconv.tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View
 from ckptconv.tree import Global
 
 from .torch_tree import plan_tree
@@ -37,15 +37,17 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
     `states` are the optimizer's, by parameter. Raises UnsafeError for a parameter whose name is no file name.
     """
     for name in training.parameters:
-        if name in (".", "..") or "/" in name or "\0" in name:
-            raise UnsafeError(f"A parameter is named {name!r}, which cannot be the name of a directory.")
-        directory = f"{ZERO}/{name}"
+        directory = f"{ZERO}/{_checked(name)}"
         yield plan_tree(f"{directory}/fp32.pt", _wrapped(weights[name], training), "fp32")
         for key, value in states.get(name, {}).items():
             partitioned = isinstance(value, LazyTensor) and value.shape == weights[name].shape and key != "step"
             # Under ZeRO-3 the step is among the common entries alone.
             if partitioned or (key == "step" and training.stage != 3):
                 yield plan_tree(f"{directory}/{key}.pt", _wrapped(value, training) if partitioned else value, key)
+    if training.stage != 3:
+        # What no optimizer trains: as DeepSpeed writes it, but integers, which it would round, as they are.
+        for name in sorted(weights.keys() - set(training.parameters)):
+            yield plan_tree(f"{ZERO}/{_checked(name)}/fp32.pt", {"param": _widened(weights[name])}, "fp32")
     yield plan_tree(f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state", WRITABLE)
     for file in training.copies:
         yield FilePlan(basename(file.path), file.size, (Data(0, _whole(file), file.path),) if file.size else ())
@@ -61,6 +63,18 @@ def _wrapped(tensor: LazyTensor, training: Training) -> Any:
     if training.stage == 3:
         return View(tensor, tensor.dtype, (tensor.numel,))
     return {"cat_dim": 0, "param": tensor}
+
+
+def _checked(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise UnsafeError(f"A parameter is named {name!r}, which cannot be the name of a directory.")
+    return name
+
+
+def _widened(tensor: LazyTensor) -> LazyTensor:
+    if tensor.dtype.name not in ("float16", "bfloat16"):
+        return tensor
+    return Convert(tensor, Cast(tensor.dtype.name, "float32"), DTYPES["float32"])
 
 
 def _whole(file: File) -> LazyTensor:

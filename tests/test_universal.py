@@ -1,0 +1,105 @@
+"""Universal checkpoints: written as DeepSpeed's ds_to_universal writes them, and read like any other checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ZERO, assert_same, ckptconv, copy_of, load_with_aliases, tag_of
+
+CASES = sorted(
+    path.name for path in ZERO.iterdir() if (path / "expected.safetensors").exists() and not path.name.startswith("z0")
+)
+
+
+def universal_of(case: str, tmp_path: Path) -> Path:
+    directory = tmp_path / "steps" / "global_step3_universal"
+    directory.parent.mkdir()
+    run = ckptconv("zero-to-fp32", ZERO / case / "checkpoint", "--universal", directory)
+    assert run.code == 0, run.err
+    return directory
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_converts_to_the_same_weights_and_states(case: str, tmp_path: Path) -> None:
+    directory = universal_of(case, tmp_path)
+    outputs = {}
+    for name, source in (("direct", ZERO / case / "checkpoint"), ("universal", directory)):
+        weights, states = tmp_path / f"{name}.safetensors", tmp_path / f"{name}.optimizer.safetensors"
+        run = ckptconv("zero-to-fp32", source, weights, "--optimizer", states)
+        assert run.code == 0, run.err
+        outputs[name] = load_with_aliases(weights), load_with_aliases(states)
+    assert_same(outputs["universal"][0], outputs["direct"][0])
+    assert_same(outputs["universal"][1], outputs["direct"][1])
+
+
+def test_zero_2_has_a_dict_and_the_step_for_every_parameter(tmp_path: Path) -> None:
+    directory = universal_of("z2_bf16_w2", tmp_path)
+    assert (directory.parent / "latest_universal").read_text() == directory.name
+    parameter = directory / "zero" / "l1.weight"
+    assert sorted(path.name for path in parameter.iterdir()) == ["exp_avg.pt", "exp_avg_sq.pt", "fp32.pt", "step.pt"]
+    loaded = torch.load(parameter / "fp32.pt", weights_only=True)
+    assert set(loaded) == {"cat_dim", "param"}
+    assert loaded["cat_dim"] == 0
+    assert (loaded["param"].shape, loaded["param"].dtype) == ((7, 6), torch.float32)
+    assert torch.load(parameter / "step.pt", weights_only=True) == 3
+    # What no optimizer trains has its value and no more, as DeepSpeed 0.19 writes it.
+    tied = torch.load(directory / "zero" / "head.weight" / "fp32.pt", weights_only=True)
+    assert set(tied) == {"param"}
+    model = "mp_rank_00_model_states.pt"
+    assert (directory / model).read_bytes() == (tag_of(ZERO / "z2_bf16_w2/checkpoint") / model).read_bytes()
+
+
+def test_zero_3_has_flat_tensors_and_its_steps_among_the_common_entries(tmp_path: Path) -> None:
+    directory = universal_of("z3_bf16_w2", tmp_path)
+    parameter = directory / "zero" / "l1.weight"
+    assert sorted(path.name for path in parameter.iterdir()) == ["exp_avg.pt", "exp_avg_sq.pt", "fp32.pt"]
+    assert torch.load(parameter / "fp32.pt", weights_only=True).shape == (42,)
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == ["zero", *(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in (0, 1))]
+
+
+def test_it_is_found_by_the_directory_that_names_it(tmp_path: Path) -> None:
+    directory = universal_of("z2_bf16_w2", tmp_path)
+    for place in (directory, directory.parent):
+        run = ckptconv("zero-to-fp32", place, tmp_path / "model.safetensors", "--json")
+        assert run.code == 0, run.err
+        assert run.json["input"] == str(directory)
+    run = ckptconv("zero-to-fp32", directory.parent, tmp_path / "model.safetensors", "-t", directory.name)
+    assert run.code == 0, run.err
+
+
+def test_an_earlier_one_is_replaced_whole_and_another_directory_is_not(tmp_path: Path) -> None:
+    directory = universal_of("z2_bf16_w2", tmp_path)
+    run = ckptconv("zero-to-fp32", ZERO / "z2_bf16_sgd_w2/checkpoint", "--universal", directory)
+    assert run.code == 0, run.err
+    assert (directory / "zero/l1.weight/momentum_buffer.pt").exists()
+    assert not (directory / "zero/l1.weight/exp_avg.pt").exists()
+    assert sorted(path.name for path in directory.parent.iterdir()) == [directory.name, "latest_universal"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "precious").write_text("theirs")
+    run = ckptconv("zero-to-fp32", ZERO / "z2_bf16_w2/checkpoint", "--universal", other)
+    assert run.code == 2
+    assert "another kind" in run.err
+    assert [path.name for path in other.iterdir()] == ["precious"]
+
+
+def test_a_missing_parameter_is_named(tmp_path: Path) -> None:
+    directory = universal_of("z2_bf16_w2", tmp_path)
+    for path in (directory / "zero/l1.weight").iterdir():
+        path.unlink()
+    (directory / "zero/l1.weight").rmdir()
+    run = ckptconv("zero-to-fp32", directory, tmp_path / "model.safetensors")
+    assert run.code == 4
+    assert "l1.weight" in run.err
+
+
+def test_nothing_is_left_of_one_that_failed(tmp_path: Path) -> None:
+    checkpoint = copy_of("z2_bf16_w2", tmp_path)
+    optim = tag_of(checkpoint) / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    optim.write_bytes(optim.read_bytes()[:-100])
+    run = ckptconv("zero-to-fp32", checkpoint, "--universal", tmp_path / "universal")
+    assert run.code == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
