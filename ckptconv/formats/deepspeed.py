@@ -6,20 +6,86 @@ Sources: DeepSpeed's engine.py (save_checkpoint), and the optimizers named in `z
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.storage import basename
-from ckptconv.tensors import File
+from ckptconv.tensors import File, LazyTensor
+from ckptconv.units import format_size
 
 from . import zero_files, zero_parallel
 from .source import Source, Training
-from .zero_assemble import Weights, assemble, whole
+from .zero_assemble import Weights, assemble, is_whole, whole
 from .zero_files import Checkpoint
-from .zero_records import ModelFile, OptimFile, Reading
+from .zero_records import MAX_RANKS, ModelFile, OptimFile, Reading
 
 FAMILY = "deepspeed"
+
+
+# What wrappers put before every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
+WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
+
+# How many ranks a message names.
+SHOWN = 8
+
+_T = TypeVar("_T", ModelFile, OptimFile)
+
+
+@dataclass
+class _Part:
+    """What one model-parallel rank holds, and the files that say so."""
+
+    model: ModelFile
+    optims: list[OptimFile]
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """How many pipeline stages there are, and tensor-parallel ranks of each: model-parallel rank = stage × tensor +
+    rank."""
+
+    pipeline: int
+    tensor: int
+
+    def stages(self, rank: int) -> list[int]:
+        """The model-parallel ranks that hold the stages of one tensor-parallel rank."""
+        return [stage * self.tensor + rank for stage in range(self.pipeline)]
+
+
+@dataclass
+class _Opened:
+    """A tag's files as they are read, each once."""
+
+    files: Checkpoint
+    reading: Reading
+    models: dict[File, ModelFile] = field(default_factory=dict)
+
+    def model(self, file: File) -> ModelFile:
+        if file not in self.models:
+            self.models[file] = self._read(self.reading.model, file, list(self.files.model.values()))
+        return self.models[file]
+
+    def optim(self, file: File) -> OptimFile:
+        return self._read(self.reading.optim, file, list(self.files.optim.values()))
+
+    def _read(self, read: Callable[[File], _T], file: File, others: Sequence[File]) -> _T:
+        try:
+            return read(file)
+        except CorruptError as error:
+            # A file that was cut short is told best by the sizes of its like.
+            sizes = sorted({other.size for other in others if other != file})
+            if not sizes or file.size >= sizes[0]:
+                raise
+            least, most = format_size(sizes[0]), format_size(sizes[-1])
+            like = least if least == most else f"{least} to {most}"
+            raise CorruptError(
+                f"{error.message} It has {format_size(file.size)}, and the files of the other ranks {like}.", error.hint
+            ) from error
 
 
 def read(
@@ -30,129 +96,164 @@ def read(
     model_rank: int | None = None,
     options: dict[str, Any] | None = None,
 ) -> Source:
-    """Open the checkpoint that `path` means: a run's directory, a tag's, or one of its files.
+    """Open the checkpoint that `path` means: a run's directory, a checkpoint's, a tag's, or one of its files.
 
     The weights are a flat state dict in the order in which DeepSpeed's own tool lists them: buffers, frozen parameters,
     trainable ones, then tied names. `model_rank` opens one tensor-parallel rank for itself.
     """
-    directory = zero_files.locate(path, tag, options)
-    files = zero_files.files_of(directory, options)
-    reading = Reading(options)
-    if not files.model and not files.layers:
-        raise CorruptError(
-            f"{directory} holds optimizer files and no *_model_states.pt: the names and shapes of the parameters are "
-            "missing.",
-            "Copy the model files beside them.",
-        )
-    ranks = model_ranks(files)
-    if model_rank is not None:
-        if model_rank not in ranks:
-            raise UsageError(f"{directory} has no tensor-parallel rank {model_rank}.")
-        files, ranks = _only(files, model_rank), [model_rank]
-    models: dict[int, ModelFile] = {}
-    optims: dict[int, list[OptimFile]] = {}
-    parts = []
-    for rank in ranks:
-        models[rank], optims[rank], part = _read_rank(files, rank, reading)
-        parts.append(part)
-    weights = _unite(files, ranks, models, optims, parts, reading) if len(ranks) > 1 or files.layers else parts[0]
+    place = zero_files.locate(path, tag, options)
+    opened = _Opened(zero_files.files_of(place.directory, options), Reading(options))
+    grid = _grid(opened)
+    if model_rank is not None and not 0 <= model_rank < grid.tensor:
+        raise UsageError(f"{place.directory} has no tensor-parallel rank {model_rank}.")
+    tensor_ranks = range(grid.tensor) if model_rank is None else [model_rank]
+    parts = {mp: _read_rank(opened, mp) for rank in tensor_ranks for mp in grid.stages(rank)}
+    _share_ties(opened, list(parts.values()))
+    first = parts[tensor_ranks[0]]
+    weights = _unite(opened, grid, tensor_ranks, parts)
     if exclude_frozen:
         weights.without_frozen()
+    state = weights.state_dict()
     return Source(
         format="DeepSpeed " + ("ZeRO-1 (BF16_Optimizer)" if weights.stage is None else f"ZeRO-{weights.stage}"),
         family=FAMILY,
-        path=directory,
-        weights=weights.state_dict(),
+        path=place.directory,
+        weights=state,
         optimizer=weights.optimizer(),
-        training=_training(files, optims[ranks[0]], weights),
+        training=_training(opened.files, first.optims, weights),
         structured=False,
         owners=weights.aliases,
         counts=weights.counts(),
-        facts=_facts(files, ranks, models[ranks[0]], weights),
-        opaque=list(reading.opaque),
+        facts=_facts(opened.files, grid, first.model, weights),
+        opaque=list(opened.reading.opaque),
+        notes=[*_taken(path, place), *_prefixed(state)],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
         equal=weights.equal,
-        inputs=reading.inputs,
-        bytes_read=reading.bytes_read,
+        inputs=opened.reading.inputs,
+        bytes_read=opened.reading.bytes_read,
         model_rank=model_rank,
         default_dtype="float32",
         default_shard_size=5 * 10**9,
     )
 
 
-def model_ranks(files: Checkpoint) -> list[int]:
-    """The model-parallel ranks of a checkpoint. Raises CorruptError where one is missing."""
+def ranks_to_convert(path: str, tag: str, options: dict[str, Any] | None) -> list[int]:
+    """The tensor-parallel ranks of the checkpoint that `path` means, each of which can be converted for itself."""
+    files = zero_files.files_of(zero_files.locate(path, tag, options).directory, options)
+    grid = _grid(_Opened(files, Reading(options)))
+    if grid.tensor == 1 and grid.pipeline > 1:
+        raise UsageError(f"{files.directory} is a pipeline-parallel checkpoint: its stages are one model.")
+    return list(range(grid.tensor))
+
+
+# --------------------------------------------------------------------------------------------------- which ranks are
+
+
+def _grid(opened: _Opened) -> _Grid:
+    """How the model is spread over model-parallel ranks. Raises CorruptError where files of some are missing, or there
+    are too many."""
+    files = opened.files
+    if not files.model:
+        raise CorruptError(
+            f"{files.directory} holds optimizer files and no *_model_states.pt: the names and shapes of the parameters "
+            "are missing.",
+            "Copy the model files beside them.",
+        )
     ranks = sorted({mp for _, mp in (*files.optim, *files.model)})
-    missing = sorted(set(range(ranks[-1] + 1)) - set(ranks))
-    if missing:
+    model = opened.model(files.model[min(files.model)])
+    said = model.values.get("checkpoint_parallel_dimensions")
+    said = said if isinstance(said, dict) else {}
+    entries = [said.get(key) for key in ("pp_degree", "tp_degree")]
+    degrees = [degree for degree in entries if type(degree) is int and 0 < degree < MAX_RANKS]
+    known = len(degrees) == 2
+    # What a client puts among the entries may hide this number; the degrees it cannot.
+    count = math.prod(degrees) if known else model.number("mp_world_size") or 0
+    if missing := _missing(ranks, max(count, ranks[-1] + 1)):
         raise CorruptError(
             f"{files.directory} lacks the files of model-parallel {_ranks_text(missing)}: there are those of "
             f"{_ranks_text(ranks)}.",
             "Copy the missing files beside them.",
         )
-    return ranks
+    if 0 < count < len(ranks) and (known or not files.layers):
+        raise CorruptError(
+            f"{model.file.path} says that there are {count} model-parallel ranks, and there are files of {len(ranks)}. "
+            f"Those of {_ranks_text(range(count, len(ranks)))} are left from another save.",
+            "Move them away.",
+        )
+    if known:
+        return _Grid(degrees[0], degrees[1])
+    tensor = len({rank for _, rank in files.layers}) if files.layers else len(ranks)
+    if len(ranks) % tensor:
+        raise CorruptError(
+            f"{files.directory} has files of {len(ranks)} model-parallel ranks, and layer files of {tensor} "
+            "tensor-parallel ranks, which do not divide them."
+        )
+    return _Grid(len(ranks) // tensor, tensor)
 
 
-def ranks_to_convert(path: str, tag: str, options: dict[str, Any] | None) -> list[int]:
-    """The tensor-parallel ranks of the checkpoint that `path` means, each of which can be converted for itself."""
-    files = zero_files.files_of(zero_files.locate(path, tag, options), options)
-    if files.layers:
-        raise UsageError(f"{files.directory} is a pipeline-parallel checkpoint: its stages are one model.")
-    return model_ranks(files)
-
-
-def _only(files: Checkpoint, rank: int) -> Checkpoint:
-    return Checkpoint(
-        files.directory,
-        {key: file for key, file in files.optim.items() if key[1] == rank},
-        {key: file for key, file in files.model.items() if key[1] == rank},
-        files.experts,
-        files.layers,
-        files.others,
-    )
-
-
-def _read_rank(files: Checkpoint, rank: int, reading: Reading) -> tuple[ModelFile, list[OptimFile], Weights]:
+def _read_rank(opened: _Opened, mp: int) -> _Part:
     """What one model-parallel rank's files hold."""
-    own = {dp: file for (dp, mp), file in files.model.items() if mp == rank}
+    files = opened.files
+    own = {dp: file for (dp, rank), file in files.model.items() if rank == mp}
     if not own:
-        raise CorruptError(f"{files.directory} lacks the model file of model-parallel rank {rank}.")
-    model = reading.model(own[min(own)])
-    partitions = {dp: file for (dp, mp), file in files.optim.items() if mp == rank}
+        raise CorruptError(f"{files.directory} lacks the model file of model-parallel rank {mp}.")
+    model = opened.model(own[min(own)])
+    experts = [file for (_, _, rank), file in sorted(files.experts.items()) if rank == mp]
+    saved = {
+        name.removeprefix("."): tensor for file in experts for name, tensor in opened.reading.tensors(file).items()
+    }
+    partitions = {dp: file for (dp, rank), file in files.optim.items() if rank == mp}
     if not partitions:
-        return model, [], whole(model, files.directory)
-    optims = _agree([reading.optim(file) for file in _in_order(files.directory, partitions)], model)
+        if not is_whole(model) or (model.module is None and not files.layers):
+            raise CorruptError(
+                f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which hold the "
+                "master weights: there are only model files.",
+                "Copy them beside the others; a model file alone converts with pt2safetensors --key module.",
+            )
+        return _Part(model, [], whole(model, files.directory, saved))
+    optims = _agree([opened.optim(file) for file in _in_order(files.directory, partitions)], model, opened.reading)
 
     def read_model(dp: int) -> ModelFile:
         if dp not in own:
-            missing = [dp for dp in range(len(optims)) if dp not in own]
+            missing = [rank for rank in range(len(optims)) if rank not in own]
             raise CorruptError(
                 f"{files.directory} lacks the model {_files_of_ranks(missing)}, which hold parts of the frozen "
                 "parameters.",
                 "Copy them beside the others, or leave the frozen parameters out with --exclude-frozen-parameters.",
             )
-        return model if own[dp] == model.file else reading.model(own[dp])
+        other = opened.model(own[dp])
+        for what, key in (("shapes of parameters", "shapes"), ("shapes of frozen parameters", "frozen")):
+            if getattr(other, key) != getattr(model, key):
+                raise CorruptError(
+                    f"{other.file.path} and {basename(model.file.path)} have different {what}: they are not of one "
+                    "save."
+                )
+        return other
 
-    weights = assemble(model, optims, files.directory, read_model)
-    _check_experts(weights, files)
-    return model, optims, weights
+    return _Part(model, optims, assemble(model, optims, files.directory, read_model, saved))
 
 
-def _in_order(directory: str, partitions: dict[int, File]) -> list[File]:
+def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:
     """The optimizer files by data-parallel rank. Raises CorruptError where a rank is missing."""
-    missing = sorted(set(range(max(partitions) + 1)) - set(partitions))
-    if missing:
+    if missing := _missing(partitions, max(partitions) + 1):
+        sizes = sorted({file.size for file in partitions.values()})
         raise CorruptError(
-            f"{directory} lacks the optimizer {_files_of_ranks(missing)}: there are {len(partitions)} files, for "
-            f"{_ranks_text(sorted(partitions))}.",
+            f"{directory} lacks the optimizer {_files_of_ranks(missing)}: there are {len(partitions)} files of up to "
+            f"{format_size(sizes[-1])}, for {_ranks_text(sorted(partitions))}.",
             "Copy the missing files beside them; the weights are spread over all ranks.",
         )
     return [partitions[rank] for rank in sorted(partitions)]
 
 
+def _missing(ranks: Collection[int], count: int) -> list[int]:
+    """Which of `count` ranks are not among `ranks`; the first of them, if they are many."""
+    there = set(ranks)
+    return list(itertools.islice((rank for rank in range(count) if rank not in there), SHOWN + 1))
+
+
 def _ranks_text(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    shown = ", ".join(map(str, ranks[:SHOWN])) + (", …" if len(ranks) > SHOWN else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
@@ -160,9 +261,23 @@ def _files_of_ranks(ranks: Sequence[int]) -> str:
     return f"file{'s' * (len(ranks) > 1)} of {_ranks_text(ranks)}"
 
 
-def _agree(optims: list[OptimFile], model: ModelFile) -> list[OptimFile]:
+def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[OptimFile]:
     """The files that share the weights. Raises CorruptError where they, or what they count, contradict each other."""
     first, world = optims[0], len(optims)
+    count = max(first.counts, default=0) or model.number("dp_world_size") or world
+    if count < world:
+        zero = first.config.get("zero_optimization")
+        if isinstance(zero, dict) and zero.get("mics_shard_size") == count:
+            optims = optims[:count]  # MiCS: the other ranks hold copies of what the first hold
+        else:
+            stale = optims[count:]
+            sizes = ", ".join(f"{basename(o.file.path)}, {format_size(o.file.size)}" for o in stale[:3])
+            raise CorruptError(
+                f"{first.file.path} ({format_size(first.file.size)}) says that {count} ranks share the weights, and "
+                f"there are files of {world}. Those of {_ranks_text(range(count, world))} are left from another save "
+                f"({sizes}{', …' if len(stale) > 3 else ''}).",
+                "Move them away.",
+            )
     for optim in optims:
         for what, mine, other in (
             ("ZeRO stage", optim.stage, first.stage),
@@ -176,83 +291,80 @@ def _agree(optims: list[OptimFile], model: ModelFile) -> list[OptimFile]:
                     f"{optim.file.path} has the {what} {mine!s:.60}, and {basename(first.file.path)} has "
                     f"{other!s:.60}: they are not of one save."
                 )
-    count = max(first.counts, default=0) or world
-    if count == world:
-        return optims
-    zero = (model.config or first.config).get("zero_optimization")
-    if count < world and isinstance(zero, dict) and zero.get("mics_shard_size") == count:
-        return optims[:count]  # MiCS: the other ranks hold copies of what the first hold
-    known = f"{first.file.path} says that {count} ranks share the weights, and there are files of {world}."
-    if world < count:
-        missing = list(range(world, count))
+    if count > world:
+        missing = range(world, count)
         raise CorruptError(
-            f"{known} The {_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
+            f"{first.file.path} says that {count} ranks share the weights, and there are files of {world}. The "
+            f"{_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
             "Copy them beside the others.",
         )
-    raise CorruptError(
-        f"{known} Those of {_ranks_text(range(count, world))} are left from another save.", "Move them away."
-    )
+    _check_steps(optims, reading)
+    return optims
 
 
-def _check_experts(weights: Weights, files: Checkpoint) -> None:
-    """Check the experts found against the expert files, which are named by global numbers."""
-    if not files.experts:
+def _check_steps(optims: Sequence[OptimFile], reading: Reading) -> None:
+    """Raise CorruptError where the optimizers of two ranks had taken different numbers of steps."""
+    group = next((number for number, state in enumerate(optims[0].states) if "step" in state), None)
+    if group is None:
         return
-    saved = {expert for _, expert in files.experts}
-    for prefix, numbers in weights.experts().items():
-        if not numbers <= saved:
-            odd = ", ".join(map(str, sorted(numbers - saved)[:8]))
+    taken = [reading.steps(optim.states[group] if group < len(optim.states) else {}) for optim in optims]
+    for optim, steps in zip(optims, taken, strict=True):
+        if steps is not None and taken[0] is not None and steps != taken[0]:
             raise CorruptError(
-                f"{files.directory}: the partitions hold {len(numbers)} experts of {prefix.rstrip('.')}, and there "
-                "is no "
-                f"expert file for {odd}."
+                f"{optim.file.path} was saved after {steps:g} steps of the optimizer, and "
+                f"{basename(optims[0].file.path)} after {taken[0]:g}: they are not of one save.",
+                "Look for the file of the same save, or take another tag.",
             )
 
 
-def _unite(
-    files: Checkpoint,
-    ranks: Sequence[int],
-    models: dict[int, ModelFile],
-    optims: dict[int, list[OptimFile]],
-    parts: list[Weights],
-    reading: Reading,
-) -> Weights:
-    """Model-parallel ranks as one: pipeline stages, or tensor-parallel slices where it is known how they were cut."""
-    where = files.directory
-    pipeline, tensor = _degrees(models[ranks[0]], files, len(ranks))
-    if pipeline > 1 and tensor > 1:
-        raise UnsupportedError(
-            f"{where} is {pipeline} pipeline stages × {tensor} tensor-parallel ranks, which is not supported together.",
-            "Convert it to one kind of parallelism with the framework that trained it.",
+# -------------------------------------------------------------------------------------------------------- one model
+
+
+def _share_ties(opened: _Opened, parts: Sequence[_Part]) -> None:
+    """Ties are listed in the first rank's file alone: let them hold for the tensor-parallel ranks beside it."""
+    first = opened.model(opened.files.model[min(opened.files.model)])
+    for part in parts:
+        weights = part.weights
+        for alias, owner in first.shared.items():
+            if alias in weights.unaccounted and owner in weights.state_dict():
+                weights.unaccounted.remove(alias)
+                weights.aliases[alias] = weights.aliases.get(owner, owner)
+
+
+def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[int, _Part]) -> Weights:
+    """Model-parallel ranks as one: the stages of a pipeline, then tensor-parallel slices where it is known how they
+    were cut."""
+    where = opened.files.directory
+    united = []
+    for rank in ranks:
+        stages = [parts[mp] for mp in grid.stages(rank)]
+        if grid.pipeline == 1 and not opened.files.layers:
+            united.append(stages[0].weights)
+            continue
+        layers = {
+            layer: opened.reading.tensors(file)
+            for (layer, tensor_rank), file in opened.files.layers.items()
+            if tensor_rank == rank or grid.tensor == 1
+        }
+        buffers = {name for part in stages if part.model.module is None for name in part.model.buffers or ()}
+        united.append(
+            zero_parallel.unite_stages([part.weights for part in stages], layers, buffers, opened.reading.head)
         )
-    if files.layers:
-        layers: dict[int, Any] = {}
-        for (layer, mp), file in files.layers.items():
-            if mp:
-                raise UnsupportedError(f"{where} has layers cut for tensor parallelism ({basename(file.path)}).")
-            layers[layer] = reading.layer(file)
-        return zero_parallel.unite_stages(
-            parts, layers, {name for model in models.values() for name in model.buffers or ()}
-        )
-    info = next((o.universal for o in optims[ranks[0]] if o.universal), None) or models[ranks[0]].universal
+    if len(united) == 1:
+        return united[0]
+    first = parts[ranks[0]]
+    info = next((optim.universal for optim in first.optims if optim.universal), None) or first.model.universal
     if not info:
+        times = f"{grid.pipeline} pipeline stages × " if grid.pipeline > 1 else ""
         raise UnsupportedError(
-            f"{where} is tensor parallel: {len(ranks)} ranks × {parts[0].world} data-parallel. Nothing in it tells "
-            "how its "
-            "parameters were cut (there is no universal_checkpoint_info).",
+            f"{where} is tensor parallel: {times}{grid.tensor} ranks × {united[0].world} data-parallel. Nothing in it "
+            "tells how its parameters were cut (there is no universal_checkpoint_info).",
             "Convert each rank for itself with --per-rank, or save with universal_checkpoint_info.",
         )
-    return zero_parallel.merge_ranks(parts, zero_parallel.read_patterns(info, where))
+    return zero_parallel.merge_ranks(united, zero_parallel.read_patterns(info, where))
 
 
-def _degrees(model: ModelFile, files: Checkpoint, ranks: int) -> tuple[int, int]:
-    """How many pipeline stages and tensor-parallel ranks there are."""
-    said = model.values.get("checkpoint_parallel_dimensions")
-    if isinstance(said, dict):
-        pipeline, tensor = said.get("pp_degree"), said.get("tp_degree")
-        if type(pipeline) is int and type(tensor) is int and pipeline * tensor == ranks:
-            return pipeline, tensor
-    return (ranks, 1) if files.layers else (1, ranks)
+# ---------------------------------------------------------------------------------------------------------- to be told
 
 
 def _training(files: Checkpoint, optims: Sequence[OptimFile], weights: Weights) -> Training | None:
@@ -261,14 +373,31 @@ def _training(files: Checkpoint, optims: Sequence[OptimFile], weights: Weights) 
     return Training(weights.stage, list(weights.trainable), optims[0].common(), list(files.model.values()))
 
 
-def _facts(files: Checkpoint, ranks: Sequence[int], model: ModelFile, weights: Weights) -> dict[str, Any]:
+def _facts(files: Checkpoint, grid: _Grid, model: ModelFile, weights: Weights) -> dict[str, Any]:
     facts: dict[str, Any] = {"tag": basename(files.directory), "world size": weights.world}
-    if files.layers:
-        facts["pipeline"] = f"{len(ranks)} stages"
-    elif len(ranks) > 1:
-        facts["tensor parallel"] = f"{len(ranks)} ranks × {weights.world} data-parallel"
+    if grid.pipeline > 1:
+        facts["pipeline"] = f"{grid.pipeline} stages"
+    if grid.tensor > 1:
+        facts["tensor parallel"] = f"{grid.tensor} ranks × {weights.world} data-parallel"
     if files.experts:
-        facts["experts"] = f"{len({expert for _, expert in files.experts})} in each layer of them"
+        facts["experts"] = f"{len({expert for _, expert, _ in files.experts})} in each layer of them"
     if model.version:
         facts["DeepSpeed"] = model.version
     return facts
+
+
+def _taken(path: str, place: zero_files.Place) -> list[str]:
+    return [f"Took {place.directory}: {place.reason}."] if place.reason and place.directory != path else []
+
+
+def _prefixed(names: Mapping[str, LazyTensor]) -> list[str]:
+    """What to do about a prefix that all names share and no model asked for."""
+    prefix = ""
+    while names:
+        more = next((w for w in WRAPPERS if all(name.startswith(prefix + w) for name in names)), "")
+        if not more:
+            break
+        prefix += more
+    if not prefix:
+        return []
+    return [f"Every name begins with {prefix!r}, as wrappers of models have it; --strip-prefix {prefix} takes it off."]

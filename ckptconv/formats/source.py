@@ -37,6 +37,7 @@ class Source:
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt.
     - `counts` tells what the weights consist of, by kind.
     - `opaque` are the names of classes that were kept as inert data.
+    - `notes` are worth knowing and no cause for concern, as `warnings` are.
     - `inputs` identifies every file that was read, by a name relative to the source.
     - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
     - `default_dtype` and `default_shard_size` (bytes) apply where the user asks for nothing else.
@@ -55,6 +56,7 @@ class Source:
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     inputs: dict[str, Hashable] = field(default_factory=dict)
     bytes_read: int = 0

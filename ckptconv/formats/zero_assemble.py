@@ -13,12 +13,14 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.storage import basename
-from ckptconv.tensors import LazyTensor, View, same_bytes, untagged
+from ckptconv.tensors import Concat, LazyTensor, View, same_bytes, untagged
 
 from . import zero_layout
 from .zero_layout import Shape, Slice
 from .zero_records import ModelFile, OptimFile
 
+# What the three weights of an expert are called where a layer of experts is fused.
+FUSED = ("w1", "w2", "w3")
 # Reads the model file of another data-parallel rank.
 ReadModel = Callable[[int], ModelFile]
 
@@ -63,9 +65,9 @@ class Weights:
         }
         return {kind: count for kind, count in counts.items() if count}
 
-    def experts(self) -> dict[str, set[int]]:
-        """The numbers of the experts found, by the prefix of their names."""
-        return zero_layout.expert_numbers(list(self.trainable))
+    def names(self) -> list[str]:
+        """Every name but ties."""
+        return [*self.buffers, *self.frozen, *self.trainable]
 
     def without_frozen(self) -> None:
         """Leave the frozen parameters out, and what is tied to them."""
@@ -92,20 +94,52 @@ class _Cut:
             yield self.names[name], tensor
 
 
-def _cut_pieces(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFile]) -> list[_Cut]:
+@dataclass(frozen=True)
+class _Group:
+    """How to cut a group out of the partitions: once, or for experts once for every expert-parallel rank.
+
+    `fused` are the experts, by those ranks, of parameters that hold several.
+    """
+
+    cuts: list[_Cut]
+    fused: Mapping[str, list[list[int]]]
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for cut in self.cuts for name in cut.names.values()))
+
+    @property
+    def pieces(self) -> bool:
+        return self.cuts[0].pieces
+
+    def apply(self, partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
+        """The parameters in `partitions`, one for every data-parallel rank."""
+        joined: dict[str, list[LazyTensor]] = {}
+        for cut in self.cuts:
+            for name, tensor in cut.apply(partitions):
+                if name in self.fused:
+                    joined.setdefault(name, []).append(tensor)
+                else:
+                    yield name, tensor
+        for name, parts in joined.items():
+            yield name, zero_layout.join_experts(parts, self.fused[name])
+
+
+def _cut_pieces(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFile]) -> _Group:
     """ZeRO-3: every rank holds a piece of every parameter of the sub-group."""
     slices, end = zero_layout.walk_pieces(shapes, len(optims))
     for optim in optims:
         if optim.masters[group].numel != end:
             raise CorruptError(
                 f"{optim.file.path}: flat group {group} has {optim.masters[group].numel} elements, and the shapes of "
-                "its "
-                f"{len(shapes)} parameters, cut for {len(optims)} ranks, give {end}."
+                f"its {len(shapes)} parameters, cut for {len(optims)} ranks, give {end}."
             )
-    return [_Cut(slices, list(range(len(optims))), {name: name for name in shapes}, pieces=True)]
+    return _Group([_Cut(slices, list(range(len(optims))), {name: name for name in shapes}, pieces=True)], {})
 
 
-def _cut_flat(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFile], where: str) -> list[_Cut]:
+def _cut_flat(
+    group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFile], where: str, experts: _Experts
+) -> _Group:
     """ZeRO-1 and 2: the ranks that share the group hold consecutive parts of one flat vector."""
     first, world = optims[0], len(optims)
     alignments = first.alignments[group] if group < len(first.alignments) else []
@@ -115,10 +149,10 @@ def _cut_flat(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFil
             f"{len(shapes)} parameters."
         )
     slices, end = zero_layout.walk_flat(shapes, alignments)
-    count = (first.counts[group] if group < len(first.counts) else 0) or world
+    count = first.count(group) or world
     if world % count:
         raise CorruptError(f"{first.file.path}: group {group} is shared by {count} ranks, which do not divide {world}.")
-    copies = zero_layout.ranks_of_group(world, count)
+    copies = zero_layout.ranks_of_group(world, count, experts.data_first)
     for ranks in copies:
         held = sum(optims[rank].masters[group].numel for rank in ranks)
         needed = slices[-1].offset + math.prod(slices[-1].shape) if slices else 0
@@ -129,15 +163,51 @@ def _cut_flat(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFil
                 f"like), and its {len(shapes)} parameters with their padding take {end}."
             )
         _check_ranks(group, slices, [optims[rank] for rank in ranks])
-    return [
-        _Cut(
-            slices,
-            ranks,
-            zero_layout.expert_names(list(shapes), ep_rank) if len(copies) > 1 else {name: name for name in shapes},
-            pieces=False,
+    if len(copies) == 1:
+        return _Group([_Cut(slices, copies[0], {name: name for name in shapes}, pieces=False)], {})
+    fused = {name: experts.fused[name] for name in shapes if name in experts.fused}
+    odd = [name for name in shapes if name not in fused and zero_layout.expert_of(name) is None]
+    if odd:
+        raise CorruptError(
+            f"{first.file.path}: group {group} is shared by {count} of {world} ranks, as only experts are, and "
+            f"{odd[0]!r} in it is none."
         )
-        for ep_rank, ranks in enumerate(copies)
-    ]
+    for name, held_by in fused.items():
+        if len(held_by) != len(copies) or any(len(held) != shapes[name][0] for held in held_by):
+            sizes = ", ".join(str(len(held)) for held in held_by)
+            raise UnsupportedError(
+                f"{where}: the experts of {name!r} are spread unevenly ({sizes}) over {len(copies)} ranks.",
+                "Convert it to a universal checkpoint with DeepSpeed's ds_to_universal.py first.",
+            )
+    return _Group(
+        [
+            _Cut(slices, ranks, zero_layout.global_names(shapes, ep_rank, experts.local), pieces=False)
+            for ep_rank, ranks in enumerate(copies)
+        ],
+        fused,
+    )
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """What is known of experts: `local`, how many of a layer each expert-parallel rank holds; `fused`, by parameter and
+    rank the experts in it; whether neighbouring ranks share experts (`data_first`)."""
+
+    local: Mapping[str, int]
+    fused: Mapping[str, list[list[int]]]
+    data_first: bool
+
+
+def _experts(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Mapping[str, Shape]]) -> _Experts:
+    world = len(optims)
+    # A layer's experts may be spread over several groups, and some of them frozen.
+    local = [name for group, named in enumerate(shapes) if optims[0].count(group) not in (0, world) for name in named]
+    numbers = zero_layout.expert_numbers([*local, *(model.frozen or {})])
+    return _Experts(
+        {layer: max(found) + 1 for layer, found in numbers.items()},
+        {f"{layer.prefix}.{name}": layer.experts for layer in model.fused for name in FUSED},
+        optims[0].config.get("use_data_before_expert_parallelism") is True,
+    )
 
 
 def _check_ranks(group: int, slices: Sequence[Slice], optims: Sequence[OptimFile]) -> None:
@@ -146,11 +216,17 @@ def _check_ranks(group: int, slices: Sequence[Slice], optims: Sequence[OptimFile
     for index, optim in enumerate(optims):
         held = optim.masters[group].numel
         padding = optim.paddings[group] if group < len(optim.paddings) else size - held
-        if held not in (size, max(size - padding, 0)):
+        # Releases that noted all padding on the last rank cut a shorter partition by what Python makes of [:-2].
+        lean = size - padding if padding <= size else max(2 * size - padding, 0)
+        if held not in (size, lean):
             raise CorruptError(
                 f"{optim.file.path}: its partition of group {group} has {held} elements and a padding of {padding}, "
-                "and "
-                f"the others have {size}."
+                f"and the others have {size}."
+            )
+        if held < size and any(other.masters[group].numel for other in optims[index + 1 :]):
+            raise CorruptError(
+                f"{optim.file.path}: its partition of group {group} has {held} of {size} elements, and only the last "
+                "partitions may be shorter."
             )
         zero = optim.config.get("zero_optimization")
         if group >= len(optim.fragments) or not isinstance(zero, dict) or zero.get("round_robin_gradients"):
@@ -169,18 +245,15 @@ def _check_ranks(group: int, slices: Sequence[Slice], optims: Sequence[OptimFile
 # ------------------------------------------------------------------------------------------------------- assembly
 
 
-def whole(model: ModelFile, where: str) -> Weights:
-    """ZeRO-0: every rank has the whole module, and the model file holds it."""
-    if model.module is None or model.shapes is not None or "zero_pp_rank" in basename(model.file.path):
-        raise CorruptError(
-            f"{where} lacks its *_optim_states.pt files, which hold the master weights: there are only model files.",
-            "Copy them beside the others; a model file alone converts with pt2safetensors --key module.",
-        )
-    weights = Weights(where)
+def whole(model: ModelFile, where: str, saved: Mapping[str, LazyTensor]) -> Weights:
+    """ZeRO-0: every rank has the whole module, and the model file holds it; `saved` is what the expert files hold."""
+    weights = Weights(where, world=model.number("dp_world_size") or 1)
+    module = model.module or {}
     names = set(model.buffers or ())
-    weights.buffers = {name: tensor for name, tensor in model.module.items() if name in names}
-    weights.trainable = {name: tensor for name, tensor in model.module.items() if name not in names}
+    weights.buffers = {name: tensor for name, tensor in module.items() if name in names}
+    weights.trainable = {name: tensor for name, tensor in module.items() if name not in names}
     _note_extras(weights, model)
+    _add_experts(weights, model, saved)
     seen: dict[Any, str] = {}
     for name, tensor in list(weights.trainable.items()):
         key = same_bytes(tensor)
@@ -192,6 +265,15 @@ def whole(model: ModelFile, where: str) -> Weights:
     return weights
 
 
+def is_whole(model: ModelFile) -> bool:
+    """Whether a model file, without optimizer files beside it, is all that ZeRO-0 writes."""
+    zero = model.config.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+    # Old releases say nothing of their stage; where ZeRO has the optimizer, there is none in the model file.
+    elsewhere = not model.config and "optimizer" in model.values and model.values["optimizer"] is None
+    return model.shapes is None and stage == 0 and not elsewhere and "zero_pp_rank" not in basename(model.file.path)
+
+
 def _whole_states(weights: Weights, model: ModelFile) -> None:
     """The optimizer of ZeRO-0, whose states are numbered as the module's parameters are ordered."""
     optimizer = model.values.get("optimizer")
@@ -201,10 +283,18 @@ def _whole_states(weights: Weights, model: ModelFile) -> None:
     states, hyper = inner["state"], inner.get("param_groups")
     names = list(weights.trainable)
     numbered = {index: state for index, state in states.items() if type(index) is int and isinstance(state, dict)}
-    if sorted(numbered) != list(range(len(names))) or any(
-        isinstance(value, LazyTensor) and value.shape and value.shape != weights.trainable[names[index]].shape
-        for index, state in numbered.items()
-        for value in state.values()
+    # The numbers follow the groups: only in a single one is that the order of the module.
+    single = isinstance(hyper, list) and len(hyper) == 1
+    if not states:
+        return
+    if (
+        not single
+        or sorted(numbered) != list(range(len(names)))
+        or any(
+            isinstance(value, LazyTensor) and value.shape and value.shape != weights.trainable[names[index]].shape
+            for index, state in numbered.items()
+            for value in state.values()
+        )
     ):
         weights.warnings.append(
             f"{model.file.path}: the {len(states)} optimizer states are numbered, and cannot be told by name."
@@ -217,67 +307,117 @@ def _whole_states(weights: Weights, model: ModelFile) -> None:
             weights.groups.append({**group, "params": [names[index] for index in numbers]})
 
 
-def assemble(model: ModelFile, optims: Sequence[OptimFile], where: str, read_model: ReadModel) -> Weights:
-    """ZeRO-1, 2 and 3: parameters and states from the partitions, the rest from the model files.
+def assemble(
+    model: ModelFile, optims: Sequence[OptimFile], where: str, read_model: ReadModel, saved: Mapping[str, LazyTensor]
+) -> Weights:
+    """ZeRO-1, 2 and 3: parameters and states from the partitions, the rest from the model files, and from those of
+    experts, which hold `saved`.
 
     Raises CorruptError where files contradict each other, UnsupportedError where the weights are elsewhere.
     """
-    shapes = model.shapes if model.shapes is not None else optims[0].shapes
+    shapes = _shapes(model, optims)
+    _check_layout(model, optims, shapes, where)
+    weights = Weights(where, optims[0].stage, len(optims))
+    experts = _experts(model, optims, shapes)
+    groups = [
+        _cut_pieces(group, named, optims) if weights.stage == 3 else _cut_flat(group, named, optims, where, experts)
+        for group, named in enumerate(shapes)
+    ]
+    for number, group in enumerate(groups):
+        for name, tensor in group.apply([optim.masters[number] for optim in optims]):
+            if name in weights.trainable:
+                raise CorruptError(f"{model.file.path}: {name!r} occurs in two groups of parameters.")
+            weights.trainable[name] = tensor
+    _states(weights, groups, optims)
+    complete(weights, model, read_model, saved)
+    return weights
+
+
+def _shapes(model: ModelFile, optims: Sequence[OptimFile]) -> list[dict[str, Shape]]:
+    """The shapes of the parameters by group of partitions."""
+    first, groups = optims[0], len(optims[0].masters)
+    shapes = model.shapes if model.shapes is not None else first.shapes
     if shapes is None:
         raise CorruptError(
             f"{model.file.path}: param_shapes is missing, so that nothing tells where a parameter begins."
         )
-    groups = len(optims[0].masters)
-    if len(shapes) != groups:
-        raise CorruptError(
-            f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, and {optims[0].file.path} has "
-            f"{groups} groups of partitions."
-        )
-    _check_offload(optims, shapes, where)
-    weights = Weights(where, optims[0].stage, len(optims))
-    sharded = weights.stage == 3
-    cuts = [
-        _cut_pieces(group, named, optims) if sharded else _cut_flat(group, named, optims, where)
-        for group, named in enumerate(shapes)
-    ]
-    for group, copies in enumerate(cuts):
-        for cut in copies:
-            for name, tensor in cut.apply([optim.masters[group] for optim in optims]):
-                if name in weights.trainable:
-                    raise CorruptError(f"{model.file.path}: {name!r} occurs in two groups of parameters.")
-                weights.trainable[name] = tensor
-    _states(weights, cuts, optims)
-    complete(weights, model, read_model)
-    return weights
+    if len(shapes) == groups:
+        return shapes
+    release = model.release() or first.release()
+    if len(shapes) == 1 and groups > 1 and release < (0, 5, 4):
+        # One list of all parameters; in the order of the groups since 0.5.0, of the module before.
+        if release < (0, 5) and (first.stage != 3 or len(first.hyper) > 1):
+            raise UnsupportedError(
+                f"{first.file.path} has {groups} groups of partitions, and its release of DeepSpeed, older than 0.5.0, "
+                "wrote nowhere which parameters are in which.",
+                "Load the checkpoint with that release, and save the model's state dict.",
+            )
+        pieces = first.stage == 3
+        sizes = [
+            first.masters[group].numel if pieces else sum(optim.masters[group].numel for optim in optims)
+            for group in range(groups)
+        ]
+        return zero_layout.split_shapes(shapes[0], sizes, len(optims), pieces)
+    raise CorruptError(
+        f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, and {first.file.path} has {groups} "
+        "groups of partitions."
+    )
 
 
-def complete(weights: Weights, model: ModelFile, read_model: ReadModel) -> None:
-    """Add to the trained parameters what lies in the model files: frozen parameters, buffers and ties.
+def complete(
+    weights: Weights, model: ModelFile, read_model: ReadModel, saved: Mapping[str, LazyTensor] | None = None
+) -> None:
+    """Add to the trained parameters what lies in the model files: frozen parameters, buffers and ties; and what only
+    expert files hold, of all that they hold, `saved`.
 
     Raises CorruptError for what is named there and cannot be found.
     """
-    sharded = weights.stage == 3
+    sharded, saved = weights.stage == 3, saved or {}
     weights.frozen = _frozen_pieces(model, weights.world, read_model) if sharded else _frozen_whole(model)
     module = model.module or {}
     for name in model.buffers or () if model.module is not None else ():
-        if name not in module:
+        if name in module:
+            weights.buffers[name] = module[name]
+        elif not saved or zero_layout.expert_of(name) is None:
             raise CorruptError(f"{model.file.path}: the buffer {name!r} is named, and is not in module.")
-        weights.buffers[name] = module[name]
-    weights.aliases = dict(model.shared)
+    # Tensors without elements all look tied to each other, having no address.
+    weights.aliases = {
+        alias: owner
+        for alias, owner in model.shared.items()
+        if sharded or alias not in module or module[alias].numel or owner not in module or module[owner].numel
+    }
     _note_extras(weights, model)
     known = {*weights.trainable, *weights.frozen, *weights.buffers, *weights.aliases}
     _rest(weights, model, {name: tensor for name, tensor in module.items() if name not in known}, sharded)
+    _add_experts(weights, model, saved)
     _check_aliases(weights, model)
 
 
-def _check_offload(optims: Sequence[OptimFile], shapes: Sequence[Mapping[str, Shape]], where: str) -> None:
-    expected = any(math.prod(shape) for group in shapes for shape in group.values())
-    if expected and all(master.numel == 0 for optim in optims for master in optim.masters):
+def _check_layout(
+    model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Mapping[str, Shape]], where: str
+) -> None:
+    """Raise UnsupportedError where the partitions are not where, or not what, all others are."""
+    if model.native or any(optim.native for optim in optims):
         raise UnsupportedError(
-            f"{where} holds no weights: its flat groups are empty, as when they were offloaded to NVMe, into files "
-            "that "
-            "only the training run can read.",
-            "Save with stage3_gather_16bit_weights_on_model_save, or without offloading to NVMe.",
+            f"{where} is an AutoEP checkpoint of ZeRO-3 whose experts are partitioned over fewer ranks than the other "
+            "parameters (partition-native), which is not supported.",
+            "Convert it to a universal checkpoint with DeepSpeed's ds_to_universal.py first.",
+        )
+    sharded = optims[0].stage == 3
+    missing = [
+        all(optim.masters[group].numel == 0 for optim in optims) and any(map(math.prod, named.values()))
+        for group, named in enumerate(shapes)
+    ]
+    if missing and (all(missing) or (sharded and any(missing))):
+        zero = optims[0].config.get("zero_optimization")
+        offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
+        device = offload.get("device") if isinstance(offload, dict) else None
+        raise UnsupportedError(
+            f"{where} does not hold the weights: {sum(missing)} of its {len(missing)} flat groups are empty, because "
+            f"they were offloaded to {'NVMe' if device in (None, 'nvme') else device}, into files that only the "
+            "training run can read.",
+            "Load it in the training run, and save without offloading to NVMe or with "
+            "stage3_gather_16bit_weights_on_model_save.",
         )
 
 
@@ -327,23 +467,94 @@ def _rest(weights: Weights, model: ModelFile, rest: Mapping[str, LazyTensor], sh
     """What the module holds and nothing else names.
 
     ZeRO-1 lists no frozen parameters, and no release lists empty ones: both lie whole in the module. Releases before
-    0.9.2 list no ties. Under ZeRO-3 the module holds placeholders: a name that is listed nowhere is lost.
+    0.9.2 list no ties. Under ZeRO-3 the module holds placeholders: a name that is listed nowhere is lost, unless it
+    shares the placeholder of another.
     """
     module = model.module or {}
-    seen = {same_bytes(module[name]): name for name in weights.trainable if name in module}
+    listed = [name for name in (*weights.trainable, *weights.frozen) if name in module]
+    owners: dict[Any, str] = {same_bytes(module[name]): name for name in listed if module[name].numel}
+    if sharded:
+        owners |= {("placeholder", model.storages.get(name)): name for name in listed if not module[name].numel}
     for name, tensor in rest.items():
-        if sharded and tensor.numel == 0 and len(tensor.shape) == 1:
+        key = same_bytes(tensor) if tensor.numel else ("placeholder", model.storages.get(name))
+        if key in owners:
+            weights.aliases[name] = owners[key]
+        elif sharded and _is_placeholder(tensor, model):
             weights.unaccounted.append(name)
-            continue
-        owner = seen.get(same_bytes(tensor)) if tensor.numel else None
-        if owner is not None:
-            weights.aliases[name] = owner
         elif model.buffers is None and tensor.dtype.kind != "f":
             weights.buffers[name] = tensor
         elif tensor.numel == 0:
             weights.trainable[name] = tensor
         else:
             weights.frozen[name] = tensor
+
+
+def _is_placeholder(tensor: LazyTensor, model: ModelFile) -> bool:
+    """Whether ZeRO-3 left this in the place of a parameter: nothing, or in old releases a single one."""
+    old = model.buffers is not None and (0,) < model.release() < (0, 6)
+    return len(tensor.shape) == 1 and (tensor.numel == 0 or (old and tensor.numel == 1))
+
+
+def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTensor]) -> None:
+    """Add what the expert files hold and the partitions do not: frozen experts and buffers of experts, and all experts
+    of ZeRO-0. Both name the same experts, and all of them."""
+    buffers = {(expert.layer, expert.rest) for expert in map(zero_layout.expert_of, model.buffers or ()) if expert}
+    parameters = weights.frozen if weights.stage != 0 else weights.trainable
+    parts: dict[str, dict[int, LazyTensor]] = {f"{layer.prefix}.{w}": {} for layer in model.fused for w in FUSED}
+    for name, tensor in saved.items():
+        whole_name, _, number = name.rpartition(".")
+        expert = zero_layout.expert_of(name)
+        if whole_name in parts and number.isdecimal():
+            parts[whole_name][int(number)] = tensor
+        elif name not in weights.trainable:
+            kind = weights.buffers if expert and (expert.layer, expert.rest) in buffers else parameters
+            kind.setdefault(name, tensor)
+        elif weights.trainable[name].shape != tensor.shape:
+            raise CorruptError(
+                f"{weights.where}: {name!r} has the shape {list(weights.trainable[name].shape)} in the partitions, and "
+                f"{list(tensor.shape)} in its expert file."
+            )
+    for name, held in parts.items():
+        if held and name not in weights.trainable:
+            shapes = {part.shape for part in held.values()}
+            if sorted(held) != list(range(len(held))) or len(shapes) != 1:
+                raise CorruptError(f"{weights.where}: the expert files hold the experts {sorted(held)} of {name!r}.")
+            parameters[name] = Concat(tuple(View(held[n], held[n].dtype, (1, *held[n].shape)) for n in sorted(held)))
+    for layer in model.fused:
+        for name in (f"{layer.prefix}.{w}" for w in FUSED):
+            whole = weights.trainable.get(name) or parameters.get(name)
+            found = whole.shape[0] if whole is not None and whole.shape else 0
+            if found != sum(map(len, layer.experts)):
+                raise CorruptError(
+                    f"{weights.where}: {name!r} holds {sum(map(len, layer.experts))} experts, and {found} are there.",
+                    "Copy the expert files (layer_*_expert_*_model_states.pt) beside the others.",
+                )
+    _check_experts(weights, saved)
+
+
+def _check_experts(weights: Weights, saved: Mapping[str, LazyTensor]) -> None:
+    """Raise CorruptError where a layer lacks an expert, or an expert something that the others have."""
+    held: dict[str, dict[str, set[int]]] = {}
+    for expert in filter(None, map(zero_layout.expert_of, weights.names())):
+        held.setdefault(expert.layer, {}).setdefault(expert.rest, set()).add(expert.number)
+    in_files = zero_layout.expert_numbers(saved)
+    for layer, parts in held.items():
+        named = f"{weights.where}: of the experts {layer.rstrip('.')}"
+        everything = set().union(*parts.values())
+        lacking = [(rest, everything - numbers) for rest, numbers in parts.items() if numbers != everything]
+        gaps = set(range(max(everything) + 1)) - everything
+        if gaps:
+            raise CorruptError(f"{named} {len(everything)} are there, and number {min(gaps)} is not.")
+        if lacking:
+            rest, numbers = lacking[0]
+            raise CorruptError(
+                f"{named} number {min(numbers)} has no {rest.lstrip('.')}, which others have.",
+                "Frozen experts lie in the expert files (layer_*_expert_*_model_states.pt): copy them beside the "
+                "others.",
+            )
+        if saved and in_files.get(layer, set()) != everything:
+            odd = ", ".join(map(str, sorted(everything - in_files.get(layer, set()))[:8]))
+            raise CorruptError(f"{named} the partitions hold {len(everything)}, and there is no expert file for {odd}.")
 
 
 def _check_aliases(weights: Weights, model: ModelFile) -> None:
@@ -357,6 +568,13 @@ def _check_aliases(weights: Weights, model: ModelFile) -> None:
             # The owner was left out when the checkpoint was saved, as a frozen parameter can be.
             if model.frozen is None and model.module is not None and owner not in model.module:
                 del weights.aliases[alias]
+                own_data = model.module.get(alias)
+                if own_data is not None and not (weights.stage == 3 and _is_placeholder(own_data, model)):
+                    weights.frozen[alias] = own_data
+                else:
+                    weights.warnings.append(
+                        f"{model.file.path}: {alias!r} is tied to {owner!r}, which was left out when this was saved."
+                    )
                 continue
             raise CorruptError(
                 f"{model.file.path}: {alias!r} is tied to {owner!r}, which is nowhere in the checkpoint."
@@ -374,27 +592,34 @@ def own(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _states(weights: Weights, cuts: Sequence[Sequence[_Cut]], optims: Sequence[OptimFile]) -> None:
-    """Every state cut as the weights are: what is as long as a partition is one, all else belongs to the group."""
+def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFile]) -> None:
+    """Every state cut as the weights are: what is as long as a partition is one, single values belong to the group."""
     first = optims[0]
-    for group, copies in enumerate(cuts):
-        if group >= len(first.states) or not first.states[group]:
+    for number, group in enumerate(groups):
+        if number >= len(first.states) or not first.states[number]:
             continue
-        partitioned = []
-        common = {}
-        for key, value in first.states[group].items():
-            if isinstance(value, LazyTensor) and value.shape and value.numel >= first.masters[group].numel:
-                partitioned.append(key)
-            else:
+        partitioned, common, odd = [], {}, []
+        for key, value in first.states[number].items():
+            if not isinstance(value, LazyTensor) or not value.shape:
                 common[key] = value
-        for cut in copies:
-            for name in cut.names.values():
-                weights.states[name] = own(common)
-            for key in partitioned:
-                parts = [_partition(optim, group, key, cut.pieces) for optim in optims]
-                for name, tensor in cut.apply(parts):
-                    weights.states[name][str(key)] = tensor
-    weights.groups = list(_param_groups(cuts, first))
+            elif value.numel >= first.masters[number].numel:
+                partitioned.append(key)
+            elif value.numel == 1:
+                common[key] = value
+            else:
+                odd.append(str(key))
+        for name in group.names:
+            weights.states[name] = own(common)
+        for key in partitioned:
+            parts = [_partition(optim, number, key, group.pieces) for optim in optims]
+            for name, tensor in group.apply(parts):
+                weights.states[name][str(key)] = tensor
+        if odd:
+            weights.warnings.append(
+                f"{first.file.path}: the optimizer's {', '.join(odd)} of group {number} belong to no single parameter, "
+                "and are left out of the optimizer states."
+            )
+    weights.groups = list(_param_groups(groups, first))
 
 
 def _partition(optim: OptimFile, group: int, key: Any, exact: bool) -> LazyTensor:
@@ -415,9 +640,9 @@ def _partition(optim: OptimFile, group: int, key: Any, exact: bool) -> LazyTenso
     return untagged(value)
 
 
-def _param_groups(cuts: Sequence[Sequence[_Cut]], first: OptimFile) -> Iterable[dict[str, Any]]:
+def _param_groups(groups: Sequence[_Group], first: OptimFile) -> Iterable[dict[str, Any]]:
     """The optimizer's param_groups; each lists its partitions by number, and now the parameters in them by name."""
-    names = [[name for cut in copies for name in cut.names.values()] for copies in cuts]
+    names = [group.names for group in groups]
     if not first.hyper:
         yield from ({"params": group} for group in names)
         return

@@ -9,14 +9,18 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsafeError, UsageError
 from ckptconv.storage import Entry, basename, dirname, join, listing, look, read_text
 from ckptconv.tensors import File
+from ckptconv.units import format_size
 
 LATEST = "latest"
 MAX_TAG = 4096
+
+# Beside a tag's files in most checkpoint directories; naming it means its directory.
+RECOVERY_SCRIPT = "zero_to_fp32.py"
 
 _KINDS = {
     "optim": re.compile(r"(?:bf16_)?(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_?optim_states\.pt"),
@@ -24,24 +28,36 @@ _KINDS = {
     "expert": re.compile(r"(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt"),
     "layer": re.compile(r"layer_(?P<layer>\d+)(?:-model_(?P<mp>\d+))?-model_states\.pt"),
 }
+_FIELDS = {"optim": "optim", "model": "model", "expert": "experts", "layer": "layers"}
+# What a file's numbers are called where two files have the same.
+_RANKS = {
+    "optim": "data-parallel rank {dp} of model-parallel rank {mp}",
+    "model": "data-parallel rank {dp} of model-parallel rank {mp}",
+    "expert": "expert {expert} of layer {layer} of model-parallel rank {mp}",
+    "layer": "layer {layer} of tensor-parallel rank {mp}",
+}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of one tag, by what they are.
+    """The files of one tag, by what they are, and the names of all others.
 
-    Ranks are (data-parallel, model-parallel), experts (layer, expert), layers (layer, model-parallel).
+    Ranks are (data-parallel, model-parallel), experts (layer, expert, model-parallel), layers (layer, tensor-parallel).
     """
 
     directory: str
     optim: Mapping[tuple[int, int], File] = field(default_factory=dict)
     model: Mapping[tuple[int, int], File] = field(default_factory=dict)
-    experts: Mapping[tuple[int, int], File] = field(default_factory=dict)
+    experts: Mapping[tuple[int, int, int], File] = field(default_factory=dict)
     layers: Mapping[tuple[int, int], File] = field(default_factory=dict)
     others: tuple[str, ...] = ()
 
-    def files(self) -> list[File]:
-        return [file for group in (self.optim, self.model, self.experts, self.layers) for file in group.values()]
+
+class Place(NamedTuple):
+    """The directory of a tag, and why it was taken where it is not the one that was given."""
+
+    directory: str
+    reason: str = ""
 
 
 def is_tag_directory(names: Mapping[str, Entry]) -> bool:
@@ -59,49 +75,83 @@ def is_rank_file(name: str) -> bool:
     return any(pattern.fullmatch(name) for pattern in _KINDS.values())
 
 
-def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> str:
-    """The tag directory that `path` means: itself, the one `tag` or `latest` names, or that of the file it is.
+def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> Place:
+    """The tag directory that `path` means: itself, the one `tag` or `latest` names, that of the file it is, or that of
+    the only checkpoint in it.
 
-    Raises UsageError where there is none, listing what there is; CorruptError where `latest` names none; UnsafeError
-    where it points outside.
+    Raises UsageError where there is none or several, listing what there is; CorruptError where `latest` names none;
+    UnsafeError where it points outside.
     """
     entry = look(path, options)
     if entry.kind == "missing":
         raise UsageError(f"{path} does not exist.")
     if entry.kind != "directory":
-        if is_rank_file(basename(path)) or basename(path) == LATEST:
-            path = dirname(path)
-        else:
+        if not is_rank_file(basename(path)) and basename(path) not in (LATEST, RECOVERY_SCRIPT):
             raise UsageError(
                 f"{path} is a file, and not one that DeepSpeed writes.", "Give the directory that holds `latest`."
             )
+        place = _locate_in(dirname(path), tag, options)
+        return place._replace(reason=place.reason or f"the directory of {basename(path)}")
+    return _locate_in(path, tag, options)
+
+
+def _locate_in(path: str, tag: str, options: dict[str, Any] | None) -> Place:
     names = listing(path, options)
-    if is_tag_directory(names) and (not tag or tag == basename(path)):
-        return path
-    tags = tags_in(path, names, options)
+    if is_tag_directory(names):
+        if tag not in ("", basename(path)):
+            raise UsageError(
+                f"{path} is itself the directory of a tag, and --tag asks for {tag!r}.",
+                "Give the directory that holds the tags, or leave --tag out.",
+            )
+        return Place(path)
     if tag:
         _check_tag(tag, "--tag", UsageError)
-        if tag not in tags:
-            raise UsageError(f"There is no tag {tag!r} with checkpoint files in {path}.", _offer(tag, tags))
-        return join(path, tag)
-    if LATEST in names:
-        where = join(path, LATEST)
-        named = read_text(where, MAX_TAG, options).strip()
-        _check_tag(named, where, UnsafeError)
-        if named not in tags:
-            raise CorruptError(
-                f"{where} names the tag {named!r}, and there is no directory of that name with checkpoint files "
-                "beside it.",
-                _offer(named, tags),
-            )
-        return join(path, named)
-    if tags:
+    tags = tags_in(path, names, options)
+    if tag in tags:
+        return Place(join(path, tag), "the tag that was asked for")
+    if not tags and LATEST not in names:
+        return _locate_below(path, names, tag, options)
+    if tag:
+        raise UsageError(f"There is no tag {tag!r} with checkpoint files in {path}.", _offer(tag, tags))
+    if LATEST not in names:
         raise UsageError(f"{path} has no file `latest` that says which tag to convert.", _offer("", tags))
+    where = join(path, LATEST)
+    named = read_text(where, MAX_TAG, options).strip()
+    _check_tag(named, where, UnsafeError)
+    if named not in tags:
+        raise CorruptError(
+            f"{where} names the tag {named!r}, and there is no directory of that name with checkpoint files beside it.",
+            _offer(named, tags),
+        )
+    return Place(join(path, named), "the tag that `latest` names")
+
+
+def _locate_below(path: str, names: Mapping[str, Entry], tag: str, options: dict[str, Any] | None) -> Place:
+    """A run's directory: the only checkpoint in it, or the only one that has the tag."""
+    below = [
+        name
+        for name, entry in names.items()
+        if entry.kind == "directory" and _holds_checkpoint(join(path, name), tag, options)
+    ]
+    if len(below) == 1:
+        place = _locate_in(join(path, below[0]), tag, options)
+        return place._replace(reason=f"{place.reason}, in the only checkpoint in {path}")
+    with_tag = f" with the tag {tag!r}" if tag else ""
+    if below:
+        raise UsageError(
+            f"{path} holds {len(below)} checkpoints{with_tag}, and is none itself.",
+            f"Give one of them: {_shortened(below)}.",
+        )
     raise UsageError(
-        f"{path} is not a DeepSpeed checkpoint: it has neither `latest` nor files named *_optim_states.pt or "
+        f"{path} is not a DeepSpeed checkpoint{with_tag}: it has neither `latest` nor files named *_optim_states.pt or "
         "*_model_states.pt, nor has a directory in it.",
         "Give the directory that was passed to save_checkpoint.",
     )
+
+
+def _holds_checkpoint(path: str, tag: str, options: dict[str, Any] | None) -> bool:
+    names = listing(path, options)
+    return tag in tags_in(path, names, options) if tag else LATEST in names
 
 
 def tags_in(path: str, names: Mapping[str, Entry], options: dict[str, Any] | None) -> list[str]:
@@ -123,16 +173,24 @@ def _check_tag(tag: str, where: str, kind: type[UsageError] | type[UnsafeError])
 def _offer(wanted: str, tags: list[str]) -> str:
     if not tags:
         return "There are no tags there."
-    numbered = sorted(tags, key=lambda tag: [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", tag)])
-    close = difflib.get_close_matches(wanted, numbered, n=1)
+    close = difflib.get_close_matches(wanted, _numbered(tags), n=1)
     first = f"Did you mean {close[0]!r}? " if close else ""
-    shown = numbered if len(numbered) <= 10 else [*numbered[:4], "…", *numbered[-4:]]
-    return f"{first}There are: {', '.join(shown)} (choose one with --tag)."
+    return f"{first}There are: {_shortened(tags)} (choose one with --tag)."
+
+
+def _shortened(names: list[str]) -> str:
+    """Names in the order of the numbers in them, the middle of a long list left out."""
+    numbered = _numbered(names)
+    return ", ".join(numbered if len(numbered) <= 10 else [*numbered[:4], "…", *numbered[-4:]])
+
+
+def _numbered(names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)])
 
 
 def files_of(directory: str, options: dict[str, Any] | None = None) -> Checkpoint:
     """Every file of a tag by what it is. Raises CorruptError where two files claim one rank."""
-    found: dict[str, dict[tuple[int, int], File]] = {kind: {} for kind in _KINDS}
+    found: dict[str, dict[tuple[int, ...], File]] = {kind: {} for kind in _KINDS}
     others = []
     for name, entry in listing(directory, options).items():
         kind, match = next(
@@ -142,15 +200,16 @@ def files_of(directory: str, options: dict[str, Any] | None = None) -> Checkpoin
             others.append(name)
             continue
         numbers = {key: int(value or 0) for key, value in match.groupdict().items()}
-        if kind in ("optim", "model"):
-            rank = numbers["dp"], numbers["mp"]
-        else:
-            rank = numbers["layer"], numbers["expert" if kind == "expert" else "mp"]
+        if kind == "expert" and match["layer"] is None:
+            numbers["layer"] = -1  # before 0.6.0 one file held an expert of every layer
+        rank = tuple(numbers.values())
         if rank in found[kind]:
+            other = found[kind][rank]
             raise CorruptError(
-                f"{directory}: {basename(found[kind][rank].path)} and {name} are both rank {rank[0]} of model-parallel "
-                f"rank {rank[1]}.",
+                f"{directory}: {basename(other.path)} ({format_size(other.size)}) and {name} "
+                f"({format_size(entry.file.size)}) are both {_RANKS[kind].format(**numbers)}.",
                 "Remove the one that belongs to another save.",
             )
         found[kind][rank] = entry.file
-    return Checkpoint(directory, found["optim"], found["model"], found["expert"], found["layer"], tuple(others))
+    kinds: dict[str, Any] = {_FIELDS[kind]: files for kind, files in found.items()}
+    return Checkpoint(directory, **kinds, others=tuple(others))

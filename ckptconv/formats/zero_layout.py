@@ -6,10 +6,9 @@ Sources: DeepSpeed's runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckptconv.tensors import Concat, LazyTensor, Narrow, Partitioned, Stored, View
@@ -75,32 +74,83 @@ def _shaped(flat: LazyTensor, shape: Shape) -> LazyTensor:
     return flat if flat.shape == shape else View(flat, flat.dtype, shape)
 
 
-def expert_names(names: Sequence[str], ep_rank: int) -> dict[str, str]:
-    """Names with local expert numbers → names with global ones, for the experts of `ep_rank`.
+def split_shapes(shapes: Mapping[str, Shape], sizes: Sequence[int], world: int, pieces: bool) -> list[dict[str, Shape]]:
+    """The parameters of one list by group, as many in each as fill its `sizes` elements; releases before 0.5.4 wrote
+    one list for all groups. With `pieces`, sizes count one rank's elements."""
+    groups: list[dict[str, Shape]] = []
+    rest = list(shapes.items())
+    for size in sizes:
+        groups.append({})
+        while rest:
+            name, shape = rest[0]
+            size -= -(-math.prod(shape) // world) if pieces else math.prod(shape)
+            if size < 0:
+                break
+            groups[-1][name] = shape
+            del rest[0]
+    if groups:
+        groups[-1].update(rest)
+    return groups
 
-    Every expert-parallel rank holds as many experts of a layer as there are local numbers.
-    """
-    matches = {name: _EXPERT.fullmatch(name) for name in names}
-    local: dict[str, set[int]] = {}
-    for match in matches.values():
-        if match:
-            local.setdefault(match[1], set()).add(int(match[2]))
-    return {
-        name: f"{match[1]}{ep_rank * len(local[match[1]]) + int(match[2])}{match[3]}" if match else name
-        for name, match in matches.items()
-    }
+
+# ---------------------------------------------------------------------------------------------------------- experts
 
 
-def expert_numbers(names: Sequence[str]) -> dict[str, set[int]]:
-    """The expert numbers that occur, by the prefix of their names: one prefix for every layer of experts."""
+class Expert(NamedTuple):
+    """What a parameter of an expert is called: `layer`, the expert's number, `rest`."""
+
+    layer: str
+    number: int
+    rest: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}{self.number}{self.rest}"
+
+
+def expert_of(name: str) -> Expert | None:
+    """The expert that a parameter belongs to by its name; None if to none."""
+    match = _EXPERT.fullmatch(name)
+    return Expert(match[1], int(match[2]), match[3]) if match else None
+
+
+def expert_numbers(names: Iterable[str]) -> dict[str, set[int]]:
+    """The numbers of experts that occur in names, by layer."""
     found: dict[str, set[int]] = {}
-    for match in filter(None, map(_EXPERT.fullmatch, names)):
-        found.setdefault(match[1], set()).add(int(match[2]))
+    for expert in filter(None, map(expert_of, names)):
+        found.setdefault(expert.layer, set()).add(expert.number)
     return found
 
 
-def ranks_of_group(world: int, partitions: int) -> list[list[int]]:
+def global_names(names: Iterable[str], ep_rank: int, local: Mapping[str, int]) -> dict[str, str]:
+    """Names with local expert numbers → names with global ones, for the experts of `ep_rank`.
+
+    `local` says how many experts of a layer every expert-parallel rank holds.
+    """
+    experts = {name: expert_of(name) for name in names}
+    return {
+        name: str(expert._replace(number=ep_rank * local[expert.layer] + expert.number)) if expert else name
+        for name, expert in experts.items()
+    }
+
+
+def ranks_of_group(world: int, partitions: int, data_first: bool = False) -> list[list[int]]:
     """The data-parallel ranks that hold one copy of a group each: [[0, 1, …]], or for experts one list for every
-    expert-parallel rank."""
+    expert-parallel rank. Those are neighbours, unless with `data_first` the ranks that share experts are."""
     copies = world // partitions
-    return [list(itertools.islice(range(world), copy, None, copies)) for copy in range(copies)]
+    if data_first:
+        return [list(range(copy * partitions, (copy + 1) * partitions)) for copy in range(copies)]
+    return [list(range(copy, world, copies)) for copy in range(copies)]
+
+
+def join_experts(parts: Sequence[LazyTensor], experts: Sequence[Sequence[int]]) -> LazyTensor:
+    """Fused experts in the order of their numbers: part r holds `experts[r]`, one after the other along dimension 0."""
+    places = {number: (rank, at) for rank, held in enumerate(experts) for at, number in enumerate(held)}
+    pieces: list[LazyTensor] = []
+    for number in range(len(places)):
+        rank, at = places[number]
+        last = pieces[-1] if pieces else None
+        if isinstance(last, Narrow) and last.tensor is parts[rank] and last.start + last.length == at:
+            pieces[-1] = Narrow(parts[rank], 0, last.start, last.length + 1)
+        else:
+            pieces.append(Narrow(parts[rank], 0, at, 1))
+    return Concat(tuple(pieces))

@@ -1,31 +1,46 @@
-"""Joining what model-parallel ranks hold: pipeline stages are united, tensor-parallel slices merged. Pure.
+"""Joining what model-parallel ranks hold: pipeline stages are united, tensor-parallel slices merged.
 
 Tensor parallelism: which way a parameter was cut is written nowhere but in `universal_checkpoint_info`, as patterns of
-names, where the training framework provides it. Source: DeepSpeed's checkpoint/ds_to_universal.py and constants.py.
+names, where the training framework provides it. Sources: DeepSpeed's runtime/pipe/module.py, checkpoint/affine.py,
+checkpoint/ds_to_universal.py and constants.py.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.tensors import Concat, LazyTensor, Narrow, View
+from ckptconv.tensors import DTYPES, Cast, Concat, Convert, Inline, LazyTensor, Narrow, View, contiguous_strides
 
 from .zero_assemble import Weights
 from .zero_layout import Shape
 
+_T = TypeVar("_T")
+
+PER_RANK = "Convert each rank for itself with --per-rank."
+
 # ------------------------------------------------------------------------------------------------ pipeline stages
+
+TIED = "tied_modules."
+# How much of a layer is compared with a tied module, in bytes.
+HEAD = 1 << 16
 
 
 def unite_stages(
-    stages: Sequence[Weights], layers: Mapping[int, Mapping[str, LazyTensor]], buffers: set[str]
+    stages: Sequence[Weights],
+    layers: Mapping[int, Mapping[str, LazyTensor]],
+    buffers: set[str],
+    head: Callable[[LazyTensor, int], bytes],
 ) -> Weights:
-    """The stages of a pipeline as one. `layers` is what the layer files hold, by layer; `buffers` the names of buffers.
+    """The stages of a pipeline as one. `layers` is what the layer files hold, by layer; `buffers` the names of buffers;
+    `head` reads the first bytes of a tensor.
 
-    A tied parameter is in several stages: the first is kept, and the others must be equal to it.
+    A tied parameter is in several stages: the first is kept, and the others must be equal to it. The layer files hold
+    every parameter again, in the model's dtype and by names relative to the layer: what no optimizer has is frozen.
     """
     whole = stages[0]
     for stage in stages[1:]:
@@ -38,29 +53,53 @@ def unite_stages(
             whole.states.setdefault(name, state)
         _unite_groups(whole.groups, stage.groups)
         whole.frozen.update(stage.frozen)
+        whole.buffers.update(stage.buffers)
         whole.aliases.update(stage.aliases)
+        whole.equal.extend(stage.equal)
         whole.unaccounted.extend(stage.unaccounted)
         whole.warnings.extend(stage.warnings)
-    known = {*whole.trainable, *whole.frozen, *whole.aliases}
+    tied = _tied_modules(whole.trainable)
+    rest = whole.frozen if whole.stage != 0 else whole.trainable
     for layer, tensors in sorted(layers.items()):
+        module = next((key for key, inside in tied.items() if _is_tied(tensors, inside, head)), None)
         for inner, tensor in tensors.items():
-            name = f"{layer}.{inner}"
+            name = f"{layer}.{inner}" if module is None else f"{TIED}{module}.{inner}"
             if name in buffers:
-                whole.buffers[name] = tensor
-            elif name not in known and not _is_tied(inner, tensor, whole.trainable):
-                whole.frozen[name] = tensor
+                whole.buffers.setdefault(name, tensor)
+            elif name not in whole.trainable and name not in whole.aliases:
+                rest.setdefault(name, tensor)
     missing = sorted(buffers - set(whole.buffers))
     if missing:
         raise CorruptError(f"{whole.where}: the buffers {', '.join(missing[:5])} are named, and are in no layer file.")
     return whole
 
 
-def _is_tied(inner: str, tensor: LazyTensor, trainable: Mapping[str, LazyTensor]) -> bool:
-    """Whether a layer's tensor is one that is kept among the tied modules, under the name of its key."""
-    return any(
-        name.startswith("tied_modules.") and name.split(".", 2)[-1] == inner and other.shape == tensor.shape
-        for name, other in trainable.items()
-    )
+def _tied_modules(trainable: Mapping[str, LazyTensor]) -> dict[str, dict[str, LazyTensor]]:
+    """Modules that several layers share: by key their parameters, by names relative to the module."""
+    found: dict[str, dict[str, LazyTensor]] = {}
+    for name, tensor in trainable.items():
+        if name.startswith(TIED):
+            key, _, inner = name[len(TIED) :].partition(".")
+            found.setdefault(key, {})[inner] = tensor
+    return found
+
+
+def _is_tied(
+    layer: Mapping[str, LazyTensor], module: Mapping[str, LazyTensor], head: Callable[[LazyTensor, int], bytes]
+) -> bool:
+    """Whether a layer is a tied module, whose parameters go by the module's name: it has them all, and they are its
+    master weights, rounded. No file says so."""
+    for inner, master in module.items():
+        tensor = layer.get(inner)
+        if tensor is None or tensor.shape != master.shape:
+            return False
+        if tensor.dtype.name == master.dtype.name:
+            rounded = master
+        else:
+            rounded = Convert(master, Cast(master.dtype.name, tensor.dtype.name), DTYPES[tensor.dtype.name])
+        if head(tensor, HEAD) != head(rounded, HEAD):
+            return False
+    return True
 
 
 def _unite_groups(groups: list[dict[str, Any]], more: Sequence[Mapping[str, Any]]) -> None:
@@ -72,33 +111,104 @@ def _unite_groups(groups: list[dict[str, Any]], more: Sequence[Mapping[str, Any]
             groups.append(dict(group))
 
 
+# -------------------------------------------------------------------------------------------- patterns of names
+
+_LONGEST_NAME = 512
+
+
+class Table(Generic[_T]):
+    """Values by patterns of names: regular expressions that match the beginning of a name.
+
+    Raises CorruptError for what is no pattern, UnsupportedError for one that could keep a matcher busy for ever.
+    """
+
+    def __init__(self, entries: Iterable[tuple[str, _T]], where: str) -> None:
+        self._where = where
+        self._exact: dict[str, _T] = {}
+        self._patterns: list[tuple[re.Pattern[str], _T]] = []
+        for pattern, value in entries:
+            # One pattern for every parameter is what AutoTP writes: thousands of them, all exact.
+            name = re.sub(r"\\(.)", r"\1", pattern[1:-1], flags=re.DOTALL)
+            if pattern == f"^{re.escape(name)}$":
+                self._exact.setdefault(name, value)
+            else:
+                self._patterns.append((_compiled(pattern, where), value))
+
+    def get(self, name: str) -> _T | None:
+        """The value of the first pattern that matches `name`."""
+        if name in self._exact:
+            return self._exact[name]
+        if self._patterns and len(name) > _LONGEST_NAME:
+            raise UnsupportedError(f"{self._where}: the name {name[:40]!r}… is too long to be matched with patterns.")
+        return next((value for pattern, value in self._patterns if pattern.match(name)), None)
+
+
+def _compiled(pattern: str, where: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise CorruptError(f"{where}: {pattern!r:.80} in universal_checkpoint_info is no pattern: {error}.") from error
+    # A repeated group can take a matcher longer than the age of the universe, and names need none.
+    if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > 4:
+        raise UnsupportedError(
+            f"{where}: the pattern {pattern!r:.80} in universal_checkpoint_info repeats groups, or repeats too much.",
+            PER_RANK,
+        )
+    return compiled
+
+
 # ------------------------------------------------------------------------------------------------ tensor parallel
+
+
+class Piece(NamedTuple):
+    """A part of a parameter: from index `start` of the whole, `length` of them, at `at` in the slice of `rank`."""
+
+    start: int
+    length: int
+    rank: int
+    at: int
+
+
+@dataclass(frozen=True)
+class PieceMap:
+    """Where a parameter's slices lie in it, along one dimension: `slices` are their shapes by rank."""
+
+    dim: int
+    shape: Shape
+    slices: tuple[Shape, ...]
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
 class SubParameters:
-    """Parameters that are several, joined along one dimension before they were cut: `sizes` are theirs there."""
+    """Parameters that are several, joined along `dim` before they were cut.
 
-    patterns: tuple[str, ...]
+    `shape` is how they are seen; -1 is whatever is left. `sizes` are theirs along `dim`, or their number; `widths` by
+    sub-parameter and rank what each rank has of them, None where all have the same.
+    """
+
     shape: Shape
     dim: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...] | int
+    widths: tuple[tuple[int, ...], ...] | None
 
 
 @dataclass(frozen=True)
 class Patterns:
-    """How parameters were cut for tensor parallelism: regular expressions that match the beginning of names."""
+    """How parameters were cut for tensor parallelism."""
 
-    replicated: tuple[str, ...]
-    averaged: tuple[str, ...]
-    rows: tuple[str, ...]
-    vocabulary: tuple[str, ...]
-    halves: tuple[str, ...]
-    sub_parameters: tuple[SubParameters, ...]
+    replicated: Table[bool]
+    averaged: Table[bool]
+    rows: Table[bool]
+    vocabulary: Table[bool]
+    halves: Table[bool]
+    sub_parameters: Table[SubParameters]
+    maps: Table[Any]
+    unsupported: Table[str]
     vocabulary_size: int | None
 
 
-_KEYS = {
+_LISTS = {
     "replicated": "tp_replicated_parameter_patterns",
     "averaged": "parameter_to_average_patterns",
     "rows": "parameter_with_row_parallelism_patterns",
@@ -109,129 +219,314 @@ _KEYS = {
 
 def read_patterns(info: Mapping[str, Any], where: str) -> Patterns:
     """What `universal_checkpoint_info` says. Raises CorruptError where that is not what DeepSpeed writes."""
-    named: dict[str, Any] = {}
-    for field, key in _KEYS.items():
+    tables: dict[str, Any] = {}
+    for name, key in _LISTS.items():
         values = info.get(key) or ()
         if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
             raise CorruptError(f"{where}: {key} in universal_checkpoint_info is not a list of patterns.")
-        named[field] = tuple(values)
+        tables[name] = Table(((value, True) for value in values), where)
     size = info.get("original_vocab_size")
-    if size is not None and type(size) is not int:
+    if size is not None and (type(size) is not int or size < 0):
         raise CorruptError(f"{where}: original_vocab_size in universal_checkpoint_info is not a number.")
     parts = info.get("parameter_with_sub_params") or ()
     if not isinstance(parts, (list, tuple)):
         raise CorruptError(f"{where}: parameter_with_sub_params in universal_checkpoint_info is not a list.")
-    named["sub_parameters"] = tuple(_sub_parameters(part, where) for part in parts)
-    patterns = Patterns(**named, vocabulary_size=size)
-    for pattern in (
-        *(p for field in _KEYS for p in named[field]),
-        *(p for s in patterns.sub_parameters for p in s.patterns),
-    ):
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise CorruptError(f"{where}: {pattern!r} in universal_checkpoint_info is no pattern: {error}.") from error
-        # A repeated group can take a matcher longer than the age of the universe, and names need none.
-        if re.search(r"\)[*+{]", pattern):
-            raise UnsupportedError(f"{where}: the pattern {pattern!r} in universal_checkpoint_info repeats a group.")
-    return patterns
+    widths = _dict(info, "sub_param_shard_widths", where)
+    maps = _dict(info, "affine_map", where)
+    if maps and maps.get("version", 1) != 1:
+        raise UnsupportedError(f"{where}: the affine_map in it is of a version that is not known.", PER_RANK)
+    return Patterns(
+        **tables,
+        sub_parameters=Table((entry for part in parts for entry in _sub_parameters(part, widths, where)), where),
+        maps=Table(_dict(maps, "params", where).items(), where),
+        unsupported=Table(
+            ((key, str(why)) for key, why in _dict(info, "autotp_unsupported_parameter_patterns", where).items()), where
+        ),
+        vocabulary_size=size,
+    )
 
 
-def _sub_parameters(part: Any, where: str) -> SubParameters:
+def _dict(info: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    value = info.get(key) or {}
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise CorruptError(f"{where}: {key} in universal_checkpoint_info is not a dict with names.")
+    return value
+
+
+def _sub_parameters(part: Any, widths: Mapping[str, Any], where: str) -> Iterator[tuple[str, SubParameters]]:
     """{patterns, shape, partition_dim}; a size in the shape that is a tuple lists what was joined there."""
     try:
-        patterns, shape, dim = part["patterns"], part["shape"], part["partition_dim"]
-        sizes = shape[dim] if isinstance(shape[dim], tuple) else (shape[dim],)
-        whole = tuple(sum(size) if isinstance(size, tuple) else int(size) for size in shape)
-        return SubParameters(tuple(map(str, patterns)), whole, int(dim), tuple(map(int, sizes)))
+        shape, dim = part["shape"], part["partition_dim"]
+        listed = isinstance(shape[dim], (tuple, list))
+        sizes = tuple(map(int, shape[dim])) if listed else int(shape[dim])
+        whole = tuple(sum(size) if isinstance(size, (tuple, list)) else int(size) for size in shape)
+        for pattern in part["patterns"]:
+            held = widths.get(pattern)
+            held = None if held is None else tuple(tuple(map(int, each)) for each in held)
+            yield str(pattern), SubParameters(whole, int(dim), sizes, held)
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise CorruptError(f"{where}: parameter_with_sub_params holds {part!r:.80}, which is no shape.") from error
 
 
 def merge_ranks(ranks: Sequence[Weights], patterns: Patterns) -> Weights:
     """The tensor-parallel ranks as one, every parameter and state joined as its name's pattern says."""
+    merger = _Merger(ranks, patterns)
+    merger.check_names()
     first = ranks[0]
-    for index, rank in enumerate(ranks):
-        if list(rank.trainable) != list(first.trainable):
-            odd = sorted(set(rank.trainable) ^ set(first.trainable))[:3]
-            raise CorruptError(
-                f"{first.where}: tensor-parallel ranks 0 and {index} do not hold the same parameters "
-                f"({', '.join(odd)}).",
-                "Convert each for itself with --per-rank.",
-            )
-    merged = Weights(first.where, first.stage, first.world, aliases=first.aliases, warnings=first.warnings)
-
-    def equal(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
-        merged.equal.extend((name, tensors[0], other) for other in tensors[1:])
-        return tensors[0]
-
-    for kind in ("buffers", "frozen", "trainable"):
-        for name in getattr(first, kind):
-            slices = [getattr(rank, kind).get(name) for rank in ranks]
-            if None in slices:
-                raise CorruptError(f"{first.where}: {name!r} is not on every tensor-parallel rank.")
-            joined = equal(name, slices) if kind == "buffers" else _join(name, slices, patterns, first.where, equal)
-            getattr(merged, kind)[name] = joined
-    for name, state in first.states.items():
-        shape = first.trainable[name].shape
-        merged.states[name] = {
-            key: _join(name, [rank.states[name][key] for rank in ranks], patterns, first.where, equal)
-            if isinstance(value, LazyTensor) and value.shape == shape and shape
-            else value
-            for key, value in state.items()
-        }
-    merged.groups = first.groups
-    merged.unaccounted = first.unaccounted
+    merged = merger.merged
+    # A rank that has none of an unevenly cut parameter may list it with the frozen ones.
+    names = dict.fromkeys(name for rank in ranks for name in rank.trainable)
+    for name in names:
+        merged.trainable[name] = merger.join(name, [_parameter(rank, name) for rank in ranks])
+    for name in first.frozen:
+        if name not in names:
+            merged.frozen[name] = merger.join(name, [_parameter(rank, name) for rank in ranks])
+    for name in first.buffers:
+        merged.buffers[name] = merger.equal(name, [rank.buffers[name] for rank in ranks])
+    for name in names:
+        merged.states[name] = dict(merger.states(name))
+    merged.states = {name: state for name, state in merged.states.items() if state}
+    merged.groups = [
+        {**group, "params": list(dict.fromkeys(name for rank in ranks for name in _members(rank.groups, index)))}
+        for index, group in enumerate(first.groups)
+    ]
     return merged
 
 
-def _join(
-    name: str,
-    slices: Sequence[LazyTensor],
-    patterns: Patterns,
-    where: str,
-    equal: Callable[[str, Sequence[LazyTensor]], LazyTensor],
-) -> LazyTensor:
-    sub = next((sub for sub in patterns.sub_parameters if _matches(sub.patterns, name)), None)
-    try:
-        if _matches(patterns.replicated, name):
-            joined = equal(name, slices)
-        elif _matches(patterns.averaged, name):
+def _parameter(rank: Weights, name: str) -> LazyTensor:
+    return rank.trainable[name] if name in rank.trainable else rank.frozen[name]
+
+
+def _members(groups: Sequence[Mapping[str, Any]], index: int) -> list[str]:
+    return groups[index]["params"] if index < len(groups) else []
+
+
+@dataclass
+class _Merger:
+    ranks: Sequence[Weights]
+    patterns: Patterns
+    merged: Weights = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = self.ranks[0]
+        self.merged = Weights(first.where, first.stage, first.world, aliases=first.aliases)
+        self.merged.unaccounted = list(dict.fromkeys(name for rank in self.ranks for name in rank.unaccounted))
+        self.merged.warnings = [warning for rank in self.ranks for warning in rank.warnings]
+        self.merged.equal = [pair for rank in self.ranks for pair in rank.equal]
+
+    @property
+    def where(self) -> str:
+        return self.merged.where
+
+    def check_names(self) -> None:
+        first = self.ranks[0]
+        for index, rank in enumerate(self.ranks):
+            for mine, other in (
+                ({*rank.trainable, *rank.frozen}, {*first.trainable, *first.frozen}),
+                (set(rank.buffers), set(first.buffers)),
+            ):
+                if mine != other:
+                    odd = sorted(mine ^ other)[:3]
+                    raise CorruptError(
+                        f"{self.where}: tensor-parallel ranks 0 and {index} do not hold the same names "
+                        f"({', '.join(odd)}).",
+                        PER_RANK,
+                    )
+
+    def equal(self, name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
+        """The first of tensors that must all be the same."""
+        self.merged.equal.extend((name, tensors[0], other) for other in tensors[1:])
+        return tensors[0]
+
+    def states(self, name: str) -> Iterator[tuple[str, Any]]:
+        """The joined optimizer states of a parameter."""
+        held = [(_parameter(rank, name), rank.states.get(name, {})) for rank in self.ranks]
+        fullest = max((state for _, state in held), key=len)
+        for key, value in fullest.items():
+            slices: list[Any] = [
+                # A rank that has none of the parameter has no state of it.
+                state.get(key, Inline(b"", value.dtype, tensor.shape) if _is_empty(tensor, value) else None)
+                for tensor, state in held
+            ]
+            if not all(
+                isinstance(part, LazyTensor) and part.shape == tensor.shape
+                for part, (tensor, _) in zip(slices, held, strict=True)
+            ):
+                yield key, value
+            elif any(tensor.shape for tensor, _ in held):
+                yield key, self.join(name, slices)
+            else:
+                yield key, self.equal(name, slices)
+
+    def join(self, name: str, slices: Sequence[LazyTensor]) -> LazyTensor:
+        """The slices of all ranks as one tensor."""
+        patterns = self.patterns
+        reason = patterns.unsupported.get(name)
+        if reason is not None:
+            raise UnsupportedError(f"{self.where}: how {name!r} was cut cannot be told: {reason}.", PER_RANK)
+        try:
+            placed = patterns.maps.get(name)
+            if placed is not None:
+                return self._join_pieces(name, slices, read_map(placed, len(slices)))
+            joined = self._join_as_named(name, slices)
+            if patterns.vocabulary.get(name) and patterns.vocabulary_size is not None and joined.shape:
+                joined = Narrow(joined, 0, 0, min(patterns.vocabulary_size, joined.shape[0]))
+        except (ValueError, IndexError) as error:
+            shapes = ", ".join(str(list(part.shape)) for part in slices)
+            raise CorruptError(
+                f"{self.where}: the slices of {name!r}, of shapes {shapes}, cannot be joined as "
+                f"universal_checkpoint_info says: {error}.",
+                PER_RANK,
+            ) from error
+        return joined
+
+    def _join_as_named(self, name: str, slices: Sequence[LazyTensor]) -> LazyTensor:
+        patterns = self.patterns
+        if patterns.replicated.get(name):
+            return self.equal(name, slices)
+        if patterns.averaged.get(name):
             raise UnsupportedError(
-                f"{where}: {name!r} is to be the average of its tensor-parallel ranks, which is not supported.",
-                "Convert each rank for itself with --per-rank.",
+                f"{self.where}: {name!r} is to be the average of its tensor-parallel ranks, which is not supported.",
+                PER_RANK,
             )
-        elif _matches(patterns.halves, name):
-            joined = _interleave(slices, 0, [slices[0].shape[0] // 2] * 2)
-        elif sub is not None:
-            shape = tuple(size // len(slices) if dim == sub.dim else size for dim, size in enumerate(sub.shape))
-            shaped = [View(part, part.dtype, shape) for part in slices]
-            joined = _interleave(shaped, sub.dim, [size // len(slices) for size in sub.sizes])
-        else:
-            joined = Concat(tuple(slices), 1 if _matches(patterns.rows, name) else 0)
-        if _matches(patterns.vocabulary, name) and patterns.vocabulary_size is not None:
-            joined = Narrow(joined, 0, 0, patterns.vocabulary_size)
-    except (ValueError, IndexError) as error:
-        shapes = ", ".join(str(list(part.shape)) for part in slices)
-        raise CorruptError(
-            f"{where}: the slices of {name!r}, of shapes {shapes}, cannot be joined as universal_checkpoint_info says: "
-            f"{error}.",
-            "Convert each rank for itself with --per-rank.",
-        ) from error
-    return joined
+        if patterns.halves.get(name):
+            return _interleave(slices, 0, [[part.shape[0] // 2 for part in slices]] * 2)
+        sub = patterns.sub_parameters.get(name)
+        if sub is not None:
+            return _join_sub_parameters(slices, sub)
+        if not slices[0].shape:
+            raise ValueError("a single value cannot have been cut, and it is not said to be replicated")
+        return Concat(tuple(slices), 1 if patterns.rows.get(name) else 0)
+
+    def _join_pieces(self, name: str, slices: Sequence[LazyTensor], placed: PieceMap) -> LazyTensor:
+        shaped = [_viewed(part, shape) for part, shape in zip(slices, placed.slices, strict=True)]
+        if not placed.shape:
+            return self.equal(name, shaped)
+        parts: list[tuple[Piece, LazyTensor]] = []
+        for piece in sorted(placed.pieces):
+            tensor = Narrow(shaped[piece.rank], placed.dim, piece.at, piece.length)
+            end = parts[-1][0].start + parts[-1][0].length if parts else 0
+            if piece.start == end:
+                parts.append((piece, tensor))
+            elif parts and piece[:2] == parts[-1][0][:2]:
+                self.equal(name, [parts[-1][1], tensor])
+            else:
+                raise ValueError(f"its pieces meet at {end}, and one begins at {piece.start}")
+        joined = Concat(tuple(tensor for _, tensor in parts), placed.dim) if parts else slices[0]
+        if joined.shape != placed.shape:
+            raise ValueError(f"its pieces make up {list(joined.shape)} of {list(placed.shape)}")
+        return joined
 
 
-def _interleave(slices: Sequence[LazyTensor], dim: int, sizes: Sequence[int]) -> LazyTensor:
-    """Every rank holds a part of each of several parameters: first all parts of the first, then of the second, …"""
-    if sum(sizes) != slices[0].shape[dim]:
-        raise ValueError(f"parts of {list(sizes)} do not make up {slices[0].shape[dim]}")
+def _is_empty(tensor: LazyTensor, state: Any) -> bool:
+    return tensor.numel == 0 and isinstance(state, LazyTensor) and bool(state.shape)
+
+
+def _viewed(tensor: LazyTensor, shape: Shape) -> LazyTensor:
+    return tensor if tensor.shape == shape else View(tensor, tensor.dtype, shape)
+
+
+def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> LazyTensor:
+    ranks, dim, sizes = len(slices), sub.dim, sub.sizes
+    if not 0 <= dim < len(sub.shape):
+        raise ValueError(f"there is no dimension {dim} of {list(sub.shape)}")
+    if isinstance(sizes, int):
+        # Before tuples were written this was the size of one, or the number of several of one size.
+        whole = sum(part.shape[dim] for part in slices) if len(slices[0].shape) > dim else sizes
+        if sizes < 1 or whole % sizes:
+            raise ValueError(f"{sizes} sub-parameters do not divide {whole}")
+        sizes = (whole,) if whole == sizes else (whole // sizes,) * sizes
+    widths = sub.widths
+    if widths is None:
+        uneven = [size for size in sizes if size % ranks]
+        if uneven:
+            raise ValueError(f"a sub-parameter of {uneven[0]} cannot have been cut for {ranks} ranks")
+        widths = tuple((size // ranks,) * ranks for size in sizes)
+    if len(widths) != len(sizes) or any(len(each) != ranks or min(each) < 0 for each in widths):
+        raise ValueError("sub_param_shard_widths does not tell what every rank has of every sub-parameter")
+    if any(sum(each) != size for each, size in zip(widths, sizes, strict=True)):
+        raise ValueError("sub_param_shard_widths does not make up the sub-parameters")
+    shape = list(sub.shape)
+    shape[dim] = sum(sizes)
+    open_dims = [index for index, size in enumerate(shape) if size < 0]
+    known = math.prod(size for size in shape if size >= 0)
+    total = sum(part.numel for part in slices)
+    if len(open_dims) > 1 or (open_dims and (not known or total % known)):
+        raise ValueError(f"{total} elements are not of the shape {shape}")
+    for index in open_dims:
+        shape[index] = total // known
+    shaped = [
+        _viewed(part, (*shape[:dim], sum(each[rank] for each in widths), *shape[dim + 1 :]))
+        for rank, part in enumerate(slices)
+    ]
+    return _interleave(shaped, dim, widths)
+
+
+def _interleave(slices: Sequence[LazyTensor], dim: int, widths: Sequence[Sequence[int]]) -> LazyTensor:
+    """Every rank holds a part of each of several parameters, `widths` by parameter and rank: first all parts of the
+    first, then of the second, …"""
+    for rank, part in enumerate(slices):
+        if sum(each[rank] for each in widths) != part.shape[dim]:
+            raise ValueError(f"parts of {[each[rank] for each in widths]} do not make up {part.shape[dim]}")
+    starts = [0] * len(slices)
     parts: list[LazyTensor] = []
-    start = 0
-    for size in sizes:
-        parts.extend(Narrow(part, dim, start, size) for part in slices)
-        start += size
+    for each in widths:
+        for rank, part in enumerate(slices):
+            parts.append(Narrow(part, dim, starts[rank], each[rank]))
+            starts[rank] += each[rank]
     return Concat(tuple(parts), dim)
 
 
-def _matches(patterns: Sequence[str], name: str) -> bool:
-    return any(re.match(pattern, name) for pattern in patterns)
+def read_map(described: Any, ranks: int) -> PieceMap:
+    """The blocks of an affine map as pieces along one dimension.
+
+    A block is a shape with an offset and strides (elements) in the parameter and in the slice. Raises ValueError for
+    what is no such map, UnsupportedError for blocks that do not lie beside each other along one dimension, or are
+    scaled.
+    """
+    try:
+        shape = _sizes(described["logical_shape"])
+        slices = tuple(_sizes(described["ranks"][rank]["shard_shape"]) for rank in range(ranks))
+        blocks = [
+            (rank, _sizes(block["shape"]), block["source"], block["dest"], block.get("scale", 1.0))
+            for rank in range(ranks)
+            for block in described["ranks"][rank]["pieces"]
+        ]
+        blocks = [block for block in blocks if math.prod(block[1])]
+        cut = {dim for _, size, *_ in blocks for dim in range(len(shape)) if size[dim] != shape[dim]}
+        cut |= {dim for each in slices for dim in range(len(shape)) if each[dim] != shape[dim]}
+        if len(cut) > 1 or any(scale != 1.0 for *_, scale in blocks):
+            raise UnsupportedError(
+                "A parameter of shape "
+                f"{list(shape)} was cut along several dimensions, or scaled, which is not supported.",
+                PER_RANK,
+            )
+        dim = min(cut, default=0)
+        pieces = []
+        for rank, size, source, dest, _ in blocks:
+            length = size[dim] if size else 1
+            start = _along(shape, size, dim, source)
+            pieces.append(Piece(start, length, rank, _along(slices[rank], size, dim, dest)))
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"its affine_map is malformed ({type(error).__name__})") from error
+    return PieceMap(dim, shape, slices, tuple(pieces))
+
+
+def _sizes(values: Any) -> Shape:
+    if not all(type(size) is int and 0 <= size < 1 << 62 for size in values):
+        raise TypeError("not a shape")
+    return tuple(values)
+
+
+def _along(shape: Shape, block: Shape, dim: int, place: Any) -> int:
+    """The index along `dim` of `shape` where a block begins that lies in it as rows do."""
+    offset, strides = int(place[0]), [int(stride) for stride in place[1]]
+    expected = contiguous_strides(shape)
+    if len(strides) != len(shape) or any(
+        size > 1 and stride != want for size, stride, want in zip(block, strides, expected, strict=True)
+    ):
+        raise UnsupportedError(f"A part of a parameter of shape {list(shape)} is spread out in it.", PER_RANK)
+    step = expected[dim] if shape else 1
+    if offset % step or (not shape and offset):
+        raise ValueError(f"a block begins at element {offset} of {list(shape)}")
+    return offset // step

@@ -5,17 +5,24 @@ Source: DeepSpeed's engine.py (_save_checkpoint, _save_zero_checkpoint) and the 
 
 from __future__ import annotations
 
+import re
+import struct
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from ckptconv import kernels
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.storage import basename
-from ckptconv.tensors import File, LazyTensor, untagged
+from ckptconv.storage import Readers, basename
+from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged
 from ckptconv.tree import Global, Opaque
 
+from .torch_container import TorchFile
 from .torch_file import fingerprint, read_torch
-from .torch_zip import TorchFile
 from .zero_layout import Shape
+
+# No training has more ranks than this.
+MAX_RANKS = 1 << 24
 
 
 class Fields:
@@ -84,15 +91,28 @@ def _kind(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
+class FusedExperts(NamedTuple):
+    """A layer of experts whose weights are one tensor each (AutoEP): `prefix`.w1 and so on.
+
+    `experts` are by expert-parallel rank the numbers of the experts that it holds, in the order in which it does.
+    """
+
+    prefix: str
+    experts: list[list[int]]
+
+
 @dataclass
 class ModelFile:
     """What a model file says; None where it is silent, as old releases were.
 
-    `extras` are entries of the module that are not tensors. `values` is everything, with what a client added.
+    `storages` tell which entries of the module shared memory. `extras` are its entries that are not tensors. `fused`
+    are the layers of fused experts, `native` says that ZeRO-3 has cut those for fewer ranks than there are. `values` is
+    everything, with what a client added, which may have taken the place of what DeepSpeed had put there.
     """
 
     file: File
     module: dict[str, LazyTensor] | None
+    storages: dict[str, Hashable]
     extras: list[str]
     buffers: list[str] | None
     shapes: list[dict[str, Shape]] | None
@@ -102,7 +122,18 @@ class ModelFile:
     config: dict[str, Any]
     version: str
     universal: dict[str, Any] | None
+    fused: list[FusedExperts]
+    native: bool
     values: dict[str, Any]
+
+    def number(self, key: str) -> int | None:
+        """A count under `key`, if there is one."""
+        value = self.values.get(key)
+        return value if type(value) is int and 0 < value < MAX_RANKS else None
+
+    def release(self) -> tuple[int, ...]:
+        """The release of DeepSpeed that wrote it; () where it does not say, as before 0.4.2."""
+        return _release(self.version)
 
 
 @dataclass
@@ -113,7 +144,8 @@ class OptimFile:
     partitions by group. `alignments` are the elements of padding behind each parameter of each group, `paddings` those
     at the end of this rank's partitions, `fragments` by group where parameters lie in this rank's partition (name →
     start and elements). `states` are by group the optimizer states as the file has them, `hyper` the param_groups,
-    `values` everything.
+    `values` everything. `native` says that its groups are cut for different numbers of ranks, as ZeRO-3 does with fused
+    experts.
     """
 
     file: File
@@ -127,8 +159,18 @@ class OptimFile:
     hyper: list[dict[str, Any]]
     shapes: list[dict[str, Shape]] | None
     config: dict[str, Any]
+    version: str
     universal: dict[str, Any] | None
+    native: bool
     values: dict[str, Any]
+
+    def count(self, group: int) -> int:
+        """How many ranks share a group; 0 where it does not say."""
+        return self.counts[group] if group < len(self.counts) else 0
+
+    def release(self) -> tuple[int, ...]:
+        """The release of DeepSpeed that wrote it; () where it does not say, as before 0.4.2."""
+        return _release(self.version)
 
     def common(self) -> dict[str, Any]:
         """What it says of the optimizer as a whole: everything but partitions and where they lie."""
@@ -169,24 +211,54 @@ class Reading:
         shapes = fields.get("param_shapes", (list, dict))
         frozen = fields.get("frozen_param_shapes", dict)
         module = fields.get("module", dict)
+        fused, native = _fused_experts(fields)
         return ModelFile(
             file=file,
             module=None if module is None else fields.named_tensors("module"),
+            storages={
+                name: tensor.facts.storage for name, tensor in (module or {}).items() if isinstance(tensor, Tagged)
+            },
             extras=[str(name) for name, value in (module or {}).items() if not isinstance(value, LazyTensor)],
             buffers=_strings(fields, "buffer_names"),
             shapes=_shape_list(fields, shapes),
             frozen=None if frozen is None else fields.shapes(frozen, "frozen_param_shapes"),
             fragments=fields.named_tensors("frozen_param_fragments"),
             shared=_aliases(fields),
-            config=fields.get("ds_config", dict, {}),
-            version=fields.get("ds_version", str, ""),
+            config=_if(dict, fields.values.get("ds_config"), {}),
+            version=_if(str, fields.values.get("ds_version"), ""),
             universal=fields.get("universal_checkpoint_info", dict),
+            fused=fused,
+            native=native,
             values=fields.values,
         )
 
-    def layer(self, file: File) -> dict[str, LazyTensor]:
-        """A pipeline layer's tensors, by names relative to the layer."""
-        return Fields({"layer": self.read(file).value}, file.path).named_tensors("layer")
+    def tensors(self, file: File) -> dict[str, LazyTensor]:
+        """The tensors of a file that holds nothing but them: a pipeline's layer, or an expert."""
+        return Fields({"tensors": self.read(file).value}, file.path).named_tensors("tensors")
+
+    def steps(self, state: dict[str, Any]) -> int | float | None:
+        """How many steps an optimizer had taken when it saved `state`, if it says so."""
+        step = state.get("step")
+        if isinstance(step, LazyTensor) and step.numel == 1 and step.dtype.name in _UNPACK:
+            stored = untagged(step)
+            if isinstance(stored, Stored):
+                (step,) = struct.unpack(_UNPACK[step.dtype.name], self.head(stored, step.nbytes))
+        return step if type(step) in (int, float) else None
+
+    def head(self, tensor: LazyTensor, limit: int) -> bytes:
+        """The first bytes of a tensor, `limit` at most."""
+        size = min(tensor.nbytes, limit)
+        data = memoryview(bytearray(size))
+        with Readers(self.options) as readers:
+            for move in tensor.moves(0, size):
+                packed = move.source
+                if move.file is not None and isinstance(packed, Runs):
+                    with readers.reading(move.file) as reader:
+                        packed = b"".join(reader.read_at(offset, packed.length) for offset in packed.offsets())
+                    self.bytes_read += len(packed)
+                assert isinstance(packed, bytes)
+                kernels.scatter(data, move.target, kernels.apply(move.kernels, packed)[0])
+        return bytes(data)
 
     def optim(self, file: File) -> OptimFile:
         top = Fields(self.read(file).value, file.path)
@@ -212,10 +284,52 @@ class Reading:
             states=states,
             hyper=hyper,
             shapes=_shape_list(top, top.get("param_shapes", (list, dict))),
-            config=top.get("ds_config", dict, {}),
+            config=_if(dict, top.values.get("ds_config"), {}),
+            version=_if(str, top.values.get("ds_version"), ""),
             universal=fields.get("universal_checkpoint_info", dict),
+            native=bool(fields.get("ds_zero_partition_groups", list)),
             values=fields.values,
         )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return tuple(map(int, match.groups())) if match else ()
+
+
+_UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
+
+
+def _if(kind: type, value: Any, default: Any) -> Any:
+    """What a client may have replaced (the configuration can be a path), and no element depends on."""
+    return value if isinstance(value, kind) else default
+
+
+def _fused_experts(fields: Fields) -> tuple[list[FusedExperts], bool]:
+    """The layers of fused experts, and whether they are cut for other numbers of ranks than the other parameters."""
+    found = []
+    layers = fields.get("ds_autoep_layers", list) or fields.get("autoep_layers", list, [])
+    for layer in layers:
+        inner = Fields(layer, fields.where, "ds_autoep_layers")
+        prefix, total = inner.get("expert_key_prefix", str), inner.get("num_experts", int, 0)
+        ranks, local = inner.get("ep_size", int, 0), inner.get("num_local_experts", int, 0)
+        placement = inner.get("expert_placement", dict)
+        experts: list[list[int]] = []
+        if placement is not None:
+            entries = Fields(placement, fields.where, "expert_placement").get("ranks", list, [])
+            by_rank = [Fields(entry, fields.where, "expert_placement") for entry in entries]
+            by_rank.sort(key=lambda entry: entry.get("rank", int, 0))
+            experts = [entry.get("experts", list, []) for entry in by_rank]
+        elif 0 < ranks <= total < 1 << 20 and ranks * local == total:
+            experts = [list(range(rank * local, (rank + 1) * local)) for rank in range(ranks)]
+        numbers = [number for held in experts for number in held if type(number) is int]
+        if prefix is None or not numbers or len(numbers) != total or sorted(numbers) != list(range(len(numbers))):
+            raise CorruptError(
+                f"{fields.where}: ds_autoep_layers says of {prefix!r} that {total} experts are spread over {ranks} "
+                f"ranks, {local} on each, and names {len(numbers)} of them."
+            )
+        found.append(FusedExperts(prefix, experts))
+    return found, any(layer.get("checkpoint_format") == "zero3_partitioned" for layer in layers)
 
 
 def _list(fields: Fields, key: str) -> list[Any]:
@@ -231,7 +345,10 @@ def _sizes(fields: Fields, key: str, values: Any) -> list[int]:
 
 def _partition_counts(fields: Fields) -> list[int]:
     counts = fields.get("partition_count", (int, list), 0)
-    return _sizes(fields, "partition_count", counts if isinstance(counts, list) else [counts])
+    counts = _sizes(fields, "partition_count", counts if isinstance(counts, list) else [counts])
+    if max(counts, default=0) > MAX_RANKS:
+        raise CorruptError(f"{fields.where}: partition_count is {max(counts)}, more ranks than there ever were.")
+    return counts
 
 
 def _fragments(group: Any) -> dict[str, tuple[int, int]]:
