@@ -21,6 +21,7 @@ from .errors import CkptconvError, FailedError, StoppedError, UsageError
 if TYPE_CHECKING:
     from .report import Output
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 DtypeName = Literal["float32", "bfloat16", "float16", "keep"]
 TiedChoice = Literal["alias", "duplicate"]
 
@@ -234,13 +235,14 @@ def _storage_options(text: str) -> dict[str, Any]:
     return value
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise StoppedError("Stopped by SIGTERM. Nothing was put under a final name.", exit_code=143)
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    name = signal.Signals(number).name
+    raise StoppedError(f"Stopped by {name}. Nothing was put under a final name.", exit_code=128 + number)
 
 
 def _ignore_signals() -> None:
     """From here on the work is finished, and the exit code says so: 143 means that nothing new is there."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -268,7 +270,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     """Run a command; its exit code. Whatever goes wrong becomes one paragraph."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in STOPPING:
+        # Whoever started this may have had it ignore a signal, as the shell does with jobs in the background.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
     if not arguments:
         app(["--help"], standalone_mode=False, prog_name="ckptconv")
         return UsageError.exit_code
@@ -293,8 +298,6 @@ def _failure(error: BaseException) -> CkptconvError | None:
         asked = error.ctx.command_path if error.ctx else "ckptconv"
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         return UsageError(f"{message.removesuffix('.')}.", f"See {asked} --help.")
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return StoppedError("Stopped by SIGINT. Nothing was put under a final name.")
     if isinstance(error, MemoryError):
         return FailedError(
             "There is not enough memory. Nothing was put under a final name.", "Lower --memory or --jobs."

@@ -290,10 +290,15 @@ def _in_threads(queue: Iterator[Window | Tile], workers: list[_Worker], progress
         try:
             for thread in threads:
                 thread.start()
+        except RuntimeError:
+            # No room for another: those that run do the work, or else this one.
+            if threads[0].ident is None:
+                work(workers[0])
         finally:
             threading.stack_size(usual)
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
     except BaseException:
         # A signal: let every thread finish the piece at hand before the staging area is removed under it.
         stop.set()

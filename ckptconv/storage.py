@@ -401,8 +401,13 @@ class Syncing:
     def add(self, step: Callable[[], None]) -> None:
         """Have `step` taken when those before it are done."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no room for a thread
+                step()
+                return
+            self._thread = thread
         self._waiting.put(step)
 
     def finish(self) -> None:

@@ -1,0 +1,565 @@
+"""What a conversion is as a process: its memory, its signals, what it reads and imports, and what it says where."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import pty
+import random
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ckptconv, ckptconv_here
+from safetensors.torch import load_file
+
+from ckptconv import storage
+
+MIB = 1 << 20
+RUN = "import sys; from ckptconv.cli import main; main(sys.argv[1:])"
+# Sets a limit of its own before it begins.
+LIMITED = "import resource; resource.setrlimit(resource.{}, ({limit}, {limit}))\n" + RUN
+# Takes its time, so that something can happen meanwhile; "!" on stdout says that writing has begun.
+SLOWLY = """
+import os, sys, threading, time
+from ckptconv import cli, report, storage
+report.INTERVAL = 0.1
+begun = threading.Lock()
+write_at = storage.LocalWriter.write_at
+def slowly(self, offset, data):
+    write_at(self, offset, data)
+    if begun.acquire(blocking=False):
+        os.write(1, b"!")
+    time.sleep(0.02)
+storage.LocalWriter.write_at = slowly
+cli.main(sys.argv[1:])
+"""
+# Goes on when its stdin ends.
+HELD = SLOWLY.replace("time.sleep(0.02)", "os.read(0, 1)")
+
+
+def _import_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "make_example_of_processes", Path(__file__).parents[1] / "scripts" / "make_example.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+make_example = _import_script()
+EXAMPLE = make_example.Example(params=25_000_000, ranks=4, stage=3)
+
+
+@pytest.fixture(scope="module")
+def zero3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ZeRO-3 checkpoint of 300 MB."""
+    directory = tmp_path_factory.mktemp("zero3")
+    make_example.write(EXAMPLE, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 300 MB."""
+    path = tmp_path_factory.mktemp("model") / "model.pt"
+    make_example.write_model(path, 300_000_000)
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 30 MB, in 40 windows."""
+    path = tmp_path_factory.mktemp("small") / "model.pt"
+    torch.save({f"layer{n}.weight": torch.full((750, 1000), float(n)) for n in range(10)}, path)
+    return path
+
+
+def is_small(output: Path) -> bool:
+    tensors = load_file(output)
+    return len(tensors) == 10 and all(
+        tensor.shape == (750, 1000) and bool((tensor == float(name[5])).all()) for name, tensor in tensors.items()
+    )
+
+
+def python(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """A process that runs `code`."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, text=True, **options)
+
+
+def ended(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout)
+    assert "Traceback" not in (err or ""), err
+    assert "mistake in ckptconv" not in (err or ""), err
+    return process.returncode, out, err
+
+
+def writing(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+    """`process`, which goes about it SLOWLY, as soon as it has written something."""
+    assert process.stdout is not None
+    assert process.stdout.read(1) == "!"
+    return process
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+def high_water(process: subprocess.Popen[str]) -> int:
+    """The most memory that `process` holds until it ends, as the system sees it."""
+    peak = 0
+    while process.poll() is None:
+        with contextlib.suppress(OSError, StopIteration), open(f"/proc/{process.pid}/status") as status:
+            line = next(line for line in status if line.startswith("VmHWM"))
+            peak = max(peak, int(line.split()[1]) * 1024)
+        time.sleep(0.002)
+    return peak
+
+
+ZERO_TO_ONE_FILE = ("zero-to-fp32", "zero3", "out.safetensors")
+ZERO_TO_SHARDS = ("zero-to-fp32", "zero3", "out", "--max-shard-size", "20MB")
+MODEL_TO_ONE_FILE = ("pt2safetensors", "model", "out.safetensors")
+MODEL_TO_SHARDS = ("pt2safetensors", "model", "out", "--max-shard-size", "50MB")
+MODEL_CAST = ("pt2safetensors", "model", "out.safetensors", "--dtype", "float16")
+LARGE = [ZERO_TO_ONE_FILE, ZERO_TO_SHARDS, MODEL_TO_ONE_FILE, MODEL_TO_SHARDS, MODEL_CAST]
+
+
+def filled_in(request: pytest.FixtureRequest, tmp_path: Path, task: Sequence[str]) -> list[str]:
+    """`task` with the input's fixture made, and the output put into `tmp_path`."""
+    command, source, output, *options = task
+    return [command, str(request.getfixturevalue(source)), str(tmp_path / output), *options]
+
+
+@pytest.mark.parametrize("task", LARGE, ids=" ".join)
+def test_memory_stays_below_64_mib_whatever_the_size_and_128_are_enough_for_all_it_asks_for(
+    task: Sequence[str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    limited = LIMITED.format("RLIMIT_DATA", limit=128 * MIB)
+    process = python(limited, *filled_in(request, tmp_path, task), "--json")
+    seen = high_water(process)
+    code, out, err = ended(process)
+    assert code == 0, err
+    claimed = json.loads(out)["peak_rss_bytes"]
+    assert 20 * MIB < claimed < 64 * MIB
+    assert 20 * MIB < seen < 64 * MIB
+    assert seen <= claimed + 2 * MIB
+    output = Path(json.loads(out)["outputs"][0]["path"])
+    if task[1] == "zero3":
+        assert make_example.differences(EXAMPLE, tmp_path / task[2]) == []
+    elif task is MODEL_TO_ONE_FILE:
+        expected = torch.load(request.getfixturevalue("model"), mmap=True)
+        for name, tensor in load_file(output).items():
+            assert torch.equal(tensor, expected[name])
+
+
+@pytest.mark.parametrize("memory", ["1MiB", "64MiB"])
+def test_memory_is_bounded_for_any_number_of_threads(memory: str, small: Path, tmp_path: Path) -> None:
+    options = ["--jobs", 32, "--memory", memory, "--json"]
+    report = ckptconv("pt2safetensors", small, tmp_path / "out.safetensors", *options).json
+    assert report["peak_rss_bytes"] < 64 * MIB + (0 if memory == "1MiB" else 64 * MIB)
+    assert is_small(tmp_path / "out.safetensors")
+
+
+def test_too_little_memory_ends_in_a_paragraph(small: Path, tmp_path: Path) -> None:
+    """Everything is imported and has run once; then there is no room for the buffers."""
+    code = """
+import resource, sys
+from ckptconv import cli
+try:
+    cli.main(["pt2safetensors", sys.argv[2], "-q", "--dry-run"])
+except SystemExit as ended:
+    assert ended.code == 0
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[5]) * 4096
+resource.setrlimit(resource.RLIMIT_DATA, (used + (512 << 10), used + (512 << 10)))
+cli.main(sys.argv[1:])
+"""
+    options = [tmp_path / "out.safetensors", "--memory", "4GiB", "--jobs", 1]
+    found, _, err = ended(python(code, "pt2safetensors", small, *options))
+    assert found == 1
+    assert err.startswith("ckptconv: There is not enough memory.")
+    assert len(err.splitlines()) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_room_for_threads_it_works_in_one(small: Path, tmp_path: Path) -> None:
+    code = "import threading\ndef start(self): raise RuntimeError\nthreading.Thread.start = start\n" + RUN
+    found, _, err = ended(python(code, "pt2safetensors", small, tmp_path / "out.safetensors", "--jobs", 4))
+    assert found == 0, err
+    assert is_small(tmp_path / "out.safetensors")
+
+
+# ----------------------------------------------------------------------------------------------- what is not touched
+
+IMPORTED = """
+import json, sys
+from ckptconv.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def imported(*arguments: object) -> set[str]:
+    code, _, err = ended(python(IMPORTED, *arguments))
+    assert code == 0, err
+    return set(json.loads(err.splitlines()[-1]))
+
+
+def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
+    zero3: Path, small: Path, tmp_path: Path
+) -> None:
+    heavy = {"torch", "numpy", "safetensors", "fsspec", "rich", "tqdm", "asyncio", "multiprocessing", "pickle"}
+    heavy |= {"concurrent.futures", "logging", "ssl"}
+    output = tmp_path / "out.safetensors"
+    for command in (
+        ["--version"],
+        ["--help"],
+        ["pt2safetensors", "--help"],
+        ["inspect", small],
+        ["inspect", zero3],
+        ["pt2safetensors", small, output],
+        ["pt2safetensors", small, output, "--json", "--strip-prefix", "layer"],
+        ["zero-to-fp32", zero3, tmp_path / "shards", "--max-shard-size", "50MB"],
+    ):
+        assert not imported(*command) & heavy, command
+    assert not {"ckptconv.convert", "ckptconv.formats", "pydantic"} & imported("--help")
+
+
+def test_casts_import_numpy_and_still_not_torch(small: Path, tmp_path: Path) -> None:
+    modules = imported("pt2safetensors", small, tmp_path / "out.safetensors", "--dtype", "bfloat16")
+    assert "numpy" in modules
+    assert "torch" not in modules
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int]]]:
+    """Every interval that is read of a local file, by name."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    read_at, fill = storage.LocalReader.read_at, storage.LocalReader.fill
+
+    def traced_read_at(self: storage.LocalReader, offset: int, length: int) -> bytes:
+        found.setdefault(self.file.path, []).append((offset, offset + length))
+        return read_at(self, offset, length)
+
+    def traced_fill(self: storage.LocalReader, offset: int, buffers: Sequence[memoryview]) -> None:
+        found.setdefault(self.file.path, []).append((offset, offset + sum(map(len, buffers))))
+        fill(self, offset, buffers)
+
+    monkeypatch.setattr(storage.LocalReader, "read_at", traced_read_at)
+    monkeypatch.setattr(storage.LocalReader, "fill", traced_fill)
+    return found
+
+
+def where_it_lies(tensor: torch.Tensor, content: bytes) -> tuple[int, int]:
+    """The interval of a file that holds the bytes of `tensor`."""
+    data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    start = content.find(data)
+    assert start > 0
+    assert content.find(data, start + 1) < 0
+    return start, start + len(data)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_no_byte_of_an_optimizer_state_is_read(
+    stage: int, tmp_path: Path, reads: dict[str, list[tuple[int, int]]]
+) -> None:
+    example = make_example.Example(params=400_000, ranks=2, stage=stage)
+    make_example.write(example, tmp_path / "run")
+    run = ckptconv_here("zero-to-fp32", tmp_path / "run", tmp_path / "out.safetensors")
+    assert run.code == 0, run.err
+    assert make_example.differences(example, tmp_path / "out.safetensors") == []
+    moments = 0
+    for path in tmp_path.rglob("*optim_states.pt"):
+        content = path.read_bytes()
+        with make_example.stand_ins():
+            state = torch.load(path, weights_only=False)["optimizer_state_dict"]
+        inner = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
+        for values in inner["state"].values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                start, stop = where_it_lies(values[name], content)
+                moments += stop - start
+                assert not [at for at in reads[str(path)] if at[0] < stop and at[1] > start]
+    assert moments > 2 * 4 * 390_000
+
+
+def test_a_part_of_a_large_file_costs_what_it_weighs(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.safetensors"
+    report = ckptconv("pt2safetensors", model, output, "--include", "*.h.3.*", "--json").json
+    size = sum(tensor.nbytes for tensor in load_file(output).values())
+    assert size > 5_000_000
+    assert size < report["bytes_read"] < size + 200_000
+
+
+# ------------------------------------------------------------------------------------------------------ interruption
+
+OUTPUTS = ["out.safetensors", "out"]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_with_nothing_left(
+    number: signal.Signals, code: int, output: str, small: Path, tmp_path: Path
+) -> None:
+    for jobs in (1, 4):
+        process = writing(python(SLOWLY, "pt2safetensors", small, tmp_path / output, "--jobs", jobs))
+        process.send_signal(number)
+        begun = time.monotonic()
+        found, out, err = ended(process)
+        assert time.monotonic() - begun < 5
+        assert found == code
+        assert not out
+        assert err.splitlines()[-1] == f"ckptconv: Stopped by {number.name}. Nothing was put under a final name."
+        assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_signal_leaves_the_old_output_as_it_was(output: str, small: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.pt"
+    torch.save({"old": torch.ones(3)}, old)
+    assert ckptconv_here("pt2safetensors", old, tmp_path / output).code == 0
+    before = sorted(tmp_path.rglob("*"))
+    process = writing(python(SLOWLY, "pt2safetensors", small, tmp_path / output, "--max-shard-size", "50MB"))
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 143
+    assert sorted(tmp_path.rglob("*")) == before
+    stored = tmp_path / output
+    assert list(load_file(stored / "model.safetensors" if stored.is_dir() else stored)) == ["old"]
+
+
+def test_with_json_an_interruption_is_one_object_too(small: Path, tmp_path: Path) -> None:
+    process = writing(python(SLOWLY, "pt2safetensors", small, tmp_path / "out", "--json"))
+    process.send_signal(signal.SIGINT)
+    code, out, _ = ended(process)
+    error = json.loads(out)["error"]
+    assert code == error["exit_code"] == 130
+    assert error["kind"] == "interrupted"
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_signal_at_any_time_leaves_all_or_nothing_and_the_code_says_which(
+    output: str, small: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(0)
+    begun = time.monotonic()
+    assert ckptconv("pt2safetensors", small, tmp_path / output, "--dry-run").code == 0
+    usual = time.monotonic() - begun
+    for attempt in range(10):
+        directory = tmp_path / str(attempt)
+        directory.mkdir()
+        command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(small), str(directory / output)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(usual * chance.uniform(0.3, 2))
+        process.terminate()
+        code, _, err = ended(process)
+        if code == 0:
+            stored = directory / output
+            assert is_small(stored / "model.safetensors" if stored.is_dir() else stored)
+        else:
+            # Python itself is ended before it can say a word.
+            assert code in (143, -signal.SIGTERM), err
+            assert os.listdir(directory) == []
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("same", [True, False], ids=["the same again", "something else"])
+def test_a_kill_leaves_no_output_and_the_next_run_succeeds_and_cleans_up(
+    output: str, same: bool, small: Path, tmp_path: Path
+) -> None:
+    process = writing(python(SLOWLY, "pt2safetensors", small, tmp_path / output))
+    process.kill()
+    process.communicate()
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert left
+    assert all(".ckptconv-" in str(path.relative_to(tmp_path)) for path in left)
+    options = [] if same else ["--exclude", "layer0.*"]
+    assert ckptconv_here("pt2safetensors", small, tmp_path / output, *options).code == 0
+    stored = tmp_path / output
+    found = load_file(stored / "model.safetensors" if stored.is_dir() else stored)
+    assert len(found) == (10 if same else 9)
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert names <= {"out.safetensors", "model.safetensors", "ckptconv.structure.json"}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_of_two_at_once_one_is_told_to_wait_and_the_other_is_not_disturbed(
+    output: str, small: Path, tmp_path: Path
+) -> None:
+    first = writing(python(HELD, "pt2safetensors", small, tmp_path / output, stdin=subprocess.PIPE))
+    second = ckptconv("pt2safetensors", small, tmp_path / output)
+    assert second.code == 1
+    assert "another process" in second.err
+    assert ended(first)[0] == 0
+    stored = tmp_path / output
+    assert is_small(stored / "model.safetensors" if stored.is_dir() else stored)
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_limit_on_the_size_of_files_ends_in_a_paragraph(output: str, small: Path, tmp_path: Path) -> None:
+    limited = LIMITED.format("RLIMIT_FSIZE", limit=MIB)
+    code, out, err = ended(python(limited, "pt2safetensors", small, tmp_path / output))
+    assert code == 1
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert "ulimit -f" in err
+    assert os.listdir(tmp_path) == []
+    code, _, err = ended(python(limited, "pt2safetensors", small, tmp_path / "shards", "--max-shard-size", "500kB"))
+    assert code == 1
+
+
+# ------------------------------------------------------------------------------------------------- what is said where
+
+
+def test_long_runs_say_how_far_they_are_on_stderr(small: Path, tmp_path: Path) -> None:
+    process = writing(python(SLOWLY, "pt2safetensors", small, tmp_path / "out.safetensors", "--jobs", 1))
+    code, out, err = ended(process)
+    assert code == 0
+    assert out.startswith("wrote ")
+    lines = err.splitlines()
+    assert len(lines) > 3
+    done = []
+    for line in lines:
+        assert line.startswith("ckptconv: ")
+        assert " of 30.0 MB at " in line
+        assert line.endswith(" s left")
+        done.append(int(line.split()[1].rstrip("%,")))
+    assert done == sorted(done)
+    assert done[-1] <= 100
+
+
+@pytest.mark.parametrize("option", ["-q", "--quiet", "--no-progress"])
+def test_progress_can_be_had_off(option: str, small: Path, tmp_path: Path) -> None:
+    process = writing(python(SLOWLY, "pt2safetensors", small, tmp_path / "out.safetensors", option))
+    code, out, err = ended(process)
+    assert code == 0
+    assert not err
+    assert bool(out) == (option == "--no-progress")
+
+
+def test_short_runs_say_nothing_on_stderr(small: Path, tmp_path: Path) -> None:
+    run = ckptconv("pt2safetensors", small, tmp_path / "out.safetensors")
+    assert run.code == 0
+    assert not run.err
+    assert len(run.out.splitlines()) == 3
+
+
+def on_a_terminal(code: str, *arguments: object) -> tuple[int, str, str]:
+    """Run `code` with a terminal as its stderr: exit code, stdout, and what the terminal was sent."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    process = python(code, *arguments, stderr=slave)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(master, 1 << 16):
+            shown += data
+    os.close(master)
+    out, _ = process.communicate(timeout=60)
+    return process.returncode, out, shown.decode()
+
+
+def test_on_a_terminal_there_is_a_bar_that_goes_away(small: Path, tmp_path: Path) -> None:
+    code, out, shown = on_a_terminal(SLOWLY, "pt2safetensors", small, tmp_path / "out.safetensors")
+    assert code == 0
+    assert out.lstrip("!").startswith("wrote ")
+    assert "%|" in shown
+    assert "B/s" in shown
+    assert "/30.0M" in shown
+    # The last thing it shows is an empty line.
+    assert not shown.rstrip("\r").rpartition("\r")[2].strip()
+
+
+def test_on_a_terminal_quiet_is_quiet_too(small: Path, tmp_path: Path) -> None:
+    assert on_a_terminal(SLOWLY, "pt2safetensors", small, tmp_path / "out.safetensors", "-q") == (0, "!", "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "redirection", ["| true", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"]
+)
+@pytest.mark.parametrize("json_", ["", "--json"])
+def test_whatever_becomes_of_the_report_0_means_that_the_output_is_there(
+    redirection: str, unbuffered: str, json_: str, tmp_path: Path
+) -> None:
+    torch.save({"a": torch.ones(3)}, tmp_path / "model.pt")
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = f"set -o pipefail; {sys.executable} -m ckptconv pt2safetensors {json_} model.pt {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert list(load_file(tmp_path / "model.safetensors")) == ["a"]
+    if redirection == ">/dev/full":
+        assert "no space left" in done.stderr
+    elif redirection == "2>/dev/full":
+        assert done.stdout
+    else:
+        assert not done.stderr
+
+
+def test_a_reader_of_the_log_that_goes_away_does_not_end_the_work(small: Path, tmp_path: Path) -> None:
+    process = writing(python(SLOWLY, "pt2safetensors", small, tmp_path / "out.safetensors"))
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(60) == 0
+    assert is_small(tmp_path / "out.safetensors")
+
+
+def test_inspect_into_a_pager_that_is_left_early(tmp_path: Path) -> None:
+    torch.save({f"{'long name ' * 20}{n}": torch.ones(1) for n in range(5000)}, tmp_path / "model.pt")
+    command = f"set -o pipefail; {sys.executable} -m ckptconv inspect -v model.pt | head -1"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_names_are_shown_in_any_encoding(tmp_path: Path) -> None:
+    torch.save({"größe": torch.ones(3, 3)}, tmp_path / "größe.pt")
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        command = [sys.executable, "-m", "ckptconv", "inspect", "größe.pt"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.decode(encoding)
+
+
+# ---------------------------------------------------------------------------------------------------------- start-up
+
+
+def seconds(*command: object) -> float:
+    """The least time that the command takes: what others do at the same time only adds to it."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        subprocess.run(list(map(str, command)), capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(7))
+
+
+def test_it_starts_as_fast_as_its_command_line_library_allows(tmp_path: Path) -> None:
+    typer = seconds(sys.executable, "-c", "import typer")
+    assert seconds(sys.executable, "-m", "ckptconv", "--version") < 2 * typer
+    assert seconds(sys.executable, "-m", "ckptconv", "--help") < 4 * typer
+    torch.save({"a": torch.ones(3)}, tmp_path / "model.pt")
+    assert seconds(sys.executable, "-m", "ckptconv", "inspect", tmp_path / "model.pt") < 6 * typer
