@@ -213,6 +213,7 @@ def _experts(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Map
 def _check_ranks(group: int, slices: Sequence[Slice], optims: Sequence[OptimFile]) -> None:
     """Check what every rank says of its own partition against where the walk puts it."""
     size = max(optim.masters[group].numel for optim in optims)
+    places = {piece.name: piece for piece in slices}
     for index, optim in enumerate(optims):
         held = optim.masters[group].numel
         padding = optim.paddings[group] if group < len(optim.paddings) else size - held
@@ -231,13 +232,15 @@ def _check_ranks(group: int, slices: Sequence[Slice], optims: Sequence[OptimFile
         zero = optim.config.get("zero_optimization")
         if group >= len(optim.fragments) or not isinstance(zero, dict) or zero.get("round_robin_gradients"):
             continue  # under round robin the file says where parameters would have been
-        for piece in slices:
-            said = optim.fragments[group].get(piece.name)
+        for name, said in optim.fragments[group].items():
+            piece = places.get(name)
+            if piece is None:
+                continue
             low = max(piece.offset - index * size, 0)
             high = min(piece.offset + math.prod(piece.shape) - index * size, size)
-            if said is not None and said != (low, high - low):
+            if said != (low, high - low):
                 raise CorruptError(
-                    f"{optim.file.path}: param_slice_mappings puts {piece.name!r} at element {said[0]} with {said[1]} "
+                    f"{optim.file.path}: param_slice_mappings puts {name!r} at element {said[0]} with {said[1]} "
                     f"elements, and the shapes put it at {low} with {high - low}."
                 )
 
