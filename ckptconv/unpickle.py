@@ -116,9 +116,17 @@ def load(
     data = bytes(data)
     with _no_garbage():
         try:
-            return _Machine(data, vocabulary, where, start, limits, lean=True).run()
+            return _run(_Machine(data, vocabulary, where, start, limits, lean=True))
         except _NotStoredError:
-            return _Machine(data, vocabulary, where, start, limits, lean=False).run()
+            return _run(_Machine(data, vocabulary, where, start, limits, lean=False))
+
+
+def _run(machine: _Machine) -> Loaded:
+    try:
+        return machine.run()
+    finally:
+        # Its parts refer to one another: it, and the data, would be there until the next search for garbage.
+        vars(machine).clear()
 
 
 @contextlib.contextmanager

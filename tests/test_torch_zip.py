@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import io
 import os
@@ -29,13 +28,14 @@ from evaluate import evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch_reference import SAVABLE, Attack, bits, numbers, same
 
 from ckptconv import storage, tensors
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats import torch_objects, torch_zip
 from ckptconv.formats.torch_zip import TorchFile, read_zip
 from ckptconv.tensors import DTYPES, File, LazyTensor, Stored, Tagged
-from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.tree import Composite, Global, NumpyArray, Opaque, Size, TorchConstant
 
 F32 = DTYPES["float32"]
 # Ten elements at byte 8 of a file that is not there.
@@ -63,61 +63,6 @@ def saved(value: Any, tmp_path: Path, name: str = "model.pt", **kwargs: Any) -> 
     return read(path)
 
 
-def bits(tensor: torch.Tensor) -> bytes:
-    # A tensor may count as contiguous and still have a stride of 0, which `view` does not like.
-    plain = torch.empty(tensor.shape, dtype=tensor.dtype)
-    plain.copy_(tensor.detach())
-    return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-
-
-def same(ours: Any, theirs: Any, path: str = "") -> None:
-    """Assert that what we read is what torch.load makes."""
-    if isinstance(theirs, torch.Tensor):
-        assert isinstance(ours, Tagged), path
-        assert f"torch.{ours.dtype}" == str(theirs.dtype), path
-        assert ours.shape == theirs.shape, path
-        assert evaluate(ours) == bits(theirs), path
-        assert evaluate(ours, order="source", limit=64) == bits(theirs), path
-        facts = ours.facts
-        assert facts.strides == theirs.stride(), path
-        assert facts.storage_offset == theirs.storage_offset(), path
-        assert facts.storage_nbytes == theirs.untyped_storage().nbytes(), path
-        assert facts.requires_grad == theirs.requires_grad, path
-        assert (facts.kind == "parameter") == isinstance(theirs, nn.Parameter), path
-        attributes = {k: v for k, v in vars(theirs).items() if not k.startswith("_backward")} or None
-        same(facts.attributes, attributes, path + ".attributes")
-    elif isinstance(theirs, dict):
-        assert type(ours) is type(theirs), path
-        assert list(ours) == list(theirs), path
-        for key, value in theirs.items():
-            same(ours[key], value, f"{path}/{key}")
-        if getattr(theirs, "__dict__", None):
-            same(vars(ours), vars(theirs), path + ".__dict__")
-    elif isinstance(theirs, (list, tuple, collections.deque)):
-        assert type(ours) is (Size if type(theirs) is torch.Size else type(theirs)), path
-        assert len(ours) == len(theirs), path
-        for index, value in enumerate(theirs):
-            same(ours[index], value, f"{path}[{index}]")
-    elif isinstance(theirs, np.ndarray):
-        assert type(ours) is NumpyArray, path
-        back = np.frombuffer(ours.data, ours.dtype).reshape(ours.shape, order=ours.order)
-        # numpy turns arrays of the other byte order when it reads them, at some protocols.
-        assert back.dtype.newbyteorder("=") == theirs.dtype.newbyteorder("="), path
-        assert back.astype(theirs.dtype).tobytes() == theirs.tobytes(), path
-    elif isinstance(theirs, np.generic):
-        assert type(ours) is NumpyScalar, path
-        assert ours.dtype == theirs.dtype.str, path
-        assert ours.data == theirs.tobytes(), path
-    elif isinstance(theirs, (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)):
-        assert type(ours) is TorchConstant, path
-        assert f"torch.{ours.name}" == str(theirs), path
-    elif isinstance(theirs, torch.device):
-        assert ours == TorchConstant("device", str(theirs)), path
-    else:
-        assert type(ours) is type(theirs), path
-        assert repr(ours) == repr(theirs), path
-
-
 def check(value: Any, tmp_path: Path, name: str = "model.pt", **kwargs: Any) -> TorchFile:
     """Save `value`, and compare what we read with what torch.load does."""
     file = saved(value, tmp_path, name, **kwargs)
@@ -126,20 +71,6 @@ def check(value: Any, tmp_path: Path, name: str = "model.pt", **kwargs: Any) -> 
 
 
 # ----------------------------------------------------------------------------------------------------------- tensors
-
-
-def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """A tensor of random bits."""
-    count = torch.empty(shape, dtype=dtype).numel() * dtype.itemsize
-    raw = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
-    return (raw % 2).view(dtype).reshape(shape) if dtype is torch.bool else raw.view(dtype).reshape(shape)
-
-
-# All of torch's that a tensor can be saved in; those of odd widths exist by name only.
-SAVABLE = sorted(
-    {d for d in vars(torch).values() if isinstance(d, torch.dtype) and str(d).removeprefix("torch.") in DTYPES
-     and not str(d).startswith("torch.q")}, key=str
-)  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -646,14 +577,6 @@ def test_many_tensors_open_fast_and_small(tmp_path):
 # ------------------------------------------------------------------------------------------------- hostile and broken
 
 
-class Attack:
-    def __init__(self, canary: Path):
-        self.canary = canary
-
-    def __reduce__(self):
-        return os.system, (f"touch '{self.canary}'",)
-
-
 def test_an_attack_that_works_on_torch_load_does_nothing_here(tmp_path):
     canary = tmp_path / "canary"
     torch.save({"state_dict": {"w": torch.ones(2)}, "x": Attack(canary)}, tmp_path / "evil.pt")
@@ -973,17 +896,15 @@ def test_other_formats_are_called_by_their_names(tmp_path):
 
     from safetensors.torch import save_file
 
-    torch.save({"a": torch.ones(2)}, tmp_path / "stream.pt", _use_new_zipfile_serialization=False)
     save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
     with tarfile.open(tmp_path / "t.tar", "w") as archive:
-        archive.add(tmp_path / "stream.pt", "pickle")
+        archive.add(tmp_path / "x.safetensors", "pickle")
     np.savez(tmp_path / "arrays.npz", a=np.ones(2))
     shutil.make_archive(str(tmp_path / "empty"), "zip", tmp_path, "t.tar")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
     for name, reason in {
-        "stream.pt": "stream format",
         "x.safetensors": "safetensors file already",
         "t.tar": "tar archive",
         "arrays.npz": "no member named data.pkl",

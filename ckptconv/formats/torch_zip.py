@@ -443,7 +443,6 @@ class _Archive:
 # ------------------------------------------------------------------------------------------------- not a zip archive
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
-_STREAM_MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa85019")
 _AGAIN = "Download it again, and look at what the server says."
 _UNPACK = "Unpack it first."
 # What begins so: the error, what it is, what to do.
@@ -487,8 +486,6 @@ def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None
         return UnsupportedError("is a safetensors file already.", "It needs no conversion.")
     if head[257:262] == b"ustar":
         return UnsupportedError("is a tar archive, not a zip archive.")
-    if _STREAM_MAGIC in head[:32]:
-        return UnsupportedError("is in torch's stream format (before 1.6), not a zip archive.")
     if head[:1] == b"\x80" and head[1:2] <= b"\x05":
         return UnsupportedError("is a plain pickle, not a file of torch.save.")
     return None

@@ -1,0 +1,483 @@
+"""Torch's stream format: every tensor comes back bit for bit as torch.load has it, and no file does harm."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ckptconv_here, load_with_aliases
+from evaluate import evaluate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch_reference import SAVABLE, Attack, bits, numbers, same
+
+from ckptconv import storage
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from ckptconv.formats import torch_stream
+from ckptconv.formats.torch_container import TorchFile
+from ckptconv.formats.torch_file import read_torch
+from ckptconv.tensors import LazyTensor
+from ckptconv.tree import Global
+
+MACHINE = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+
+
+def read(path: Path) -> TorchFile:
+    file = read_torch(str(path))
+    assert file.container == "stream"
+    return file
+
+
+def refusal(path: Path) -> str:
+    """Why a file is refused; empty if it is not. Anything but an error for users fails the test."""
+    try:
+        read_torch(str(path))
+    except CkptconvError as error:
+        return str(error)
+    return ""
+
+
+def save(value: Any, path: Path, **kwargs: Any) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.save(value, path, _use_new_zipfile_serialization=False, **kwargs)
+    return path
+
+
+def check(value: Any, tmp_path: Path, **kwargs: Any) -> TorchFile:
+    """Save `value`, and compare what we read with what torch.load does."""
+    path = save(value, tmp_path / "model.pt", **kwargs)
+    file = read(path)
+    same(file.value, torch.load(path, weights_only=False))
+    return file
+
+
+# ------------------------------------------------------------------------------------------- whatever torch can save
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", SAVABLE, ids=str)
+def test_every_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensor = numbers(dtype, 3, 5)
+    tree = {"plain": tensor, "row": tensor[1], "column": tensor[:, 2], "scalar": tensor[2, 3], "none": tensor[:0]}
+    path = save(tree, tmp_path / "model.pt")
+    try:
+        theirs = torch.load(path)
+    except AttributeError:
+        # torch writes storages without a dtype, and cannot read them in this format.
+        theirs = tree
+    same(read(path).value, theirs)
+
+
+def test_views_share_their_storage(tmp_path: Path) -> None:
+    base = torch.arange(120, dtype=torch.float32).reshape(2, 3, 4, 5)
+    views = {
+        "base": base,
+        "transposed": base.transpose(0, 3),
+        "strided": base[:, ::2, 1::2, ::3],
+        "expanded": base[:1, :1, :1, :1].expand(9, 9, 9, 9),
+        "again": base,
+        "other": torch.ones(3),
+        "conjugate": numbers(torch.complex64, 4).conj().resolve_conj(),
+    }
+    file = check(views, tmp_path)
+    assert len({leaf.facts.storage for leaf in file.value.values()}) == 3
+    assert sorted(record.size for record in file.records) == [12, 32, 480]
+    assert {record.crc for record in file.records} == {None}
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=40)
+def test_any_tensors(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    dtypes = data.draw(st.lists(st.sampled_from([torch.uint8, torch.float16, torch.float32, torch.int64]), max_size=6))
+    tree = [numbers(dtype, *data.draw(st.lists(st.integers(0, 4), max_size=3))) for dtype in dtypes]
+    check(tree, tmp_path_factory.mktemp("any"))
+
+
+@pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
+def test_pickle_protocols(protocol: int, tmp_path: Path) -> None:
+    check(OrderedDict(w=torch.randn(3, 4), b=[torch.ones(2), {"x": (1, 2)}]), tmp_path, pickle_protocol=protocol)
+
+
+def test_a_training_checkpoint(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 8), nn.BatchNorm1d(8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.arange(6)).sum().backward()
+    optimizer.step()
+    tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "rng": torch.get_rng_state()}
+    check(tree, tmp_path)
+
+
+def test_nothing_but_plain_values(tmp_path: Path) -> None:
+    assert list(check({"epoch": 3, "names": ["a", "b"]}, tmp_path).records) == []
+
+
+class Layer(nn.Module):
+    """Its source is saved with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 3)
+
+
+def test_whole_modules_are_kept_as_data_with_their_tensors(tmp_path: Path) -> None:
+    model = nn.Sequential(Layer(), Layer())
+    path = save(model, tmp_path / "model.pt")
+    assert b"Its source is saved with it." in path.read_bytes()
+    file = read(path)
+    assert Global(Layer.__module__, "Layer") in file.opaque
+    modules = file.value.state[0]["_modules"]["1"].state[0]["_modules"]
+    assert evaluate(modules["inner"].state[0]["_parameters"]["weight"]) == bits(model[1].inner.weight)
+
+
+# ------------------------------------------------------------------------------------------------ files made by hand
+
+
+class Storage:
+    """Stands for a persistent id."""
+
+    def __init__(self, *pid: Any) -> None:
+        self.pid = ("storage", *pid)
+
+
+class Tensor:
+    """A tensor of a storage as torch pickles it: offset, size and stride in elements."""
+
+    def __init__(self, storage: Storage, offset: int, size: Sequence[int], stride: Sequence[int]) -> None:
+        self.arguments = (storage, offset, tuple(size), tuple(stride), False, OrderedDict())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch._utils._rebuild_tensor_v2, self.arguments
+
+
+class Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        return value.pid if isinstance(value, Storage) else None
+
+
+def dumped(value: Any, protocol: int = 2) -> bytes:
+    file = io.BytesIO()
+    Pickler(file, protocol).dump(value)
+    return file.getvalue()
+
+
+def stream(value: Any, storages: dict[Any, tuple[int, bytes]], *, keys: Any = None, **head: Any) -> bytes:
+    """A file of `value` and of storages by key: their counts of elements, and their bytes."""
+    parts = [
+        dumped(head.get("magic", 0x1950A86A20F9469CFC6C)),
+        dumped(head.get("version", 1001)),
+        dumped(head.get("machine", MACHINE)),
+        dumped(value),
+        dumped(sorted(storages) if keys is None else keys),
+        *(struct.pack(head.get("count", "<q"), count) + data for count, data in storages.values()),
+    ]
+    return b"".join(parts)
+
+
+FLOATS = struct.pack("<6f", *range(6))
+
+
+def six(key: Any = "7", view: Any = None, cls: type = torch.FloatStorage) -> Storage:
+    """A storage of the six floats, or a view of it."""
+    return Storage(cls, key, "cpu", 6, view)
+
+
+def test_what_is_made_by_hand_is_what_torch_reads(tmp_path: Path) -> None:
+    path = tmp_path / "made.pt"
+    path.write_bytes(stream({"w": Tensor(six(), 1, (2, 2), (2, 1))}, {"7": (6, FLOATS)}))
+    same(read(path).value, torch.load(path))
+
+
+def test_views_of_storages(tmp_path: Path) -> None:
+    """Releases before 0.4 saved a storage that is a part of another as a view of it."""
+    path = tmp_path / "views.pt"
+    tree = {
+        "whole": Tensor(six(), 0, (6,), (1,)),
+        "part": Tensor(six(view=("8", 2, 3)), 1, (2,), (1,)),
+        "same part": Tensor(six(view=("8", 2, 3)), 0, (3,), (1,)),
+        "nothing": Tensor(six(view=("9", 6, 0)), 0, (0,), (1,)),
+    }
+    path.write_bytes(stream(tree, {"7": (6, FLOATS)}))
+    file = read(path)
+    same(file.value, torch.load(path))
+    assert file.value["part"].facts.storage == file.value["same part"].facts.storage
+    assert len({leaf.facts.storage for leaf in file.value.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    "view",
+    [("8", 2, 5), ("8", -1, 2), ("8", 2, -1), ("8", 0, 7), ("8", True, 1), ("8", 0), (None, 0, 1), "8", ("8", 0, 1.0),
+     ("8", 1 << 62, 1), (("8",), 0, 1)],
+    ids=repr,
+)  # fmt: skip
+def test_a_view_must_lie_inside_its_storage(view: Any, tmp_path: Path) -> None:
+    path = tmp_path / "view.pt"
+    path.write_bytes(stream([Tensor(six(view=view), 0, (1,), (1,))], {"7": (6, FLOATS)}))
+    assert "view" in refusal(path)
+
+
+def test_two_views_of_one_name_must_be_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "view.pt"
+    tree = [Tensor(six(view=("8", at, 2)), 0, (2,), (1,)) for at in (0, 1)]
+    path.write_bytes(stream(tree, {"7": (6, FLOATS)}))
+    assert "two views of storages named '8'" in refusal(path)
+
+
+@pytest.mark.parametrize("count", ["<q", ">q"])
+def test_a_big_endian_machine_wrote_little_endian_elements(count: str, tmp_path: Path) -> None:
+    """torch swaps the elements when it writes, and old releases not their number."""
+    path = tmp_path / "big.pt"
+    machine = {**MACHINE, "little_endian": False}
+    path.write_bytes(stream([Tensor(six(), 0, (6,), (1,))], {"7": (6, FLOATS)}, machine=machine, count=count))
+    assert evaluate(read(path).value[0]) == FLOATS
+    if count == "<q":
+        same(read(path).value, torch.load(path))
+
+
+def test_complex_numbers_of_a_big_endian_machine_are_refused(tmp_path: Path) -> None:
+    """torch swapped them as if they were one number of 8 bytes; later releases may not."""
+    path = tmp_path / "big.pt"
+    storage = Storage(torch.ComplexFloatStorage, "7", "cpu", 3, None)
+    content = {"7": (3, FLOATS)}
+    path.write_bytes(stream([Tensor(storage, 0, (3,), (1,))], content, machine={**MACHINE, "little_endian": False}))
+    with pytest.raises(UnsupportedError, match="complex numbers from a big-endian machine"):
+        read(path)
+    path.write_bytes(stream([Tensor(storage, 0, (3,), (1,))], content))
+    same(read(path).value, torch.load(path))
+
+
+def test_keys_of_the_oldest_files_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "old.pt"
+    path.write_bytes(stream([Tensor(six(7), 0, (6,), (1,))], {7: (6, FLOATS)}))
+    same(read(path).value, torch.load(path))
+
+
+# ---------------------------------------------------------------------------------------------------- time and memory
+
+
+def test_only_pickles_and_counts_are_read(tmp_path: Path) -> None:
+    tree = {f"layer{n}": torch.zeros(200_000) for n in range(20)}
+    file = check(tree, tmp_path)
+    assert file.file.size > 16_000_000
+    assert file.bytes_read < 100_000
+
+
+def test_a_file_larger_than_four_gigabytes(tmp_path: Path) -> None:
+    """A sparse file: a storage of 5 GB of zeros, another after it."""
+    path, size = tmp_path / "large.pt", 5 << 30
+    large = Tensor(Storage(torch.ByteStorage, "1", "cpu", size, None), 0, (size,), (1,))
+    head = stream({"large": large, "small": Tensor(six("2"), 0, (6,), (1,))}, {}, keys=["1", "2"])
+    with path.open("wb") as out:
+        out.write(head + struct.pack("<q", size))
+        out.seek(size, os.SEEK_CUR)
+        out.write(struct.pack("<q", 6) + FLOATS)
+    began = time.process_time()
+    file = read(path)
+    assert time.process_time() - began < 1
+    assert file.value["large"].nbytes == size
+    assert evaluate(file.value["small"]) == FLOATS
+
+
+def test_many_tensors_open_fast_and_small(tmp_path: Path) -> None:
+    count = 10_000
+    tree = OrderedDict((f"model.layers.{n}.self_attn.q_proj.weight", torch.full((2, 3), n)) for n in range(count))
+    path = save(tree, tmp_path / "many.pt")
+    began = time.process_time()
+    tracemalloc.start()
+    file = read(path)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # A tenth of the speed seen, with tracing.
+    assert time.process_time() - began < 20
+    assert len(file.value) == count
+    assert kept / count < 700
+    assert peak / count < 1100
+    for n in (0, 4999, count - 1):
+        assert evaluate(list(file.value.values())[n]) == bits(torch.full((2, 3), n))
+
+
+def test_a_file_far_away_is_read_by_ranges() -> None:
+    import fsspec
+
+    buffer = io.BytesIO()
+    torch.save({"w": torch.arange(3)}, buffer, _use_new_zipfile_serialization=False)
+    with fsspec.open("memory://stream/model.pt", "wb") as out:
+        out.write(buffer.getvalue())
+    leaf = read_torch("memory://stream/model.pt").value["w"]
+    start = leaf.tensor.offset
+    assert buffer.getvalue()[start : start + 24] == bits(torch.arange(3))
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    path = save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    code = (
+        "import sys; from ckptconv.formats import torch_file; torch_file.read_torch(sys.argv[1])\n"
+        "print([m for m in ('torch', 'numpy', 'pickle') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# ------------------------------------------------------------------------------------------------- hostile and broken
+
+
+def test_an_attack_that_works_on_torch_load_does_nothing_here(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    path = save({"w": torch.ones(2), "x": Attack(canary)}, tmp_path / "evil.pt")
+    torch.load(path, weights_only=False)
+    assert canary.exists()
+    canary.unlink()
+    file = read(path)
+    assert not canary.exists()
+    assert Global("posix", "system") in file.opaque
+    assert evaluate(file.value["w"]) == bits(torch.ones(2))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    tree = {"w": torch.arange(24.0).reshape(4, 6), "b": torch.ones(3, dtype=torch.int64)}
+    return save(tree, tmp_path_factory.mktemp("sound") / "m.pt").read_bytes()
+
+
+def test_a_cut_file_is_corrupt_wherever_it_was_cut(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cut.pt"
+    for end in range(len(sound)):
+        path.write_bytes(sound[:end])
+        with pytest.raises((CorruptError, UnsupportedError), match=r"cut\.pt"):
+            read_torch(str(path))
+        # As soon as it is known what it is.
+        assert end < 40 or "cut short" in refusal(path), end
+
+
+def test_what_follows_the_last_storage_is_not_passed_over(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "long.pt"
+    path.write_bytes(sound + b"\0")
+    with pytest.raises(CorruptError, match=f"ends at byte {len(sound)} of {len(sound) + 1}"):
+        read_torch(str(path))
+    path.write_bytes(sound + sound)
+    assert torch.load(path)["w"].shape == (4, 6)
+    with pytest.raises(UnsupportedError, match=f"another object follows.*head -c {len(sound)}"):
+        read_torch(str(path))
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=300)
+def test_a_damaged_file_is_read_or_refused_in_words(
+    data: st.DataObject, sound: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    damaged = bytearray(sound)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[at] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+    path = tmp_path_factory.mktemp("damaged") / "m.pt"
+    path.write_bytes(damaged)
+    refused = refusal(path)
+    assert "m.pt" in refused or not refused
+    value = None if refused else read_torch(str(path)).value
+    for leaf in value.values() if isinstance(value, dict) else ():
+        if isinstance(leaf, LazyTensor):
+            evaluate(leaf)
+
+
+ONE = Tensor(six(), 0, (6,), (1,))
+DOUBLE = Tensor(six(cls=torch.DoubleStorage), 0, (6,), (1,))
+CONTRADICTIONS = {
+    "another version": (stream(ONE, {"7": (6, FLOATS)}, version=1002), "version 1002"),
+    "facts that are none": (stream(ONE, {"7": (6, FLOATS)}, machine=[1]), "facts about the machine are of type list"),
+    "a missing storage": (stream([ONE], {}), "lacks 1 storages that its object needs, such as '7'"),
+    "an unknown storage": (
+        stream([ONE], {"7": (6, FLOATS), "8": (6, FLOATS)}),
+        "has 1 storages that its object does not mention, such as '8'",
+    ),
+    "a storage twice": (stream([ONE], {"7": (6, FLOATS)}, keys=["7", "7"]), "names a storage twice"),
+    "keys that are none": (stream([ONE], {"7": (6, FLOATS)}, keys={"7": 1}), "not a list of the keys"),
+    "keys of no type": (stream([ONE], {"7": (6, FLOATS)}, keys=[None]), "not a list of the keys"),
+    "fewer elements": (stream([ONE], {"7": (5, FLOATS)}), "should have 6 elements of float32, and it says 5"),
+    "more elements": (stream([ONE], {"7": (7, FLOATS)}), "and it says 7"),
+    "huge elements": (stream([ONE], {"7": (1 << 62, FLOATS)}), f"and it says {1 << 62}"),
+    "negative elements": (stream([ONE], {"7": (-6, FLOATS)}), "and it says -6"),
+    "too few bytes": (stream([ONE], {"7": (6, FLOATS[:-1])}), "cut short"),
+    "two types": (stream([ONE, DOUBLE], {"7": (6, FLOATS * 2)}), "as 6 elements of float32 and as 6 of float64"),
+    "beyond its storage": (stream([Tensor(six(), 1, (6,), (1,))], {"7": (6, FLOATS)}), "goes beyond the 24 bytes"),
+    "a huge storage": (
+        stream([Tensor(Storage(torch.FloatStorage, "7", "cpu", 1 << 60, None), 0, (1,), (1,))], {"7": (1 << 60, b"")}),
+        "cut short",
+    ),
+    "an endless storage": (
+        stream([Tensor(Storage(torch.FloatStorage, "7", "cpu", 1 << 80, None), 0, (1,), (1,))], {"7": (6, b"")}),
+        f"has a storage of {1 << 80} elements",
+    ),
+    "a magic number inside": (stream(ONE, {"7": (6, FLOATS)}, magic=[0x1950A86A20F9469CFC6C]), "a plain pickle"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "reason"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_every_contradiction_is_found(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    assert reason in refusal(path)
+
+
+@pytest.mark.parametrize("pid", [("module", 1, None, None), ("module",), ("modul", 1), "7", ("storage",)], ids=repr)
+def test_persistent_ids_may_be_anything(pid: Any, tmp_path: Path) -> None:
+    path, storage_like = tmp_path / "pid.pt", six()
+    storage_like.pid = pid
+    path.write_bytes(stream([storage_like], {}))
+    assert "persistent id" in refusal(path)
+
+
+def test_a_pickle_that_never_ends_is_not_read_forever(
+    sound: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "endless.pt"
+    # A text of 2 GiB begins where the object should.
+    head = stream(None, {})
+    at = head.index(dumped(None) + dumped([]))
+    with path.open("wb") as out:
+        out.write(head[:at] + b"\x80\x02X\xff\xff\xff\x7f")
+        out.truncate(4 << 30)
+    monkeypatch.setattr(torch_stream, "MAX_PICKLE", 1 << 20)
+    with pytest.raises(LimitError, match="the object takes more than 1048576 bytes"):
+        read_torch(str(path))
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+
+
+def test_it_is_converted_like_any_other_file(tmp_path: Path) -> None:
+    tree = OrderedDict(b=torch.randn(300, 500), a=torch.arange(7), t=torch.randn(64, 32).t())
+    tree["tied"] = tree["b"]
+    path = save(tree, tmp_path / "model.bin")
+    run = ckptconv_here("pt2safetensors", path, "--json")
+    assert run.code == 0, run.err
+    assert run.json["aliases"] == {"tied": "b"}
+    converted = load_with_aliases(tmp_path / "model.safetensors")
+    assert {name: bits(tensor) for name, tensor in converted.items()} == {
+        name: bits(tensor) for name, tensor in tree.items()
+    }
+    described = ckptconv_here("inspect", path, "--json").json
+    assert described["format"] == "torch stream"
+
+
+def test_readers_are_closed(tmp_path: Path) -> None:
+    path = save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        read(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert storage.look(str(path)).kind == "file"
