@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_type_hints
 
 import typer
 
@@ -22,11 +22,52 @@ if TYPE_CHECKING:
     from .report import Output
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+MOST_JOBS = 256
 DtypeName = Literal["float32", "bfloat16", "float16", "keep"]
 TiedChoice = Literal["alias", "duplicate"]
 
+
+class _Words:
+    """Takes words of the command line, and defaults, as they are.
+
+    typer has each value checked by pydantic, whose import takes as long as all else before a conversion begins. Here,
+    words that are no choice are left to it, to say so.
+    """
+
+    def __init__(self, parameter: Any) -> None:
+        self._checked = parameter.get_runtime_param
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        kind = param.type_descriptor.annotation
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if kind in (str, list[str]) or value in get_args(kind):
+            return value
+        return self._checked().coerce(value, param=param, ctx=ctx)
+
+
+class _Quick:
+    """A command that is ready sooner where typer does as it did when this was written (0.29), and else like any."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            if hasattr(parameter, "get_runtime_param") and hasattr(parameter, "type_descriptor"):
+                words = _Words(parameter)
+                parameter.get_runtime_param = lambda words=words: words
+        return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
+
+
+class _Command(_Quick, typer.core.TyperCommand):
+    pass
+
+
+class _Group(_Quick, typer.core.TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="ckptconv",
+    cls=_Group,
     help="Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.",
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -39,7 +80,7 @@ app = typer.Typer(
 )
 
 Input = Annotated[str, typer.Argument(metavar="INPUT", show_default=False)]
-Destination = Annotated[str | None, typer.Argument(metavar="[OUTPUT]", show_default=False)]
+Destination = Annotated[str | None, typer.Argument(metavar="OUTPUT", show_default=False)]
 Tag = Annotated[
     str, typer.Option("--tag", "-t", metavar="TAG", help="The tag to convert; default: what `latest` says.")
 ]
@@ -70,7 +111,7 @@ CONVERTING = {
     "strip_prefix": _option(str, "", metavar="PREFIX", help="Take PREFIX off the names."),
     "rename": _option(list[str] | None, None, metavar="REGEX=REPL", help="Rename, as re.sub does; repeatable."),
     "tied": _option(TiedChoice, "alias", help="Store tied tensors once, or under each of their names."),
-    "jobs": _option(int | None, None, metavar="N", min=1, max=256, help="Threads."),
+    "jobs": _option(str | None, None, metavar="N", help="Threads."),
     "memory": _option(str, "8MiB", metavar="SIZE", help="Bound on all buffers together."),
     "no_fsync": _option(bool, False, "--no-fsync", help="Do not wait for the disk."),
     "no_clobber": _option(bool, False, "--no-clobber", help="Refuse to replace an output."),
@@ -116,7 +157,7 @@ def _common(
     pass
 
 
-@app.command("pt2safetensors")
+@app.command("pt2safetensors", cls=_Command)
 @_taking(CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert a .pt, .pth, .bin or .ckpt file to safetensors.
@@ -130,7 +171,7 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
     _convert("pt2safetensors", "torch", source, output, options)
 
 
-@app.command("zero-to-fp32")
+@app.command("zero-to-fp32", cls=_Command)
 @_taking(CONVERTING)
 def zero_to_fp32(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", show_default=False)],
@@ -174,7 +215,7 @@ def zero_to_fp32(
     _convert("zero-to-fp32", "deepspeed", checkpoint, output, options)
 
 
-@app.command("inspect")
+@app.command("inspect", cls=_Command)
 @_taking(SHOWING)
 def inspect_(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)], tag: Tag = "", **options: Any
@@ -199,11 +240,12 @@ def _output(command: str, options: dict[str, Any]) -> Output:
 
 def _convert(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
     from .convert import convert
-    from .units import parse_size
+    from .units import parse_count, parse_size
 
     output = _output(command, options)
-    limit = options["max_shard_size"]
+    limit, jobs = options["max_shard_size"], options["jobs"]
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
+    options["jobs"] = None if jobs is None else parse_count(jobs, "--jobs", MOST_JOBS)
     options["memory"] = parse_size(options["memory"], "--memory")
     options["fsync"] = not options.pop("no_fsync")
     options["clobber"] = not options.pop("no_clobber")

@@ -23,6 +23,13 @@ def parse_size(text: str, option: str) -> int:
     raise UsageError(f"{option} {text!r} is not a size.", "Sizes are written as 5GB, 512MiB or 1000000.")
 
 
+def parse_count(text: str, option: str, most: int) -> int:
+    """The number from 1 to `most` that `text` is. Raises UsageError, naming `option`, where it is none."""
+    if text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most:
+        return int(text)
+    raise UsageError(f"{option} {text!r} is not a number from 1 to {most}.")
+
+
 def format_size(count: float) -> str:
     """`count` bytes in decimal units with three digits: 1.67 GB."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):

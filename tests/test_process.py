@@ -227,7 +227,7 @@ def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
     zero3: Path, small: Path, tmp_path: Path
 ) -> None:
     heavy = {"torch", "numpy", "safetensors", "fsspec", "rich", "tqdm", "asyncio", "multiprocessing", "pickle"}
-    heavy |= {"concurrent.futures", "logging", "ssl"}
+    heavy |= {"concurrent.futures", "logging", "ssl", "pydantic"}
     output = tmp_path / "out.safetensors"
     for command in (
         ["--version"],
@@ -236,11 +236,11 @@ def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
         ["inspect", small],
         ["inspect", zero3],
         ["pt2safetensors", small, output],
-        ["pt2safetensors", small, output, "--json", "--strip-prefix", "layer"],
+        ["pt2safetensors", small, output, "--json", "--strip-prefix", "layer", "--jobs", 2, "--tied", "duplicate"],
         ["zero-to-fp32", zero3, tmp_path / "shards", "--max-shard-size", "50MB"],
     ):
         assert not imported(*command) & heavy, command
-    assert not {"ckptconv.convert", "ckptconv.formats", "pydantic"} & imported("--help")
+    assert not {"ckptconv.convert", "ckptconv.formats"} & imported("--help")
 
 
 def test_casts_import_numpy_and_still_not_torch(small: Path, tmp_path: Path) -> None:
@@ -562,4 +562,4 @@ def test_it_starts_as_fast_as_its_command_line_library_allows(tmp_path: Path) ->
     assert seconds(sys.executable, "-m", "ckptconv", "--version") < 2 * typer
     assert seconds(sys.executable, "-m", "ckptconv", "--help") < 4 * typer
     torch.save({"a": torch.ones(3)}, tmp_path / "model.pt")
-    assert seconds(sys.executable, "-m", "ckptconv", "inspect", tmp_path / "model.pt") < 6 * typer
+    assert seconds(sys.executable, "-m", "ckptconv", "inspect", tmp_path / "model.pt") < 4 * typer
