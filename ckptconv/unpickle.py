@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from .errors import CorruptError, LimitError, UnsupportedError
+from . import attacks
+from .errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from .tensors import LazyTensor, Tagged
 from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
@@ -111,7 +112,8 @@ def load(
     """Read the pickle that begins at byte `start` of `data`. `where` names it in errors.
 
     Raises TruncatedError where the data ends too early, CorruptError where it is not a valid pickle, LimitError where
-    it asks for more than `limits`, and UnsupportedError for what only a running Python could provide.
+    it asks for more than `limits`, and UnsupportedError for what only a running Python could provide; UnsafeError for
+    an attack, where they are refused (`attacks.refused`), be it sound or not: some fire before the pickle breaks.
     """
     data = bytes(data)
     with _no_garbage():
@@ -123,7 +125,13 @@ def load(
 
 def _run(machine: _Machine) -> Loaded:
     try:
-        return machine.run()
+        loaded = machine.run()
+    except CkptconvError:
+        machine.refuse_attack()
+        raise
+    else:
+        machine.refuse_attack()
+        return loaded
     finally:
         # Its parts refer to one another: it, and the data, would be there until the next search for garbage.
         vars(machine).clear()
@@ -475,6 +483,7 @@ class _Machine:
         self.spill: dict[int, Any] = {}
         self.globals: dict[Global, Global] = {}
         self.opaque: dict[Global, None] = {}
+        self.suspects: dict[Global, None] = {}
 
     # ---- running
 
@@ -502,6 +511,11 @@ class _Machine:
                 raise self._error(TruncatedError, f"ends after {size} bytes, unfinished") from None
             raise self._error(CorruptError, "takes from the stack what is not there") from None
         return Loaded(value, self.pos, tuple(self.globals), tuple(self.opaque))
+
+    def refuse_attack(self) -> None:
+        """Raise UnsafeError if what was read so far is an attack, where those are refused."""
+        if self.suspects and self.opaque and attacks.are_refused():
+            raise attacks.error(self.where, self.suspects, self.opaque) from None
 
     def _error(self, kind: type[CorruptError] | type[UnsupportedError], reason: str) -> CorruptError | UnsupportedError:
         return kind(f"{self.where}: the pickle {reason} (at byte {min(self.pos, len(self.data))}).")
@@ -713,8 +727,12 @@ class _Machine:
         if type(module) is not str or type(name) is not str:
             raise MalformedError("names a class by something that is not text")
         mentioned = Global(module, name)
-        mentioned = self.globals.setdefault(mentioned, mentioned)
-        return self.constants.get(mentioned, mentioned)
+        known = self.globals.get(mentioned)
+        if known is None:
+            self.globals[mentioned] = known = mentioned
+            if attacks.is_suspect(mentioned):
+                self.suspects[mentioned] = None
+        return self.constants.get(known, known)
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         """The value of a call, or an `Opaque` that remembers it."""
@@ -734,6 +752,7 @@ class _Machine:
                 if direct is not None:
                     return self.call(direct[0], direct[1], "newobj_ex" if direct[2] else "newobj", direct[2])
             self.opaque[function] = None
+            self.suspects.update(dict.fromkeys(attacks.ways_out(function, args)))
         elif type(function) is Opaque:
             inner: Any = function
             for _ in range(_CALL_DEPTH):
