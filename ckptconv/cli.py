@@ -96,6 +96,7 @@ SHOWING = {
     "quiet": _option(bool, False, "--quiet", "-q", help="Show warnings and errors only."),
     "verbose": _option(bool, False, "--verbose", "-v", help="Show more."),
     "storage_options": _option(str, "", metavar="JSON", help="Options for fsspec's file systems."),
+    "inert": _option(bool, False, "--inert", help="Take even files that carry an attack; nothing in them runs."),
 }
 # Options that every conversion takes.
 CONVERTING = {
@@ -226,7 +227,12 @@ def inspect_(
     from .summary import summarize
 
     output = _output("inspect", options)
-    source = open_source(normalize(path), tag=tag, storage_options=_storage_options(options["storage_options"]))
+    source = open_source(
+        normalize(path),
+        tag=tag,
+        inert=options["inert"],
+        storage_options=_storage_options(options["storage_options"]),
+    )
     output.inspected(path, summarize(source))
 
 

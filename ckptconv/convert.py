@@ -70,6 +70,7 @@ class Options:
     universal: str = ""
     per_rank: bool = False
     exclude_frozen_parameters: bool = False
+    inert: bool = False
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -192,11 +193,12 @@ def _open(path: str, options: Options) -> list[Source]:
         "family": options.family,
         "tag": options.tag,
         "exclude_frozen": options.exclude_frozen_parameters,
+        "inert": options.inert,
         "storage_options": options.storage_options,
     }
     if not options.per_rank:
         return [open_source(path, **settings)]
-    ranks = ranks_to_convert(path, options.tag, dict(options.storage_options))
+    ranks = ranks_to_convert(path, options.tag, dict(options.storage_options), inert=options.inert)
     return [open_source(path, model_rank=rank, **settings) for rank in ranks]
 
 

@@ -238,6 +238,9 @@ def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int 
         lines.append(f"    … and {len(rows) - len(shown)} more tensors of {rest:,} elements (--verbose lists them)")
     if summary["opaque"]:
         lines.append(f"  classes kept as inert data, never run: {', '.join(summary['opaque'])}")
+    known = [name for name in summary["classes"] if name not in summary["opaque"]]
+    if known:
+        lines.append(f"  classes and functions mentioned, understood as data: {', '.join(known)}")
     return lines
 
 

@@ -29,6 +29,7 @@ def summarize(source: Source) -> dict[str, Any]:
         "tensors": list(_rows(flat)),
         "aliases": aliases,
         "opaque": source.opaque,
+        "classes": source.mentioned,
         "warnings": source.warnings,
         "bytes_read": source.bytes_read,
     }

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ckptconv import attacks
 from ckptconv.errors import UsageError
 from ckptconv.storage import basename, dirname, is_remote, listing, look
 
@@ -24,13 +25,27 @@ def open_source(
     tag: str = "",
     exclude_frozen: bool = False,
     model_rank: int | None = None,
+    inert: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
     """Open the checkpoint under `path`, of whatever format it is. Reads descriptions only, no tensor data.
 
     `family` is the family the caller expects: a path of another is a UsageError that names the right command. `tag`,
-    `exclude_frozen` and `model_rank`, one tensor-parallel rank, apply to DeepSpeed's checkpoints.
+    `exclude_frozen` and `model_rank`, one tensor-parallel rank, apply to DeepSpeed's checkpoints. A file that is an
+    attack is an UnsafeError, or with `inert` opened like any other: nothing in it runs either way.
     """
+    with attacks.refused(not inert):
+        return _open(path, family, tag, exclude_frozen, model_rank, storage_options)
+
+
+def _open(
+    path: str | os.PathLike[str],
+    family: str,
+    tag: str,
+    exclude_frozen: bool,
+    model_rank: int | None,
+    storage_options: Mapping[str, Any] | None,
+) -> Source:
     path = os.fspath(path)
     options = dict(storage_options or {})
     entry = look(path, options)
@@ -50,9 +65,10 @@ def open_source(
     return torch_file.read(path, options)
 
 
-def ranks_to_convert(path: str, tag: str, options: dict[str, Any]) -> list[int]:
-    """The tensor-parallel ranks of a DeepSpeed checkpoint."""
-    return deepspeed.ranks_to_convert(path, tag, options)
+def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: bool = False) -> list[int]:
+    """The tensor-parallel ranks of a DeepSpeed checkpoint; `inert` as in `open_source`."""
+    with attacks.refused(not inert):
+        return deepspeed.ranks_to_convert(path, tag, options)
 
 
 def _family(path: str, kind: str, options: dict[str, Any]) -> str:

@@ -126,6 +126,8 @@ def read(
         counts=weights.counts(),
         facts=_facts(opened.files, grid, first.model, weights),
         opaque=list(opened.reading.opaque),
+        mentioned=list(opened.reading.mentioned),
+        records=opened.reading.records,
         notes=[*_taken(path, place), *_prefixed(state)],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptconv.formats.torch_container import Records
 from ckptconv.tensors import File, LazyTensor
 
 
@@ -36,7 +37,8 @@ class Source:
     - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt.
     - `counts` tells what the weights consist of, by kind.
-    - `opaque` are the names of classes that were kept as inert data.
+    - `opaque` are the names of classes that were kept as inert data, `mentioned` all that its pickles mention.
+    - `records` are the storages that files consist of, with their checksums, by the file's path.
     - `notes` are worth knowing and no cause for concern, as `warnings` are.
     - `inputs` identifies every file that was read, by a name relative to the source.
     - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
@@ -56,6 +58,8 @@ class Source:
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
+    mentioned: list[str] = field(default_factory=list)
+    records: dict[str, Records] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     inputs: dict[str, Hashable] = field(default_factory=dict)

@@ -42,6 +42,8 @@ def read(path: str, options: dict[str, Any] | None = None) -> Source:
         weights=torch_file.value,
         facts={"size": torch_file.file.size},
         opaque=[str(name) for name in torch_file.opaque],
+        mentioned=[str(name) for name in torch_file.globals],
+        records={torch_file.file.path: torch_file.records},
         inputs={basename(path): fingerprint(torch_file)},
         bytes_read=torch_file.bytes_read,
     )

@@ -17,7 +17,7 @@ from ckptconv.storage import Readers, basename
 from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged
 from ckptconv.tree import Global, Opaque
 
-from .torch_container import TorchFile
+from .torch_container import Records, TorchFile
 from .torch_file import fingerprint, read_torch
 from .zero_layout import Shape
 
@@ -195,6 +195,8 @@ class Reading:
 
     options: dict[str, Any] | None
     opaque: dict[str, None] = field(default_factory=dict)
+    mentioned: dict[str, None] = field(default_factory=dict)
+    records: dict[str, Records] = field(default_factory=dict)
     inputs: dict[str, Any] = field(default_factory=dict)
     bytes_read: int = 0
 
@@ -202,6 +204,8 @@ class Reading:
         """Open a file, which the checkpoint calls `name`; by default, by its own."""
         torch_file = read_torch(file, self.options)
         self.opaque.update(dict.fromkeys(map(str, torch_file.opaque)))
+        self.mentioned.update(dict.fromkeys(map(str, torch_file.globals)))
+        self.records[file.path] = torch_file.records
         self.inputs[name or basename(file.path)] = fingerprint(torch_file)
         self.bytes_read += torch_file.bytes_read
         return torch_file
