@@ -152,6 +152,13 @@ def _cut_flat(
     count = first.count(group) or world
     if world % count:
         raise CorruptError(f"{first.file.path}: group {group} is shared by {count} ranks, which do not divide {world}.")
+    fused = {name: experts.fused[name] for name in shapes if name in experts.fused}
+    odd = [name for name in shapes if name not in fused and zero_layout.expert_of(name) is None]
+    if odd and count < world:
+        raise CorruptError(
+            f"{first.file.path}: group {group} is shared by {count} of {world} ranks, as only experts are, and "
+            f"{odd[0]!r} in it is none."
+        )
     copies = zero_layout.ranks_of_group(world, count, experts.data_first)
     for ranks in copies:
         held = sum(optims[rank].masters[group].numel for rank in ranks)
@@ -165,13 +172,6 @@ def _cut_flat(
         _check_ranks(group, slices, [optims[rank] for rank in ranks])
     if len(copies) == 1:
         return _Group([_Cut(slices, copies[0], {name: name for name in shapes}, pieces=False)], {})
-    fused = {name: experts.fused[name] for name in shapes if name in experts.fused}
-    odd = [name for name in shapes if name not in fused and zero_layout.expert_of(name) is None]
-    if odd:
-        raise CorruptError(
-            f"{first.file.path}: group {group} is shared by {count} of {world} ranks, as only experts are, and "
-            f"{odd[0]!r} in it is none."
-        )
     for name, held_by in fused.items():
         if len(held_by) != len(copies) or any(len(held) != shapes[name][0] for held in held_by):
             sizes = ", ".join(str(len(held)) for held in held_by)
@@ -355,12 +355,18 @@ def _shapes(model: ModelFile, optims: Sequence[OptimFile]) -> list[dict[str, Sha
                 "wrote nowhere which parameters are in which.",
                 "Load the checkpoint with that release, and save the model's state dict.",
             )
-        pieces = first.stage == 3
-        sizes = [
-            first.masters[group].numel if pieces else sum(optim.masters[group].numel for optim in optims)
-            for group in range(groups)
-        ]
-        return zero_layout.split_shapes(shapes[0], sizes, len(optims), pieces)
+        world, named = len(optims), list(shapes[0].items())
+        sizes = [math.prod(shape) for _, shape in named]
+        held = [sum(optim.masters[group].numel for optim in optims) for group in range(groups)]
+        if first.stage == 3:
+            sizes, held = [-(-size // world) for size in sizes], [master.numel for master in first.masters]
+        ranges = zero_layout.split_list(sizes, held, 1 if first.stage == 3 else world)
+        if ranges is not None:
+            return [dict(named[each.start : each.stop]) for each in ranges]
+        raise CorruptError(
+            f"{model.file.path} lists {len(named)} parameters of {sum(sizes)} elements without their groups, and those "
+            f"of {first.file.path}, which have {', '.join(map(str, held[:8]))} elements, cannot be told from them."
+        )
     raise CorruptError(
         f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, and {first.file.path} has {groups} "
         "groups of partitions."

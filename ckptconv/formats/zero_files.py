@@ -71,8 +71,8 @@ def kind_of(name: str) -> str:
 
 
 def is_rank_file(name: str) -> bool:
-    """Whether a file of this name is one of a tag's."""
-    return any(pattern.fullmatch(name) for pattern in _KINDS.values())
+    """Whether a file of this name is one of a DeepSpeed checkpoint's."""
+    return bool(kind_of(name)) or name in (LATEST, RECOVERY_SCRIPT)
 
 
 def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> Place:
@@ -86,7 +86,7 @@ def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> Place:
     if entry.kind == "missing":
         raise UsageError(f"{path} does not exist.")
     if entry.kind != "directory":
-        if not is_rank_file(basename(path)) and basename(path) not in (LATEST, RECOVERY_SCRIPT):
+        if not is_rank_file(basename(path)):
             raise UsageError(
                 f"{path} is a file, and not one that DeepSpeed writes.", "Give the directory that holds `latest`."
             )

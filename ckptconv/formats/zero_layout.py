@@ -6,6 +6,8 @@ Sources: DeepSpeed's runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +16,9 @@ from typing import NamedTuple
 from ckptconv.tensors import Concat, LazyTensor, Narrow, Partitioned, Stored, View
 
 Shape = tuple[int, ...]
+
+# Lists that can be divided in more ways than this are not.
+MOST_WAYS = 1000
 
 _EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 
@@ -74,23 +79,29 @@ def _shaped(flat: LazyTensor, shape: Shape) -> LazyTensor:
     return flat if flat.shape == shape else View(flat, flat.dtype, shape)
 
 
-def split_shapes(shapes: Mapping[str, Shape], sizes: Sequence[int], world: int, pieces: bool) -> list[dict[str, Shape]]:
-    """The parameters of one list by group, as many in each as fill its `sizes` elements; releases before 0.5.4 wrote
-    one list for all groups. With `pieces`, sizes count one rank's elements."""
-    groups: list[dict[str, Shape]] = []
-    rest = list(shapes.items())
-    for size in sizes:
-        groups.append({})
-        while rest:
-            name, shape = rest[0]
-            size -= -(-math.prod(shape) // world) if pieces else math.prod(shape)
-            if size < 0:
-                break
-            groups[-1][name] = shape
-            del rest[0]
-    if groups:
-        groups[-1].update(rest)
-    return groups
+def split_list(sizes: Sequence[int], held: Sequence[int], unit: int) -> list[range] | None:
+    """Which of a list of parameters of `sizes` elements are in each group, for releases before 0.5.4, which wrote one
+    list for all groups.
+
+    A group has `held` elements, of which some may be padding up to the next multiple of `unit`. None where there is no
+    way to do it, or more than one.
+    """
+    ends = list(itertools.accumulate(sizes, initial=0))
+    # By how many parameters are taken already: where the groups before ended; None if they may have in several ways.
+    ways: dict[int, list[int] | None] = {0: []}
+    for size in held:
+        after: dict[int, list[int] | None] = {}
+        for start, cuts in ways.items():
+            for stop in range(bisect.bisect_right(ends, ends[start] + size) - 1, start - 1, -1):
+                if size > -(-(ends[stop] - ends[start]) // unit) * unit:
+                    break
+                if stop == len(sizes) or sizes[stop]:  # what has no elements goes with those before it
+                    after[stop] = None if stop in after or cuts is None else [*cuts, stop]
+        ways = after
+        if len(ways) > MOST_WAYS:
+            return None
+    cuts = ways.get(len(sizes))
+    return None if cuts is None else [range(start, stop) for start, stop in zip([0, *cuts], cuts, strict=False)]
 
 
 # ---------------------------------------------------------------------------------------------------------- experts
