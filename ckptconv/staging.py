@@ -78,7 +78,8 @@ class FileStaging(Staging):
         for stale in found:
             path = os.path.join(self.directory, stale)
             if stale.startswith(prefix) and path != self.temporary and not is_locked(path):
-                os.unlink(path)
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
         check_space(self.directory, size)
         try:
             writer = LocalWriter(self.temporary, size)
@@ -122,15 +123,11 @@ class DirectoryStaging(Staging):
         self.is_ours = is_ours
         self._made: list[str] = []
         self._guard = -1
-        self._foreign = False
+        self._ours = False
 
     def __enter__(self) -> Staging:
         try:
             self._prepare()
-        except BusyError:
-            self._foreign = True
-            self.discard()
-            raise
         except BaseException:
             self.discard()
             raise
@@ -145,6 +142,7 @@ class DirectoryStaging(Staging):
             os.makedirs(self.staging, exist_ok=True)
             self._guard = os.open(os.path.join(self.staging, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             lock(self._guard, self.path)
+            self._ours = True
             for stale in os.listdir(self.path):
                 path = os.path.join(self.path, stale)
                 if stale.startswith(".ckptconv-") and path != self.staging and os.path.isdir(path):
@@ -188,7 +186,7 @@ class DirectoryStaging(Staging):
                 os.rmdir(path)
 
     def _release(self) -> None:
-        if not self._foreign:
+        if self._ours:
             _remove_files(self.staging)
         if self._guard >= 0:
             os.close(self._guard)
@@ -219,9 +217,17 @@ class TreeStaging(Staging):
         self.old = os.path.join(self.parent, f".{name}.ckptconv-old")
         self.marker, self.after = marker, after
         self._guard = -1
-        self._foreign = False
+        self._ours = False
 
     def __enter__(self) -> Staging:
+        try:
+            self._prepare()
+        except BaseException:
+            self.discard()
+            raise
+        return self
+
+    def _prepare(self) -> None:
         with writing(self.path):
             present = os.listdir(self.path) if os.path.isdir(self.path) else []
             if present and self.marker not in present:
@@ -231,14 +237,9 @@ class TreeStaging(Staging):
                 )
             os.makedirs(self.staging, exist_ok=True)
             self._guard = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                lock(self._guard, self.path)
-            except BusyError:
-                self._foreign = True
-                self.discard()
-                raise
+            lock(self._guard, self.path)
+            self._ours = True
             _remove_below(self.staging)
-        return self
 
     def create(self, name: str, size: int) -> Writer:
         place = os.path.join(self.staging, name)
@@ -267,7 +268,7 @@ class TreeStaging(Staging):
         self._release()
 
     def discard(self) -> None:
-        if not self._foreign:
+        if self._ours:
             _remove_tree(self.staging)
         self._release()
 

@@ -78,6 +78,15 @@ def _filesystem(path: str, options: Options | None) -> tuple[Any, str]:
     return fs, inner
 
 
+# Descriptors of this process that are read under a name, and not by a path.
+_held: dict[str, int] = {}
+
+
+def hold(name: str, fd: int) -> None:
+    """Have the open file `fd` read under `name`, as if that were its path, for as long as this process lives."""
+    _held[name] = fd
+
+
 @dataclass(frozen=True)
 class Entry:
     """What stands under a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
@@ -91,7 +100,7 @@ def look(path: str, options: Options | None = None) -> Entry:
     if is_remote(path):
         return _look_remote(path, options)
     try:
-        found = os.stat(path)
+        found = os.stat(_held.get(path, path))
     except (FileNotFoundError, NotADirectoryError):
         return Entry("missing", File(path, 0))
     except (OSError, ValueError) as error:
@@ -162,13 +171,12 @@ class Reader:
         """Give the handle back."""
 
 
-class LocalReader(Reader):
-    def __init__(self, file: File) -> None:
-        try:
-            self._fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise FailedError(f"{file.path} cannot be read: {reason(error)}.") from error
+class DescriptorReader(Reader):
+    """Reads from an open descriptor, which it leaves open."""
+
+    def __init__(self, file: File, fd: int) -> None:
         self.file = file
+        self._fd = fd
 
     def read_at(self, offset: int, length: int) -> bytes:
         try:
@@ -198,6 +206,16 @@ class LocalReader(Reader):
             while count >= len(pending[0]):
                 count -= len(pending.pop(0))
             pending[0] = pending[0][count:]
+
+
+class LocalReader(DescriptorReader):
+    def __init__(self, file: File) -> None:
+        held = _held.get(file.path)
+        try:
+            fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC) if held is None else os.dup(held)
+        except OSError as error:
+            raise FailedError(f"{file.path} cannot be read: {reason(error)}.") from error
+        super().__init__(file, fd)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -246,7 +264,7 @@ class Readers:
         with self._lock:
             reader = self._open.get(path)
             if reader is None:
-                reader = self._open[path] = open_reader(file, self._options)
+                reader = self._open[path] = self.open(file)
                 self._shrink(keep=path)
             self._open.move_to_end(path)
             self._busy[path] = self._busy.get(path, 0) + 1
@@ -257,6 +275,10 @@ class Readers:
                 self._busy[path] -= 1
                 if not self._busy[path]:
                     del self._busy[path]
+
+    def open(self, file: File) -> Reader:
+        """A new reader of `file`."""
+        return open_reader(file, self._options)
 
     def _shrink(self, keep: str) -> None:
         for path in list(self._open):
@@ -357,7 +379,12 @@ class LocalWriter(Writer):
 
     def sync(self) -> None:
         with writing(self._path):
-            os.fsync(self._fd)
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                # There are file systems without it.
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+                    raise
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -473,15 +500,18 @@ def is_locked(path: str) -> bool:
 
 
 def sync_directory(path: str) -> None:
-    with writing(path):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Have the names in a directory survive a power cut, as far as its file system can; they stand in any case."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
 
-def check_space(directory: str, size: int) -> None:
+def check_space(
+    directory: str, size: int, what: str = "The output", hint: str = "Free some space, or write elsewhere."
+) -> None:
     """Raise FailedError before the first byte where `size` bytes cannot fit into the file system of `directory`."""
     try:
         found = os.statvfs(directory)
@@ -490,8 +520,7 @@ def check_space(directory: str, size: int) -> None:
     free = found.f_bavail * found.f_frsize
     if size > free:
         raise FailedError(
-            f"The output needs {size} bytes, and {directory} has {free} bytes free. Nothing was written.",
-            "Free some space, or write elsewhere.",
+            f"{what} needs {size} bytes, and {directory} has {free} bytes free. Nothing was written.", hint
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import json
@@ -10,6 +11,7 @@ import os
 import pty
 import random
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -423,6 +425,84 @@ def test_a_limit_on_the_size_of_files_ends_in_a_paragraph(output: str, small: Pa
     assert os.listdir(tmp_path) == []
     code, _, err = ended(python(limited, "pt2safetensors", small, tmp_path / "shards", "--max-shard-size", "500kB"))
     assert code == 1
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int) -> None:
+    """Have the system refuse `call` once it has been made `after` times."""
+    usual = getattr(os, call)
+    made = 0
+
+    def refused(*arguments: Any, **options: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made > after:
+            raise OSError(number, os.strerror(number))
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(os, call, refused)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize(
+    ("call", "number", "after", "words"),
+    [
+        ("pwrite", errno.ENOSPC, 5, ["cannot be written", "no space left", "Free some space"]),
+        ("pwrite", errno.EDQUOT, 0, ["quota"]),
+        ("pwrite", errno.EIO, 20, ["input/output error"]),
+        ("ftruncate", errno.EFBIG, 0, ["ulimit -f"]),
+        ("fsync", errno.EIO, 0, ["cannot be written", "input/output error"]),
+        ("preadv", errno.EIO, 7, ["model.pt cannot be read", "input/output error"]),
+        ("pread", errno.ESTALE, 1, ["model.pt cannot be read", "stale"]),
+        ("replace", errno.EACCES, 0, ["permission denied"]),
+    ],
+)
+def test_a_disk_that_fails_ends_in_a_paragraph_with_nothing_left(
+    call: str,
+    number: int,
+    after: int,
+    words: list[str],
+    output: str,
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing(monkeypatch, call, number, after)
+    run = ckptconv_here("pt2safetensors", small, tmp_path / output)
+    monkeypatch.undo()
+    assert run.code == 1, run.err
+    assert len(run.err.splitlines()) == 1
+    for word in words:
+        assert word in run.err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_file_system_that_cannot_sync_is_none_the_worse(
+    output: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+        failing(monkeypatch, "fsync", number, 0)
+        run = ckptconv_here("pt2safetensors", small, tmp_path / output)
+        monkeypatch.undo()
+        assert run.code == 0, run.err
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_what_has_its_name_is_done_even_if_its_directory_cannot_be_synced(
+    output: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = os.fsync
+
+    def of_files_only(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        usual(fd)
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    assert ckptconv_here("pt2safetensors", small, tmp_path / output).code == 0
+    monkeypatch.undo()
+    stored = tmp_path / output
+    assert is_small(stored / "model.safetensors" if stored.is_dir() else stored)
 
 
 # ------------------------------------------------------------------------------------------------- what is said where
