@@ -195,8 +195,9 @@ def zero_to_fp32(
     ] = False,
     **options: Any,
 ) -> None:
-    """Join the fp32 master weights of a DeepSpeed ZeRO checkpoint into safetensors.
+    """Join the fp32 weights of a DeepSpeed checkpoint.
 
+    They are the master weights of ZeRO 1, 2 or 3; what is stored in 16 bits only is widened, unless --dtype says keep.
     CHECKPOINT is the directory that holds `latest`, or one tag's. OUTPUT is a directory, or one file if it ends in
     .safetensors. Optimizer states are not read, unless --optimizer asks for them; OUTPUT may then be left out.
 

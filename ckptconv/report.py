@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from typing_extensions import Self
 
-    from .convert import Report
+    from .convert import OutputFile, Report
     from .errors import CkptconvError
 
 # Seconds between two lines of progress where there is no terminal.
 INTERVAL = 5.0
 # Of so many output files each gets a line.
 FEW = 3
+# Names are padded to the longest, but not beyond this.
+WIDE = 60
 
 
 @dataclasses.dataclass
@@ -181,15 +183,17 @@ class Bar(Progress):
 def _report_lines(report: Report, verbose: bool) -> list[str]:
     lines: list[str] = []
     verb = "would write" if report.dry_run else "wrote"
-    if len(report.outputs) <= FEW or verbose:
-        for output in report.outputs:
-            tensors = f", {_count(output.tensors, 'tensor')}" if output.tensors else ""
-            lines.append(f"{verb} {output.path} ({format_size(output.bytes)}{tensors})")
-    else:
-        directory = os.path.commonpath([os.path.dirname(output.path) for output in report.outputs]) or "."
-        lines.append(f"{verb} {len(report.outputs)} files in {directory} ({format_size(report.bytes_written)})")
-    contents = [f"{kind} {count}" for kind, count in report.counts.items()]
-    lines.append(f"{report.format}: " + (", ".join(contents) if contents else _count(report.tensors, "tensor")))
+    by_directory: dict[str, list[OutputFile]] = {}
+    for output in report.outputs:
+        by_directory.setdefault(os.path.dirname(output.path) or ".", []).append(output)
+    for directory, outputs in by_directory.items():
+        if len(outputs) <= FEW or verbose:
+            lines.extend(f"{verb} {output.path} ({_contents(output.bytes, output.tensors)})" for output in outputs)
+        else:
+            contents = _contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
+            lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())
+    lines.append(f"{report.format}: {kinds or _count(report.tensors, 'tensor')}")
     if report.aliases and verbose:
         lines.extend(f"  {alias} is stored as {kept}" for alias, kept in report.aliases.items())
     elif report.aliases and "aliases" not in report.counts:
@@ -208,6 +212,10 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
     return lines
 
 
+def _contents(size: int, tensors: int) -> str:
+    return f"{format_size(size)}, {_count(tensors, 'tensor')}" if tensors else format_size(size)
+
+
 def _duration(report: Report) -> str:
     """How long it took, and how fast that was where it took long enough to tell."""
     if report.seconds < 1:
@@ -217,17 +225,18 @@ def _duration(report: Report) -> str:
 
 def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int = 20) -> list[str]:
     lines = [f"{path}: {summary['format']}"]
-    lines.extend(f"  {key}: {value}" for key, value in summary["facts"].items())
+    for key, value in summary["facts"].items():
+        lines.append(f"  {key}: {format_size(value) if key == 'size' else value}")
     if summary["counts"]:
-        lines.append("  " + ", ".join(f"{kind} {count}" for kind, count in summary["counts"].items()))
+        lines.append("  " + ", ".join(f"{kind} {count:,}" for kind, count in summary["counts"].items()))
     for dtype, total in summary["totals"].items():
         lines.append(
-            f"  {dtype}: {_count(total['tensors'], 'tensor')}, {total['elements']:,} elements, "
+            f"  {dtype}: {_count(total['tensors'], 'tensor')}, {_count(total['elements'], 'element')}, "
             f"{format_size(total['bytes'])}"
         )
     rows = summary["tensors"]
     shown = rows if verbose else rows[:most]
-    width = max((len(row["name"]) for row in shown), default=0)
+    width = min(max((len(row["name"]) for row in shown), default=0), WIDE)
     for row in shown:
         tied = summary["aliases"].get(row["name"])
         shape = " × ".join(map(str, row["shape"])) or "scalar"
@@ -235,7 +244,8 @@ def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int 
         lines.append(f"    {row['name']:<{width}}  {row['dtype']}  {shape}  {size}")
     if len(shown) < len(rows):
         rest = sum(math.prod(row["shape"]) for row in rows[len(shown) :])
-        lines.append(f"    … and {len(rows) - len(shown)} more tensors of {rest:,} elements (--verbose lists them)")
+        more = len(rows) - len(shown)
+        lines.append(f"    … and {more:,} more of {_count(rest, 'element')} (--verbose lists them)")
     if summary["opaque"]:
         lines.append(f"  classes kept as inert data, never run: {', '.join(summary['opaque'])}")
     known = [name for name in summary["classes"] if name not in summary["opaque"]]
