@@ -34,4 +34,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     module, attribute = _HOMES[name]
-    return getattr(importlib.import_module(f".{module}", __name__), attribute)
+    value = getattr(importlib.import_module(f".{module}", __name__), attribute)
+    # The import has put the module under its own name: here, `convert` is the function.
+    globals()[name] = value
+    return value

@@ -806,6 +806,14 @@ def test_the_input_is_never_replaced(tmp_path: Path) -> None:
     converted(path, tmp_path / "new.safetensors")
 
 
+def test_as_a_library_it_may_be_called_again_and_again(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": torch.ones(1)})
+    code = "import sys, ckptconv\nfor _ in range(2): print(ckptconv.convert(sys.argv[1]).outputs[0].tensors)"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1\n1\n", "")
+    assert_same(load_file(tmp_path / "model.safetensors"), {"a": torch.ones(1)})
+
+
 def test_an_input_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     path = saved(tmp_path, {"a": torch.ones(1_000_000)})
 
