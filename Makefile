@@ -25,6 +25,8 @@ $(INSTALLED): pyproject.toml requirements-dev.txt
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+# Half of the time to start, where the environment forbids Python to do this by itself.
+	$(BIN)/python -m compileall -q ckptconv
 	@touch $@
 
 demo: $(INSTALLED)
