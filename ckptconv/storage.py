@@ -12,7 +12,7 @@ import re
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from queue import SimpleQueue
@@ -93,6 +93,11 @@ class Entry:
 
     kind: str
     file: File
+
+    @property
+    def described(self) -> str:
+        """The kind with its article."""
+        return "a pipe or a device" if self.kind == "other" else f"a {self.kind}"
 
 
 def look(path: str, options: Options | None = None) -> Entry:
@@ -306,7 +311,7 @@ def open_reader(file: File | str, options: Options | None = None) -> Reader:
         if entry.kind == "missing":
             raise UsageError(f"{file} does not exist.")
         if entry.kind != "file":
-            raise UsageError(f"{file} is a {entry.kind}, where a file was expected.")
+            raise UsageError(f"{file} is {entry.described}, where a file was expected.")
         file = entry.file
     return RemoteReader(file, options) if is_remote(file.path) else LocalReader(file)
 
@@ -324,7 +329,7 @@ def read_text(path: str, limit: int, options: Options | None = None) -> str:
         reader.close()
 
 
-def check_unchanged(files: Iterator[File], options: Options | None = None) -> None:
+def check_unchanged(files: Iterable[File], options: Options | None = None) -> None:
     """Raise CorruptError if one of `files` is no longer what it was when it was opened."""
     for file in files:
         now = look(file.path, options).file

@@ -90,11 +90,29 @@ def itemsize_of_components(dtype: DType) -> int:
 
 
 class File(NamedTuple):
-    """A file as a source of bytes: its URL or path, its size, and what identifies this version of its content."""
+    """A file as a source of bytes: its URL or path, its size, and what identifies this version of its content.
+
+    It may be deflated inside another: `packed` says where, and `path` is for people only.
+    """
 
     path: str
     size: int
     stamp: str = ""
+    packed: Packed | None = None
+
+    @property
+    def stored(self) -> File:
+        """The file as it is stored: itself, or the one that it is packed in."""
+        return self.packed.file if self.packed else self
+
+
+class Packed(NamedTuple):
+    """`nbytes` bytes of deflate from byte `offset` of `file`; the CRC-32 of what they unpack to, if it is recorded."""
+
+    file: File
+    offset: int
+    nbytes: int
+    crc: int | None
 
 
 class Runs(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptconv import attacks
 from ckptconv.errors import UsageError
+from ckptconv.spool import is_pipe, take_pipe
 from ckptconv.storage import basename, dirname, is_remote, listing, look
 
 from . import deepspeed, torch_file, universal, zero_files
@@ -26,27 +27,31 @@ def open_source(
     exclude_frozen: bool = False,
     model_rank: int | None = None,
     inert: bool = False,
+    spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
     """Open the checkpoint under `path`, of whatever format it is. Reads descriptions only, no tensor data.
 
     `family` is the family the caller expects: a path of another is a UsageError that names the right command. `tag`,
     `exclude_frozen` and `model_rank`, one tensor-parallel rank, apply to DeepSpeed's checkpoints. A file that is an
-    attack is an UnsafeError, or with `inert` opened like any other: nothing in it runs either way.
+    attack is an UnsafeError, or with `inert` opened like any other: nothing in it runs either way. "-" is standard
+    input; what comes through a pipe is kept in a temporary file in `spool_dir`.
     """
+    path = os.fspath(path)
+    if is_pipe(path):
+        path = take_pipe(path, spool_dir)
     with attacks.refused(not inert):
         return _open(path, family, tag, exclude_frozen, model_rank, storage_options)
 
 
 def _open(
-    path: str | os.PathLike[str],
+    path: str,
     family: str,
     tag: str,
     exclude_frozen: bool,
     model_rank: int | None,
     storage_options: Mapping[str, Any] | None,
 ) -> Source:
-    path = os.fspath(path)
     options = dict(storage_options or {})
     entry = look(path, options)
     if entry.kind == "missing":
@@ -61,7 +66,7 @@ def _open(
             return universal.read(directory, exclude_frozen=exclude_frozen, options=options)
         return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
     if entry.kind != "file":
-        raise UsageError(f"{path} is a {entry.kind}, where a checkpoint was expected, and holds none that is known.")
+        raise UsageError(f"{path} is {entry.described}, where a checkpoint was expected, and holds none that is known.")
     return torch_file.read(path, options)
 
 

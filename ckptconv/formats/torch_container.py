@@ -56,10 +56,19 @@ class Record(NamedTuple):
 
 
 class Records(Sequence[Record]):
-    """The storages of an archive, in the order of the file; a few bytes each, for there may be a million."""
+    """The storages of a container, in the order of the file; a few bytes each, for there may be a million.
 
-    def __init__(self, offsets: array.array[int], sizes: array.array[int], crcs: array.array[int]) -> None:
-        self._offsets, self._sizes, self._crcs = offsets, sizes, crcs
+    Those that are compressed cannot be read in place, and are not among them; `packed` are their checksums.
+    """
+
+    def __init__(
+        self,
+        offsets: array.array[int],
+        sizes: array.array[int],
+        crcs: array.array[int],
+        packed: array.array[int] = array.array("I"),  # noqa: B008
+    ) -> None:
+        self._offsets, self._sizes, self._crcs, self._packed = offsets, sizes, crcs, packed
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -77,9 +86,9 @@ class Records(Sequence[Record]):
 
     def digest(self) -> int | None:
         """What tells these contents from others, by their checksums; None where the archive has none."""
-        if not any(self._crcs):
+        if not any(self._crcs) and not any(self._packed):
             return None
-        return zlib.crc32(self._crcs.tobytes(), zlib.crc32(self._sizes.tobytes()))
+        return zlib.crc32(self._packed.tobytes(), zlib.crc32(self._crcs.tobytes(), zlib.crc32(self._sizes.tobytes())))
 
     def containing(self, offset: int) -> Record | None:
         """The record that has byte `offset` of the file in it."""

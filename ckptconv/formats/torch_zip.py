@@ -21,7 +21,9 @@ from typing import Any
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of
 from ckptconv.formats.torch_objects import Storage, storage_id, vocabulary
+from ckptconv.spool import check_ratio
 from ckptconv.storage import Reader, is_remote
+from ckptconv.tensors import File, Packed
 from ckptconv.unpickle import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, load
 
 PICKLE = "data.pkl"
@@ -52,7 +54,7 @@ _ZIP64 = 0xFFFFFFFF
 # The end record and the zip64 records before it; and with the longest comment after it.
 _END_RECORDS = _END64.size + _LOCATOR.size + _END.size
 _TAIL = _END_RECORDS + (1 << 16)
-_DEFLATED = 8
+_STORED, _DEFLATED = 0, 8
 _METHODS = {_DEFLATED: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstandard", 95: "xz"}
 
 
@@ -92,6 +94,8 @@ class _Storages:
         self._first = first_identity()
         # Sizes recur, and are kept with every tensor.
         self._sizes: dict[int, int] = {}
+        # Deflated storages, as files of their own.
+        self._packed: dict[int, File] = {}
 
     def resolve(self, pid: Any) -> Storage:
         wanted = storage_id(pid)
@@ -104,15 +108,19 @@ class _Storages:
         if row is None:
             raise MalformedError(f"needs storage {wanted.key[:40]!r} of {nbytes} bytes, which the archive lacks")
         size, method = archive.sizes[row], archive.methods[row]
-        if method:
+        if method not in (_STORED, _DEFLATED):
             raise RefusedError(
                 f"needs storage {wanted.key[:40]!r}, which is compressed ({_METHODS.get(method, method)}); "
                 "unpack the archive, pack it again without compression (zip -0), and convert that"
             )
         if size != nbytes:
             raise MalformedError(f"needs {nbytes} bytes of storage {wanted.key[:40]!r}, whose record has {size}")
-        offset = archive.start + archive.payloads[row]
-        return Storage(archive.file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
+        file, offset = archive.file, archive.start + archive.payloads[row]
+        if method:
+            if row not in self._packed:
+                self._packed[row] = archive.deflated(row, wanted.key)
+            file, offset = self._packed[row], 0
+        return Storage(file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
 
 
 # ------------------------------------------------------------------------------------------------------ the archive
@@ -393,13 +401,23 @@ class _Archive:
         """The row of the storage with this key."""
         return self.rows.get(self._storages + key)
 
+    def deflated(self, row: int, key: str) -> File:
+        """The content of a deflated storage, as a file that is packed in this one."""
+        file, size, packed = self.file, self.sizes[row], self.packed[row]
+        path = f"{file.path}/{self._storages}{key}"
+        check_ratio(path, packed, size)
+        crc = self.crcs[row] if self.crcs[row] or not size else None
+        return File(path, size, file.stamp, Packed(file, self.start + self.payloads[row], packed, crc))
+
     def records(self) -> Records:
-        """Where the storages are, but for compressed ones, which no tensor uses."""
-        rows = sorted((row for _, row in self.storages() if not self.methods[row]), key=self.payloads.__getitem__)
+        """Where the storages are, but for compressed ones, of which only the checksums are told."""
+        found = sorted((row for _, row in self.storages()), key=self.payloads.__getitem__)
+        rows = [row for row in found if not self.methods[row]]
         return Records(
             array.array("Q", [self.start + self.payloads[row] for row in rows]),
             array.array("Q", [self.sizes[row] for row in rows]),
             array.array("I", [self.crcs[row] for row in rows]),
+            array.array("I", [self.crcs[row] for row in found if self.methods[row]]),
         )
 
     # ---- small members

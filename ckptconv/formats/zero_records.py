@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from ckptconv import kernels
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.storage import Readers, basename
+from ckptconv.spool import SpoolingReaders
+from ckptconv.storage import basename
 from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged
 from ckptconv.tree import Global, Opaque
 
@@ -253,7 +254,7 @@ class Reading:
         """The first bytes of a tensor, `limit` at most."""
         size = min(tensor.nbytes, limit)
         data = memoryview(bytearray(size))
-        with Readers(self.options) as readers:
+        with SpoolingReaders(self.options) as readers:
             for move in tensor.moves(0, size):
                 packed = move.source
                 if move.file is not None and isinstance(packed, Runs):

@@ -1,0 +1,286 @@
+"""Bytes that come only once, from beginning to end, kept where they can be read from anywhere.
+
+A deflated record of an archive, and standard input, cannot be read by ranges. What they give goes in chunks to a
+private temporary file without a name, which is gone when this process is, however it ends; tensors are then read from
+there. A deflated record is unpacked when the first of its bytes is asked for, and not at all if none is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from .errors import CorruptError, FailedError, LimitError, UsageError
+from .storage import DescriptorReader, Options, Reader, Readers, check_space, hold, is_remote, reason
+from .tensors import File, Packed
+
+# The path that means standard input, and what it is called.
+STANDARD_INPUT = "-"
+STANDARD_INPUT_NAME = "<stdin>"
+# A byte of deflate stands for 1,032 at most: two bits for 258.
+MAX_RATIO = 1032
+# What is read and what is unpacked at a time, and what is asked for at a time from far away.
+CHUNK = 1 << 18
+_FAR_CHUNK = 1 << 22
+_ELSEWHERE = "Name a directory with more room: --spool-dir."
+# Names of descriptors that were open before: what a shell puts in the place of <(...).
+_DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
+
+
+def default_directory() -> str:
+    """Where to spool when nothing is written: TMPDIR, else /var/tmp, which unlike /tmp is on a disk everywhere."""
+    for directory in (os.environ.get("TMPDIR"), "/var/tmp"):
+        if directory and os.path.isdir(directory):
+            return directory
+    return "/tmp"
+
+
+class Spool:
+    """A temporary file without a name in `directory`. It grows, and is read from several threads."""
+
+    def __init__(self, directory: str = "") -> None:
+        self.directory = directory or default_directory()
+        self._end = 0
+        self._lock = threading.Lock()
+        self._fd = -1
+
+    @property
+    def descriptor(self) -> int:
+        """The file, which is made when it is first needed."""
+        with self._lock:
+            if self._fd < 0:
+                self._fd = _unnamed(self.directory)
+            return self._fd
+
+    def room(self, size: int) -> int:
+        """Where there is room for `size` bytes that nothing else is put into."""
+        with self._lock:
+            start = self._end
+            self._end += size
+            return start
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Put `data` at `offset`. Raises FailedError where the disk is full."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                count = os.pwrite(self.descriptor, rest, offset)
+                rest, offset = rest[count:], offset + count
+        except OSError as error:
+            raise _cannot_write(self.directory, error) from error
+
+    def check_space(self, size: int) -> None:
+        """Raise FailedError where `size` bytes more do not fit."""
+        check_space(self.directory, size, "Unpacking the compressed tensors", _ELSEWHERE)
+
+    def close(self) -> None:
+        """Let the file go."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+def _unnamed(directory: str) -> int:
+    """A new file that nobody else can open, and that needs no removal."""
+    try:
+        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except (OSError, AttributeError) as error:
+        # Some file systems, and other systems, have no files without names.
+        unknown = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+        if isinstance(error, OSError) and error.errno not in unknown:
+            raise _cannot_write(directory, error) from error
+    path = os.path.join(directory, f".ckptconv-spool-{secrets.token_hex(8)}")
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _cannot_write(directory, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _cannot_write(directory: str, error: OSError) -> FailedError:
+    return FailedError(
+        f"A temporary file in {directory} cannot be written: {reason(error)}. Nothing was written.", _ELSEWHERE
+    )
+
+
+# --------------------------------------------------------------------------------------------------- standard input
+
+
+def is_pipe(path: str) -> bool:
+    """Whether `path` means standard input, or is the name of a pipe that this process was started with."""
+    if path == STANDARD_INPUT:
+        return True
+    if not _DESCRIPTOR.fullmatch(path):
+        return False
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def take_pipe(path: str, directory: str = "") -> str:
+    """Read what comes through a pipe to its end, into a temporary file. Returns the name it can be read under.
+
+    Standard input that is a file is read where it is. Raises UsageError for a terminal.
+    """
+    name = STANDARD_INPUT_NAME if path == STANDARD_INPUT else path
+    try:
+        source = os.dup(0) if path == STANDARD_INPUT else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise FailedError(f"{name} cannot be read: {reason(error)}.") from error
+    if _is_at_start_of_file(source):
+        hold(name, source)
+        return name
+    try:
+        if os.isatty(source):
+            raise UsageError(
+                "Standard input is a terminal, where a checkpoint was expected.", "Pipe one in: cat x.pt | ckptconv …"
+            )
+        spool = Spool(directory)
+        for chunk in _chunks_of(source, name):
+            spool.write_at(spool.room(len(chunk)), chunk)
+        hold(name, spool.descriptor)
+    finally:
+        os.close(source)
+    return name
+
+
+def _is_at_start_of_file(fd: int) -> bool:
+    return stat.S_ISREG(os.fstat(fd).st_mode) and os.lseek(fd, 0, os.SEEK_CUR) == 0
+
+
+def _chunks_of(fd: int, name: str) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(CHUNK))
+    try:
+        while count := os.readv(fd, [buffer]):
+            yield buffer[:count]
+    except OSError as error:
+        raise FailedError(f"{name} cannot be read: {reason(error)}.") from error
+
+
+# -------------------------------------------------------------------------------------------------- deflated records
+
+
+def check_ratio(name: str, packed: int, size: int) -> None:
+    """Raise LimitError if `packed` bytes of deflate cannot possibly be `size` bytes."""
+    if size > MAX_RATIO * packed:
+        raise LimitError(
+            f"{name} is said to be {size} bytes, deflated to {packed}: deflate makes no more than "
+            f"{MAX_RATIO * packed} of these."
+        )
+
+
+class SpoolingReaders(Readers):
+    """Readers of files and of what is packed in them, which is unpacked into a temporary file in `directory`.
+
+    `bytes_unpacked` counts the bytes that were read for that.
+    """
+
+    def __init__(self, options: Options | None = None, directory: str = "") -> None:
+        super().__init__(options)
+        self.bytes_unpacked = 0
+        self._spool = Spool(directory)
+        self._contents: dict[File, _Content] = {}
+        self._table = threading.Lock()
+
+    def check_space(self, files: Iterable[File]) -> None:
+        """Raise FailedError if those of `files` that are packed have no room once they are unpacked."""
+        size = sum(file.size for file in files if file.packed)
+        if size:
+            self._spool.check_space(size)
+
+    def open(self, file: File) -> Reader:
+        return super().open(file) if file.packed is None else _PackedReader(file, self.unpacked)
+
+    def unpacked(self, file: File) -> tuple[int, int]:
+        """The descriptor and the offset of the content of a packed file, which is unpacked now if it was not yet."""
+        assert file.packed is not None
+        with self._table:
+            content = self._contents.get(file)
+            if content is None:
+                content = self._contents[file] = _Content(self._spool.room(file.size))
+        with content.lock:
+            if not content.ready:
+                with self.reading(file.packed.file) as reader:
+                    _inflate(file, file.packed, reader, content.start, self._spool)
+                content.ready = True
+                with self._table:
+                    self.bytes_unpacked += file.packed.nbytes
+        return self._spool.descriptor, content.start
+
+    def __enter__(self) -> SpoolingReaders:
+        return self
+
+    def close(self) -> None:
+        super().close()
+        self._contents.clear()
+        self._spool.close()
+
+
+class _Content:
+    """Where the content of a packed file is in the spool, and whether it is there yet."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.ready = False
+        self.lock = threading.Lock()
+
+
+class _PackedReader(Reader):
+    """Reads from the spool, and has it filled before."""
+
+    def __init__(self, file: File, unpacked: Callable[[File], tuple[int, int]]) -> None:
+        self.file = file
+        self._unpacked = unpacked
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        fd, start = self._unpacked(self.file)
+        DescriptorReader(self.file, fd).fill(start + offset, buffers)
+
+
+def _inflate(file: File, packed: Packed, reader: Reader, start: int, spool: Spool) -> None:
+    """Unpack `packed`, and put it at `start` of the spool. Raises CorruptError if it is not just what it should be."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    done = crc = 0
+    for data in _chunks_at(reader, packed):
+        more = True
+        while more:
+            try:
+                made = inflater.decompress(data, CHUNK)
+            except zlib.error as error:
+                raise _damaged(file, f"it cannot be inflated ({error})") from None
+            if done + len(made) > file.size:
+                raise _damaged(file, f"it inflates to more than the {file.size} bytes it is said to have")
+            spool.write_at(start + done, made)
+            crc = zlib.crc32(made, crc)
+            done += len(made)
+            data = inflater.unconsumed_tail
+            # A full chunk may not be all there is.
+            more = bool(data) or len(made) == CHUNK
+        if inflater.unused_data:
+            break
+    if done != file.size or not inflater.eof or inflater.unused_data:
+        raise _damaged(file, f"it inflates to {done} bytes, and it is said to have {file.size}")
+    if packed.crc is not None and crc != packed.crc:
+        raise _damaged(file, f"its checksum is {crc:08x}, and {packed.crc:08x} is recorded")
+
+
+def _chunks_at(reader: Reader, packed: Packed) -> Iterator[bytes]:
+    unit = _FAR_CHUNK if is_remote(packed.file.path) else CHUNK
+    for at in range(0, packed.nbytes, unit):
+        yield reader.read_at(packed.offset + at, min(unit, packed.nbytes - at))
+
+
+def _damaged(file: File, why: str) -> CorruptError:
+    return CorruptError(f"{file.path} is damaged: {why}.", "Copy or download the archive again.")
