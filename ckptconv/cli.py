@@ -116,6 +116,12 @@ CONVERTING = {
     "memory": _option(str, "8MiB", metavar="SIZE", help="Bound on all buffers together."),
     "no_fsync": _option(bool, False, "--no-fsync", help="Do not wait for the disk."),
     "no_clobber": _option(bool, False, "--no-clobber", help="Refuse to replace an output."),
+    "checksum": _option(
+        bool, False, "--checksum", help="Check the checksums of all that is read, as far as the input has any."
+    ),
+    "spool_dir": _option(
+        str, "", metavar="DIR", help="Where a pipe and compressed tensors are unpacked; default: beside OUTPUT."
+    ),
     "dry_run": _option(bool, False, "--dry-run", help="Show the plan, write nothing."),
     **SHOWING,
     "no_progress": _option(bool, False, "--no-progress", help="Show no progress."),

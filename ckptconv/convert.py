@@ -9,19 +9,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import keymap, select
-from .errors import CorruptError, FailedError, UsageError
+from .checksums import Checksums
+from .errors import CorruptError, FailedError, LimitError, UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source
 from .move import Progress, Tally, carry_out, same
 from .outputs import safetensors, universal
-from .plan import FilePlan, Literal, Plan, identify, pack, shard_names
+from .plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
+from .spool import SpoolingReaders, is_pipe
 from .staging import DirectoryStaging, FileStaging, Staging, TreeStaging
 from .storage import (
-    Readers,
     Syncing,
     basename,
     check_unchanged,
@@ -45,6 +46,9 @@ OUTPUT_NAMES = re.compile(
 )
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 DEFAULT_MEMORY = 8 << 20
+# An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
+# be as large as it likes, by repeating an element.
+MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class Options:
     per_rank: bool = False
     exclude_frozen_parameters: bool = False
     inert: bool = False
+    checksum: bool = False
+    spool_dir: str = ""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -85,7 +91,10 @@ class OutputFile:
 
 @dataclass
 class Report:
-    """What a conversion did, or would do with `dry_run`. Sizes are in bytes."""
+    """What a conversion did, or would do with `dry_run`. Sizes are in bytes.
+
+    `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.
+    """
 
     input: str
     outputs: list[OutputFile]
@@ -98,6 +107,8 @@ class Report:
     input_bytes: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    checksums: int = 0
+    extra_bytes: int = 0
     seconds: float = 0.0
     peak_rss_bytes: int = 0
     dry_run: bool = False
@@ -148,17 +159,28 @@ def convert(
         for plan, path in asked.items()
         if path or (path is not None and plan is _weights)
     }
-    sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen)
-    targets = targets or {_weights: resolve_output(default_output(sources[0]), chosen)}
+    chosen = replace(chosen, spool_dir=chosen.spool_dir or _beside(targets.values()))
+    sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen, bool(targets))
+    if not targets:
+        targets = {_weights: resolve_output(default_output(sources[0]), chosen)}
+        chosen = replace(chosen, spool_dir=chosen.spool_dir or _beside(targets.values()))
     outputs = [plan(one, _of_rank(target, one), chosen) for one in sources for plan, target in targets.items()]
     if announce:
         announce(sum(each.plan.nbytes for each in outputs))
-    inputs = list(dict.fromkeys(file for each in outputs for file in each.plan.inputs()))
+    read = list(dict.fromkeys(file for each in outputs for file in each.plan.inputs()))
+    inputs = list(dict.fromkeys(file.stored for file in read))
     for each in outputs:
+        _check_growth(each, sum(file.size for file in each.plan.inputs()))
         _check_output(each, [one.path for one in sources] + [file.path for file in inputs], chosen)
     equal = [pair for one in sources for pair in one.equal]
-    tally = Tally() if chosen.dry_run else _publish(outputs, inputs, equal, chosen, progress, publishing)
+    checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
+    watched = checksums if chosen.checksum else None
+    tally = Tally() if chosen.dry_run else _publish(outputs, read, equal, chosen, progress, publishing, watched)
     warnings = [warning for one in sources for warning in one.warnings]
+    if checksums.unrecorded:
+        paths = list(checksums.unrecorded)
+        more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
+        warnings.append(f"{paths[0]}{more} cannot be checked: no checksums are recorded for what was read.")
     if tally.overflows:
         values = "1 value was" if tally.overflows == 1 else f"{tally.overflows:,} values were"
         warnings.append(f"{values} too large for {chosen.dtype} and became infinite.")
@@ -179,21 +201,39 @@ def convert(
         opaque=list(dict.fromkeys(name for one in sources for name in one.opaque)),
         warnings=warnings,
         input_bytes=sum(file.size for file in inputs),
-        bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read,
+        bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read + checksums.extra_bytes,
         bytes_written=sum(each.plan.nbytes for each in outputs),
+        checksums=checksums.checked,
+        extra_bytes=checksums.extra_bytes,
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss(),
         dry_run=chosen.dry_run,
     )
 
 
-def _open(path: str, options: Options) -> list[Source]:
-    """The sources that `path` means: one, or with `per_rank` one for every tensor-parallel rank."""
+def _beside(targets: Iterable[Target]) -> str:
+    """A directory that is there, where or above where an output is to be; "" if none was named."""
+    for target in targets:
+        directory = os.path.realpath(target.path)
+        while not os.path.isdir(directory):
+            directory = os.path.dirname(directory)
+        return directory
+    return ""
+
+
+def _open(path: str, options: Options, has_target: bool) -> list[Source]:
+    """The sources that `path` means: one, or with `per_rank` one for every tensor-parallel rank.
+
+    What comes through a pipe is read now, if it is known where the output goes.
+    """
+    if is_pipe(path) and not has_target:
+        raise UsageError("What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     settings: dict[str, Any] = {
         "family": options.family,
         "tag": options.tag,
         "exclude_frozen": options.exclude_frozen_parameters,
         "inert": options.inert,
+        "spool_dir": options.spool_dir,
         "storage_options": options.storage_options,
     }
     if not options.per_rank:
@@ -290,6 +330,20 @@ def _check_output(output: Output, inputs: Iterable[str], options: Options) -> No
         raise UsageError(
             f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT: it may hold several files.",
+        )
+
+
+def _check_growth(output: Output, available: int) -> None:
+    """Raise LimitError for an output out of all proportion to the `available` bytes that it is made of."""
+    most = MAX_GROWTH * available + ROOM_TO_GROW
+    parts = [part for file in output.plan.files for part in file.parts if isinstance(part, Data)]
+    if sum(part.nbytes for part in parts) > most:
+        largest = max(parts, key=lambda part: part.nbytes)
+        raise LimitError(
+            f"{output.target.path} would have {output.plan.nbytes} bytes, made of {available}: tensors such as "
+            f"{largest.name!r} of {largest.nbytes} bytes repeat the same elements. At most {most} bytes are written of "
+            "so little. Nothing was written.",
+            f"Leave it out with --exclude {largest.name!r}, or save a contiguous copy of it.",
         )
 
 
@@ -406,13 +460,15 @@ def _publish(
     options: Options,
     progress: Progress | None,
     publishing: Callable[[], None] | None,
+    checksums: Checksums | None = None,
 ) -> Tally:
     """Carry out the plans in staging, and commit them when all are whole."""
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
     storage_options = dict(options.storage_options)
     total = Tally()
     with ExitStack() as stack:
-        readers = stack.enter_context(Readers(storage_options))
+        readers = stack.enter_context(SpoolingReaders(storage_options, options.spool_dir))
+        readers.check_space(inputs)
         for name, one, other in equal:
             if not same(one, other, readers):
                 raise CorruptError(f"{name!r} is stored twice, in {_places(one, other)}, and the two differ.")
@@ -421,14 +477,27 @@ def _publish(
         for output, staging in zip(outputs, stagings, strict=True):
             for file in output.plan.files:
                 writer = staging.create(file.name, file.size)
-                total.add(carry_out(file, writer, readers, jobs=jobs, memory=options.memory, progress=progress))
+                total.add(
+                    carry_out(
+                        file,
+                        writer,
+                        readers,
+                        jobs=jobs,
+                        memory=options.memory,
+                        progress=progress,
+                        seen=checksums.seen if checksums else None,
+                    )
+                )
                 seal = functools.partial(staging.seal, writer)
                 if options.fsync:
                     syncing.add(seal)
                 else:
                     seal()
+        if checksums:
+            checksums.check(readers, [output.plan for output in outputs])
         syncing.finish()
-        check_unchanged(iter(inputs), storage_options)
+        check_unchanged(dict.fromkeys(file.stored for file in inputs), storage_options)
+        total.bytes_read += readers.bytes_unpacked
         if publishing:
             publishing()
         for output, staging in zip(outputs, stagings, strict=True):

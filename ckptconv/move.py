@@ -22,6 +22,8 @@ from .storage import MAX_BUFFERS, Readers, Writer
 from .tensors import BLOCK, GAP, File, LazyTensor, Move, Runs
 
 Progress: TypeAlias = Callable[[int], None]
+# Told of everything that is read for the output: the file, where in it, and what is there.
+Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 
 # Cuts inside a tensor fall on multiples of this, so that they never cut an element.
 ALIGNMENT = 64
@@ -109,8 +111,15 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile
 class _Worker:
     """One thread's buffers. `unit` is the size of a window; a tile may read twice as much."""
 
-    def __init__(self, readers: Readers, writer: Writer | None, unit: int, digesting: bool = False) -> None:
-        self.readers, self.writer, self.unit = readers, writer, unit
+    def __init__(
+        self,
+        readers: Readers,
+        writer: Writer | None,
+        unit: int,
+        digesting: bool = False,
+        seen: Seen | None = None,
+    ) -> None:
+        self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
         # By the name of the tensor: position, bytes and CRC-32 of every piece made.
         self.digests: dict[str, list[tuple[int, int, int]]] | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
@@ -194,7 +203,9 @@ class _Worker:
             for offset in source.offsets():
                 reader.fill(offset, [packed[at : at + length]])
                 at += length
-        self.tally.bytes_read += size
+        self._count(file, size)
+        if self.seen:
+            self.seen(file, source, packed)
         return packed
 
     def _read(self, file: File, ranges: list[tuple[int, memoryview]]) -> None:
@@ -207,26 +218,44 @@ class _Worker:
                 gap = offset - end
                 if gap < 0 or gap > GAP or len(buffers) > MAX_BUFFERS - 2:
                     reader.fill(begin, buffers)
-                    self.tally.bytes_read += end - begin
+                    self._count(file, end - begin)
                     begin, buffers = offset, []
                 elif gap:
                     buffers.append(self.junk[:gap])
                 buffers.append(to)
                 end = offset + len(to)
             reader.fill(begin, buffers)
-            self.tally.bytes_read += end - begin
+            self._count(file, end - begin)
+        if self.seen:
+            for offset, to in ranges:
+                self.seen(file, Runs(offset, len(to)), to)
+
+    def _count(self, file: File, size: int) -> None:
+        # What was packed has been read once already, to unpack it.
+        if file.packed is None:
+            self.tally.bytes_read += size
 
 
 def carry_out(
-    file: FilePlan, writer: Writer, readers: Readers, *, jobs: int, memory: int, progress: Progress | None = None
+    file: FilePlan,
+    writer: Writer,
+    readers: Readers,
+    *,
+    jobs: int,
+    memory: int,
+    progress: Progress | None = None,
+    seen: Seen | None = None,
 ) -> Tally:
-    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together."""
+    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together.
+
+    `seen` is told of every piece of data that is read, by any of the threads.
+    """
     if not writer.positioned or file.size <= BLOCK:
         jobs = 1  # order matters, or there is nothing to share
     # A worker holds a window and, for a tile, what it read (twice a window at most) and what a kernel made of it.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
-    workers = [_Worker(readers, writer, unit, file.digested) for _ in range(jobs)]
+    workers = [_Worker(readers, writer, unit, file.digested, seen) for _ in range(jobs)]
     if jobs == 1:
         for task in queue:
             size = workers[0].run(task)

@@ -202,6 +202,9 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         shown = report.opaque if verbose else report.opaque[:5]
         more = "" if len(shown) == len(report.opaque) else f" and {len(report.opaque) - len(shown)} more"
         lines.append(f"kept as inert data, never run: {', '.join(shown)}{more}")
+    if report.checksums:
+        extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
+        lines.append(f"the checksums of {_count(report.checksums, 'storage')} are right{extra}")
     if not report.dry_run:
         # Descriptions may be read twice, and are most of a small file.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"

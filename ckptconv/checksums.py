@@ -1,0 +1,160 @@
+"""Checks the checksums of storages on the way through: `--checksum`.
+
+A zip archive has a CRC-32 for every storage, which nobody looks at: torch.load passes a flipped bit on, and so does
+whoever reads ranges. Here every piece that is read for the output is digested as it was read, before any kernel. Pieces
+that make up a whole storage cost no further read, in whatever order they come; of a storage that is used in part, the
+rest is read at the end.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .crc import combine
+from .errors import CorruptError
+from .formats.torch_container import Record, Records
+from .plan import Data, Plan
+from .storage import Reader, Readers
+from .tensors import BLOCK, File, Runs
+
+# Shorter runs, of a transposed tensor, are cheaper to read again in one piece than to digest one by one.
+_WORTH_DIGESTING = 4096
+# Of tensors in a damaged storage so many are named.
+_NAMED = 3
+
+
+class Span(NamedTuple):
+    """Bytes `start` to `stop` of a storage, and their CRC-32."""
+
+    start: int
+    stop: int
+    crc: int
+
+
+@dataclass
+class _Used:
+    """A storage of which something was read: what of it is digested, as disjoint spans that do not touch, in order."""
+
+    file: File
+    record: Record
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, span: Span) -> None:
+        """Take note of a span. What overlaps another adds nothing: it was read twice, or will be at the end."""
+        at = bisect.bisect_left(self.spans, span.start, key=lambda known: known.start)
+        if at and self.spans[at - 1].stop > span.start:
+            return
+        if at < len(self.spans) and self.spans[at].start < span.stop:
+            return
+        if at < len(self.spans) and self.spans[at].start == span.stop:
+            span = _joined(span, self.spans.pop(at))
+        if at and self.spans[at - 1].stop == span.start:
+            self.spans[at - 1] = _joined(self.spans[at - 1], span)
+        else:
+            self.spans.insert(at, span)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """From where to where nothing is digested."""
+        stops = [0, *(span.stop for span in self.spans)]
+        starts = [*(span.start for span in self.spans), self.record.size]
+        return [(start, stop) for start, stop in zip(stops, starts, strict=True) if start < stop]
+
+
+def _joined(one: Span, other: Span) -> Span:
+    pieces = ((span.start, span.stop - span.start, span.crc) for span in (one, other))
+    return Span(one.start, other.stop, combine(pieces))
+
+
+class Checksums:
+    """The checksums of the storages that a conversion reads from; `records` are the storages there are, by path.
+
+    `seen` may be called from any thread. `extra_bytes` counts what was read for the sake of the checksums alone, and
+    `unrecorded` has the files that record no checksum for something that was read from them.
+    """
+
+    def __init__(self, records: Mapping[str, Records]) -> None:
+        self.extra_bytes = 0
+        self.unrecorded: dict[str, None] = {}
+        self._records = records
+        self._used: dict[tuple[str, int], _Used] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def checked(self) -> int:
+        """How many storages were used that have a checksum."""
+        return len(self._used)
+
+    def seen(self, file: File, source: Runs, data: memoryview) -> None:
+        """Take note of `data`, which is what `file` has at `source`, run after run."""
+        if source.grid and source.length < _WORTH_DIGESTING:
+            # A move reads from one storage.
+            self._note(file, source.offset, data[:0])
+            return
+        at = 0
+        for offset in source.offsets():
+            self._note(file, offset, data[at : at + source.length])
+            at += source.length
+
+    def _note(self, file: File, offset: int, data: memoryview) -> None:
+        if file.packed is not None:
+            return  # its checksum was checked when it was unpacked
+        records = self._records.get(file.path)
+        record = records.containing(offset) if records else None
+        if record is None or record.crc is None:
+            self.unrecorded[file.path] = None
+            return
+        start = offset - record.offset
+        part = data[: record.size - start]
+        span = Span(start, start + len(part), zlib.crc32(part))
+        with self._lock:
+            used = self._used.setdefault((file.path, record.offset), _Used(file, record))
+            if part:
+                used.add(span)
+
+    def check(self, readers: Readers, plans: Iterable[Plan]) -> None:
+        """Read what is missing, and raise CorruptError for a storage that is not what it was when it was written.
+
+        `plans` are what the data was read for: they name the tensors that it spoils.
+        """
+        for used in self._used.values():
+            with readers.reading(used.file) as reader:
+                for start, stop in used.gaps():
+                    used.add(Span(start, stop, self._digest(reader, used.record.offset + start, stop - start)))
+            if used.spans[0].crc != used.record.crc:
+                raise _damaged(used, plans)
+
+    def _digest(self, reader: Reader, offset: int, length: int) -> int:
+        self.extra_bytes += length
+        crc = 0
+        for at in range(0, length, BLOCK):
+            crc = zlib.crc32(reader.read_at(offset + at, min(BLOCK, length - at)), crc)
+        return crc
+
+
+def _damaged(used: _Used, plans: Iterable[Plan]) -> CorruptError:
+    file, record = used.file, used.record
+    names = list(dict.fromkeys(name for plan in plans for name in _reading(plan, used)))
+    some = ", ".join(map(repr, names[:_NAMED])) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return CorruptError(
+        f"{file.path}: the data of {some or 'a tensor'} has changed since it was written: the CRC-32 of bytes "
+        f"{record.offset} to {record.offset + record.size} is {used.spans[0].crc:08x}, and the archive records "
+        f"{record.crc:08x}. Nothing was written.",
+        "Copy or download the file again.",
+    )
+
+
+def _reading(plan: Plan, used: _Used) -> Iterator[str]:
+    """The tensors that read from a storage."""
+    start, stop = used.record.offset, used.record.offset + used.record.size
+    for file in plan.files:
+        for part in file.parts:
+            if isinstance(part, Data) and used.file in part.tensor.inputs():
+                for move in part.tensor.moves(0, part.tensor.nbytes):
+                    if move.file == used.file and isinstance(move.source, Runs) and start <= move.source.offset < stop:
+                        yield part.name
+                        break

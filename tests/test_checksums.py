@@ -1,0 +1,184 @@
+"""--checksum: what a bit that has flipped since a checkpoint was written comes to."""
+
+from __future__ import annotations
+
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ZERO, assert_same, ckptconv_here, copy_of, load_with_aliases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptconv.checksums import Checksums
+from ckptconv.tensors import File, Runs
+
+
+def checkpoint() -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(0)
+    flat = torch.randn(200_000, generator=made)
+    return {
+        "whole": torch.randn(700, 500, generator=made),
+        "transposed": torch.randn(300, 200, generator=made).t(),
+        "small": torch.arange(100),
+        "part": flat[1000:50_000],
+        "same part": flat[1000:50_000],
+        "overlapping": flat[1500:3000],
+        "columns": flat[100_000:150_000].view(100, 500)[:, 3:450],
+        "expanded": torch.arange(3.0).expand(4, 3),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0),
+    }
+
+
+def saved(path: Path, tree: Any) -> Path:
+    torch.save(tree, path)
+    return path
+
+
+def place_of(archive: Path, tensor: torch.Tensor) -> tuple[int, int]:
+    """From where to where the storage of a tensor lies in its file."""
+    data = bytes(tensor.untyped_storage())
+    start = archive.read_bytes().index(data)
+    return start, start + len(data)
+
+
+def flipped(path: Path, at: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_is_found_and_the_tensor_named(tmp_path: Path) -> None:
+    tree = checkpoint()
+    path = saved(tmp_path / "model.pt", tree)
+    whole = path.read_bytes()
+    for name in tree:
+        start, stop = place_of(path, tree[name])
+        for at in {start, (start + stop) // 2, stop - 1} if stop > start else ():
+            flipped(path, at)
+            assert ckptconv_here("pt2safetensors", path, "--dry-run").code == 0
+            run = ckptconv_here("pt2safetensors", path, "--checksum")
+            assert run.code == 4, name
+            assert str(path) in run.err
+            assert "has changed since it was written" in run.err
+            # Tensors that share a storage cannot be told apart.
+            assert repr(name) in run.err or name in ("columns", "overlapping", "same part")
+            assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt"]
+            path.write_bytes(whole)
+
+
+def test_whole_storages_cost_no_further_read(tmp_path: Path) -> None:
+    tree = {"a": torch.randn(3_000_000), "b": torch.randn(7), "c": torch.randn(1_500_001)}
+    path = saved(tmp_path / "model.pt", tree)
+    for options in (["--jobs", "1"], ["--jobs", "4"], ["--memory", "256KiB"], ["--dtype", "float16"]):
+        without = ckptconv_here("pt2safetensors", path, "--json", *options).json
+        report = ckptconv_here("pt2safetensors", path, "--json", "--checksum", *options).json
+        assert (report["checksums"], report["extra_bytes"]) == (3, 0)
+        assert report["bytes_read"] == without["bytes_read"]
+
+
+def test_storages_used_in_part_are_read_whole_and_the_report_says_so(tmp_path: Path) -> None:
+    flat = torch.randn(500_000)
+    path = saved(tmp_path / "model.pt", {"a": flat[1000:2000], "b": flat[400_000:]})
+    run = ckptconv_here("pt2safetensors", path, "--json", "--checksum")
+    assert run.json["extra_bytes"] == (1000 + 398_000) * 4
+    assert "1.60 MB more were read" in ckptconv_here("pt2safetensors", path, "--checksum").out
+
+
+def test_what_is_not_used_is_not_read(tmp_path: Path) -> None:
+    tree = {"wanted": torch.randn(1000), "other": torch.randn(1000)}
+    path = saved(tmp_path / "model.pt", tree)
+    flipped(path, place_of(path, tree["other"])[0])
+    assert ckptconv_here("pt2safetensors", path, "--checksum", "--include", "wanted").code == 0
+    assert ckptconv_here("pt2safetensors", path, "--checksum").code == 4
+
+
+def test_an_archive_without_checksums_is_converted_with_a_warning(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = saved(tmp_path / "model.pt", checkpoint())
+    finally:
+        torch.serialization.set_crc32_options(True)
+    run = ckptconv_here("pt2safetensors", path, "--checksum")
+    assert run.code == 0
+    assert f"warning: {path} cannot be checked: no checksums are recorded" in run.err
+    assert_same(load_with_aliases(tmp_path / "model.safetensors"), checkpoint())
+
+
+@pytest.mark.parametrize("case", ["z1_bf16_w2", "z2_bf16_client_w2", "z3_bf16_w2"])
+def test_partitions_of_every_rank_are_checked(case: str, tmp_path: Path) -> None:
+    checkpoint = copy_of(case, tmp_path)
+    output = tmp_path / "out.safetensors"
+    run = ckptconv_here("zero-to-fp32", checkpoint, output, "--json", "--checksum")
+    assert run.code == 0
+    assert run.json["checksums"] > 0
+    output.unlink()
+    largest = max(checkpoint.rglob("*optim_states.pt"), key=lambda file: file.stat().st_size)
+    with zipfile.ZipFile(largest) as archive:
+        member = max((m for m in archive.infolist() if "/data/" in m.filename), key=lambda m: m.file_size)
+        data = archive.read(member)
+    flipped(largest, largest.read_bytes().index(data) + 8)
+    run = ckptconv_here("zero-to-fp32", checkpoint, output, "--checksum", "--optimizer", tmp_path / "states")
+    assert run.code == 4
+    assert largest.name in run.err
+    assert not output.exists()
+
+
+def test_random_flips_are_refused_or_do_no_harm(tmp_path: Path) -> None:
+    """Anywhere in the file: in weights, the pickle, the directory, local headers, padding."""
+    expected = {"weights": torch.randn(40, 30), "more": torch.randn(64), "count": torch.tensor(7)}
+    path = saved(tmp_path / "model.pt", expected)
+    whole = path.read_bytes()
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(150):
+        path.write_bytes(whole)
+        flipped(path, chance.randrange(len(whole)), chance.randrange(8))
+        run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--checksum", "--no-fsync")
+        if run.code:
+            refused += 1
+            assert run.code in (3, 4, 5)
+            assert not (tmp_path / "out.safetensors").exists()
+        else:
+            assert_same(load_with_aliases(tmp_path / "out.safetensors"), expected)
+            (tmp_path / "out.safetensors").unlink()
+    assert refused > 50
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(1, 60)), max_size=12),
+    st.binary(min_size=100, max_size=100),
+    st.one_of(st.none(), st.integers(0, 799)),
+)
+@settings(deadline=None, max_examples=100)
+def test_any_pieces_in_any_order(pieces: list[tuple[int, int]], data: bytes, flip: int | None) -> None:
+    """Pieces may overlap, repeat and leave gaps: in the end every byte was digested, and none twice."""
+    import tempfile
+    import zlib
+    from array import array
+
+    from ckptconv.errors import CorruptError
+    from ckptconv.formats.torch_container import Records
+    from ckptconv.storage import Readers
+
+    crc = zlib.crc32(data)
+    held = bytearray(data)
+    if flip is not None:
+        held[flip // 8] ^= 1 << flip % 8
+    with tempfile.NamedTemporaryFile() as opened, Readers() as readers:
+        opened.write(b"before" + held)
+        opened.flush()
+        file = File(opened.name, 106)
+        checksums = Checksums({opened.name: Records(array("Q", [6]), array("Q", [100]), array("I", [crc]))})
+        for start, length in pieces:
+            part = memoryview(bytes(held))[start : start + length]
+            checksums.seen(file, Runs(6 + start, len(part)), part)
+        if flip is None or not pieces:
+            checksums.check(readers, [])
+        else:
+            with pytest.raises(CorruptError, match="has changed since it was written"):
+                checksums.check(readers, [])
