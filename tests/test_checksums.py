@@ -182,3 +182,15 @@ def test_any_pieces_in_any_order(pieces: list[tuple[int, int]], data: bytes, fli
         else:
             with pytest.raises(CorruptError, match="has changed since it was written"):
                 checksums.check(readers, [])
+
+
+def test_a_byte_order_whose_name_was_damaged_is_not_overlooked(tmp_path: Path) -> None:
+    """Without it the numbers would be read the wrong way round."""
+    path = tmp_path / "model.pt"
+    torch.save({"a": torch.arange(10)}, path)
+    data = path.read_bytes()
+    at = data.rindex(b"byteorder")
+    path.write_bytes(data[:at] + b"cyteorder" + data[at + 9 :])
+    run = ckptconv_here("pt2safetensors", path)
+    assert run.code == 4
+    assert "is not the member" in run.err

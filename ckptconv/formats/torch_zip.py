@@ -69,7 +69,8 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     if byteorder not in (b"little", b"big"):
         raise archive.corrupt(f"its byteorder is {byteorder[:20]!r}, not little or big")
     pickle = archive.read(PICKLE)
-    archive.locate(archive.storages())
+    # All members: one whose name was damaged would pass for a storage, or a byte order, that is not there.
+    archive.locate(archive.rows.items())
     storages = _Storages(archive, byteorder == b"big")
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
     loaded = load(pickle, vocabulary(storages.resolve), where=where, limits=limits)
