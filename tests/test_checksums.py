@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ZERO, assert_same, ckptconv_here, copy_of, load_with_aliases
+from checkpoints import assert_same, ckptconv_here, copy_of, load_with_aliases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
