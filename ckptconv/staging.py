@@ -61,23 +61,28 @@ class Staging:
                 self.discard()
 
 
+def _hidden(name: str) -> str:
+    """What the hidden siblings of `name` begin with. A name may be as long as a file system allows: they may not."""
+    return f".{os.fsdecode(os.fsencode(name)[:200])}.ckptconv-"
+
+
 class FileStaging(Staging):
     """One output file, staged as a hidden sibling and renamed over its name."""
 
     def __init__(self, path: str, plan_id: str, durable: bool = True) -> None:
         super().__init__(plan_id, durable)
         self.path = os.path.realpath(path)
-        self.directory, self.name = os.path.split(self.path)
-        self.temporary = os.path.join(self.directory, f".{self.name}.ckptconv-{plan_id}")
+        self.directory, name = os.path.split(self.path)
+        self._prefix = _hidden(name)
+        self.temporary = os.path.join(self.directory, self._prefix + plan_id)
         self._foreign = False
 
     def create(self, name: str, size: int) -> Writer:
         with writing(self.path):
             found = os.listdir(self.directory)
-        prefix = f".{self.name}.ckptconv-"
         for stale in found:
             path = os.path.join(self.directory, stale)
-            if stale.startswith(prefix) and path != self.temporary and not is_locked(path):
+            if stale.startswith(self._prefix) and path != self.temporary and not is_locked(path):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
         check_space(self.directory, size)
@@ -213,8 +218,8 @@ class TreeStaging(Staging):
         super().__init__(plan_id, durable)
         self.path = os.path.realpath(path)
         self.parent, name = os.path.split(self.path)
-        self.staging = os.path.join(self.parent, f".{name}.ckptconv-{plan_id}")
-        self.old = os.path.join(self.parent, f".{name}.ckptconv-old")
+        self.staging = os.path.join(self.parent, _hidden(name) + plan_id)
+        self.old = os.path.join(self.parent, _hidden(name) + "old")
         self.marker, self.after = marker, after
         self._guard = -1
         self._ours = False

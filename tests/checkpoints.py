@@ -113,4 +113,4 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, so that NaN equals itself."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

@@ -228,4 +228,5 @@ def _data(tensor: Any) -> Any:
         return _data(tensor.values()), repr(tensor)
     if tensor.is_quantized:
         return _data(tensor.int_repr()), repr(tensor)
-    return bytes(tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy())
+    tensor = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return bytes(tensor.reshape(-1).view(torch.uint8).numpy())

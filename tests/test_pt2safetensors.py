@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import Run, assert_same, bits, ckptconv, ckptconv_here, load_with_aliases, metadata_of
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from strict import assert_same as assert_same_tree
 
@@ -683,6 +685,14 @@ def test_without_an_output_it_stands_beside_the_input(name: str, output: str, tm
     assert f"wrote {output.encode(errors='backslashreplace').decode()} (" in shown.out
 
 
+@pytest.mark.parametrize("name", ["x" * 243, "ü" * 121])
+def test_a_name_may_be_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": torch.ones(1)})
+    for output in (tmp_path / f"{name}.safetensors", tmp_path / name):
+        converted(path, output)
+        assert output.exists()
+
+
 def test_an_output_is_replaced_and_follows_the_umask(tmp_path: Path) -> None:
     output = tmp_path / "out.safetensors"
     output.write_text("old")
@@ -719,8 +729,8 @@ def test_no_clobber_refuses_to_replace(tmp_path: Path) -> None:
     path, output = saved(tmp_path, {"a": torch.ones(1)}), tmp_path / "model.safetensors"
     converted(path, "--no-clobber")
     before = output.stat().st_mtime_ns
-    for given in ([], [output], [tmp_path]):
-        refused(1, str(output), "--no-clobber", path, *given, "--no_clobber")
+    for where in ([], [output], [tmp_path]):
+        refused(1, str(output), "--no-clobber", path, *where, "--no_clobber")
     assert output.stat().st_mtime_ns == before
     converted(path, tmp_path / "new", "--no-clobber")
 
@@ -742,6 +752,7 @@ def refused(code: int, *words_then_arguments: object) -> str:
     first = next(i for i, argument in enumerate(words_then_arguments) if isinstance(argument, Path))
     words, arguments = words_then_arguments[:first], words_then_arguments[first:]
     directory = words_then_arguments[first].parent
+    directory = Path("/nowhere") if directory == Path("/dev") else directory
     before = snapshot(directory)
     run = ckptconv_here("pt2safetensors", *arguments)
     assert run.code == code, (run.code, run.err)
@@ -989,10 +1000,9 @@ def test_what_is_not_a_checkpoint_is_told_by_what_it_is(name: str, tmp_path: Pat
 
 def test_inputs_that_are_no_files(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
-    os.mkfifo(tmp_path / "pipe")
     refused(2, "does not exist", tmp_path / "model.pt")
-    refused(2, "directory", tmp_path / "directory")
-    refused(2, "pipe", tmp_path / "pipe")
+    refused(2, "is a directory", tmp_path / "directory")
+    refused(2, "is a pipe or a device", Path("/dev/full"))
     saved(tmp_path, {"a": torch.ones(1)})
     refused(2, "Did you mean", "model.pt", tmp_path / "modle.pt")
     refused(2, "does not exist", tmp_path / "model.pt" / "x")
@@ -1004,23 +1014,66 @@ def test_a_file_without_a_tensor_has_nothing_to_convert(tree: Any, tmp_path: Pat
     refused(2, "no tensor", saved(tmp_path, tree))
 
 
-def test_compressed_storages_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_storages_compressed_in_uncommon_ways_are_refused_with_what_to_do(tmp_path: Path) -> None:
     path = saved(tmp_path, {"a": torch.zeros(1000)})
-    resaved(path, lambda member, data: data, zipfile.ZIP_DEFLATED)
+    resaved(path, lambda member, data: data, zipfile.ZIP_BZIP2)
     refused(5, "compressed", "zip -0", path)
 
 
-@pytest.mark.parametrize("dtype", ["complex128", "complex32", "quint8"])
-def test_a_dtype_that_safetensors_lacks_is_named_and_can_be_left_out(dtype: str, tmp_path: Path) -> None:
-    tensor = (
-        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
-        if dtype == "quint8"
-        else torch.ones(3, dtype=getattr(torch, dtype))
-    )
-    path = saved(tmp_path, {"good": torch.ones(2), "odd": tensor})
-    refused(5, "'odd", dtype, "--exclude", path)
+def test_compressed_storages_are_inflated(tmp_path: Path) -> None:
+    path = saved(tmp_path, a_training_checkpoint())
+    expected = loaded(path)
+    resaved(path, lambda member, data: data, zipfile.ZIP_DEFLATED)
+    converted(path)
+    assert_same_tree(expected, rebuilt(tmp_path / "model.safetensors"))
+    assert sorted(os.listdir(tmp_path)) == ["model.pt", "model.safetensors"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("dtype", ["complex128", "complex32", "quint8", "qint32"])
+def test_a_dtype_that_safetensors_lacks_comes_back_with_the_record(dtype: str, tmp_path: Path) -> None:
+    target = getattr(torch, dtype)
+    quantized = dtype.startswith("q")
+    odd = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, target) if quantized else torch.ones(3, 4, dtype=target)
+    path = saved(tmp_path, {"good": torch.ones(2), "odd": odd})
+    converted(path)
+    assert_same_tree(loaded(path), rebuilt(tmp_path / "model.safetensors"))
     converted(path, "--exclude", "odd*")
     assert_same(load_file(tmp_path / "model.safetensors"), {"good": torch.ones(2)})
+
+
+# --------------------------------------------------------------------------------------------------- anything at all
+
+
+@st.composite
+def views(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor of any dtype and any strides, somewhere in a storage of its own."""
+    dtype = draw(st.sampled_from(["float32", "bfloat16", "int64", "uint8", "complex64", "float8_e4m3fn", "bool"]))
+    shape = draw(st.lists(st.integers(0, 9), max_size=5))
+    strides = draw(st.lists(st.integers(0, 40), min_size=len(shape), max_size=len(shape)))
+    start, rest = draw(st.integers(0, 100)), draw(st.integers(0, 50))
+    numel = start + rest + 1 + sum(stride * (size - 1) for size, stride in zip(shape, strides, strict=True) if size)
+    storage = torch.randint(0, 2 if dtype == "bool" else 256, (numel * DTYPES[dtype].itemsize,), dtype=torch.uint8)
+    return storage.view(getattr(torch, dtype)).as_strided(shape, strides, start)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), views(), max_size=6),
+    st.sampled_from(["1", "1kB", "300kB", "8MiB"]),
+    st.sampled_from(["1", "2", "5"]),
+    st.sampled_from(["out.safetensors", "out"]),
+)
+def test_any_views_under_any_names_with_any_memory(
+    tmp_path_factory: pytest.TempPathFactory, state: dict[str, torch.Tensor], memory: str, jobs: str, output: str
+) -> None:
+    assume(state and "__metadata__" not in state)
+    directory = tmp_path_factory.mktemp("views")
+    path = saved(directory, state)
+    options = ["--memory", memory, "--jobs", jobs, "--no-fsync"]
+    converted(path, directory / output, *options, *(["--max-shard-size", "2kB"] if output == "out" else []))
+    assert_same(load_with_aliases(directory / output), state)
+    assert_same_tree(loaded(path), rebuilt(directory / output))
 
 
 # ------------------------------------------------------------------------------------------------------------ damage
