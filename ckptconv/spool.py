@@ -269,8 +269,8 @@ def _inflate(file: File, packed: Packed, reader: Reader, start: int, spool: Spoo
             # A full chunk may not be all there is.
             more = bool(data) or len(made) == CHUNK
         if inflater.unused_data:
-            break
-    if done != file.size or not inflater.eof or inflater.unused_data:
+            raise _damaged(file, "something follows the end of it")
+    if done != file.size or not inflater.eof:
         raise _damaged(file, f"it inflates to {done} bytes, and it is said to have {file.size}")
     if packed.crc is not None and crc != packed.crc:
         raise _damaged(file, f"its checksum is {crc:08x}, and {packed.crc:08x} is recorded")

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Iterable
 
 import numpy as np
 
-from ckptconv.tensors import BLOCK, Conjugate, Cut, Gather, LazyTensor, Move, Negate, Order, Swap
+from ckptconv.tensors import BLOCK, Conjugate, Cut, File, Gather, LazyTensor, Move, Negate, Order, Swap
 
 
 def read(move: Move) -> np.ndarray:
     """The source bytes of a move, packed."""
     if isinstance(move.source, bytes):
         return np.frombuffer(move.source, "u1")
+    if move.file.packed:
+        content = inflated(move.file)
+        return np.frombuffer(b"".join(content[at : at + move.source.length] for at in move.source.offsets()), "u1")
     with open(move.file.path, "rb") as file:
         runs = []
         for offset in move.source.offsets():
             file.seek(offset)
             runs.append(file.read(move.source.length))
     return np.frombuffer(b"".join(runs), "u1")
+
+
+@functools.lru_cache(maxsize=4)
+def inflated(file: File) -> bytes:
+    """The content of a file that is deflated inside another."""
+    with open(file.packed.file.path, "rb") as archive:
+        archive.seek(file.packed.offset)
+        return zlib.decompress(archive.read(file.packed.nbytes), -zlib.MAX_WBITS)
 
 
 def result(move: Move, data: np.ndarray) -> np.ndarray:

@@ -487,18 +487,19 @@ def test_archives_without_the_members_of_newer_releases(tmp_path):
     assert file.byteorder == "little"
 
 
-def test_compressed_archives_are_refused_but_only_for_the_tensors(tmp_path):
+def test_other_compression_is_refused_but_only_for_the_tensors(tmp_path):
     tree = {"w": torch.zeros(1000), "none": torch.zeros(0)}
     saved(tree, tmp_path)
     with zipfile.ZipFile(tmp_path / "model.pt") as old:
-        for name, stored in (("all.pt", "nothing"), ("pickle.pt", "data/")):
-            with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, of_tensors in (("bzip2.pt", zipfile.ZIP_BZIP2), ("lzma.pt", zipfile.ZIP_LZMA), ("not.pt", 0)):
+            with zipfile.ZipFile(tmp_path / name, "w") as new:
                 for info in old.infolist():
-                    method = zipfile.ZIP_STORED if stored in info.filename else zipfile.ZIP_DEFLATED
+                    method = of_tensors if "data/" in info.filename else zipfile.ZIP_DEFLATED
                     new.writestr(info.filename, old.read(info), method)
-    with pytest.raises(UnsupportedError, match=r"compressed \(deflate\)"):
-        read(tmp_path / "all.pt")
-    same(read(tmp_path / "pickle.pt").value, tree)
+    for name in ("bzip2", "lzma"):
+        with pytest.raises(UnsupportedError, match=rf"compressed \({name}\)"):
+            read(tmp_path / f"{name}.pt")
+    same(read(tmp_path / "not.pt").value, tree)
 
 
 def test_an_archive_larger_than_four_gigabytes(tmp_path):

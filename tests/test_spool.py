@@ -1,0 +1,542 @@
+"""What cannot be read at random: deflated storages and pipes give what a plain file gives, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from checkpoints import ZERO, Run, assert_same, ckptconv, ckptconv_here, load_with_aliases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_reference import numbers, same
+
+from ckptconv import spool
+from ckptconv.convert import convert
+from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError
+from ckptconv.formats.torch_file import read_torch
+from ckptconv.spool import Spool, SpoolingReaders
+from ckptconv.tensors import File, Packed
+
+MIB = 1 << 20
+
+
+def deflated(source: Path, path: Path, level: int = 6) -> Path:
+    """`source` packed again as `zip` does it."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as new:
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info))
+    return path
+
+
+def tree() -> dict[str, Any]:
+    base = numbers(torch.float32, 300, 400)
+    return {
+        "noise": base,
+        "column": base[:, 7],
+        "transposed": base.t(),
+        "zeros": torch.zeros(500_000),
+        "half": numbers(torch.bfloat16, 1000),
+        "none": torch.ones(0),
+        "tied": base,
+        "plain": 3,
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plain") / "model.pt"
+    torch.save(tree(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Path) -> bytes:
+    """What the plain file is converted to."""
+    output = plain.parent / "expected.safetensors"
+    convert(plain, output)
+    return output.read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------- deflated storages
+
+
+@pytest.mark.parametrize("level", [0, 1, 9])
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_deflated_archive_is_converted_like_the_plain_one(
+    level: int, jobs: int, plain: Path, expected: bytes, tmp_path: Path
+) -> None:
+    path = deflated(plain, tmp_path / "model.pt", level)
+    same(read_torch(str(path)).value, torch.load(plain))
+    report = convert(path, tmp_path / "out.safetensors", jobs=jobs)
+    assert (tmp_path / "out.safetensors").read_bytes() == expected
+    # Every byte of the file once, and a little of its directory twice.
+    assert path.stat().st_size * 0.95 < report.bytes_read < path.stat().st_size + 70_000
+    assert sorted(os.listdir(tmp_path)) == ["model.pt", "out.safetensors"]
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=25)
+def test_any_tensors(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("any")
+    dtypes = data.draw(st.lists(st.sampled_from([torch.uint8, torch.float16, torch.int64]), min_size=1, max_size=5))
+    sizes = st.lists(st.integers(0, 70), max_size=2)
+    torch.save({str(n): numbers(dtype, *data.draw(sizes)) for n, dtype in enumerate(dtypes)}, directory / "plain.pt")
+    deflated(directory / "plain.pt", directory / "model.pt")
+    for name in ("plain", "model"):
+        convert(directory / f"{name}.pt", directory / f"{name}.safetensors")
+    assert (directory / "plain.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
+
+
+def test_big_endian_storages_are_swapped_after_they_are_unpacked(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(5, dtype=torch.int32)}, tmp_path / "little.pt")
+    with zipfile.ZipFile(tmp_path / "little.pt") as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    members["little/byteorder"] = b"big"
+    members["little/data/0"] = struct.pack(">5i", *range(5))
+    with zipfile.ZipFile(tmp_path / "big.pt", "w", zipfile.ZIP_DEFLATED) as new:
+        for name, content in members.items():
+            new.writestr(name, content)
+    for name in ("little", "big"):
+        convert(tmp_path / f"{name}.pt", tmp_path / f"{name}.safetensors")
+    assert (tmp_path / "little.safetensors").read_bytes() == (tmp_path / "big.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("case", ["z3_bf16_w2", "z1_bf16_frozen_w2"])
+def test_deflated_files_of_deepspeed(case: str, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(ZERO / case / "checkpoint", tmp_path / "checkpoint"))
+    for path in checkpoint.rglob("*.pt"):
+        deflated(path, tmp_path / "packed")
+        os.replace(tmp_path / "packed", path)
+    outputs = []
+    for source in (ZERO / case / "checkpoint", checkpoint):
+        output = tmp_path / f"{len(outputs)}.safetensors"
+        run = ckptconv("zero-to-fp32", source, output, "--optimizer", tmp_path / f"optimizer{len(outputs)}.safetensors")
+        assert run.code == 0, run.err
+        outputs.append(output.read_bytes())
+    assert outputs[0] == outputs[1]
+    assert (tmp_path / "optimizer0.safetensors").read_bytes() == (tmp_path / "optimizer1.safetensors").read_bytes()
+
+
+def test_only_what_is_used_is_unpacked(plain: Path, tmp_path: Path) -> None:
+    path = deflated(plain, tmp_path / "model.pt")
+    zeros = read_torch(str(path)).value["zeros"].tensor.file
+    damaged = bytearray(path.read_bytes())
+    damaged[zeros.packed.offset + 5] ^= 1
+    path.write_bytes(damaged)
+    assert ckptconv_here("inspect", path).code == 0
+    assert ckptconv_here("pt2safetensors", path, "--exclude", "zeros").code == 0
+    run = ckptconv_here("pt2safetensors", path)
+    assert run.code == 4
+    assert f"{path}/model/data/1 is damaged" in run.err
+    assert sorted(os.listdir(tmp_path)) == ["model.pt", "model.safetensors"]
+
+
+def test_archives_whose_checksums_alone_differ_are_told_apart(tmp_path: Path) -> None:
+    """A stored storage that is the same in both, and a deflated one that is not."""
+    plans = set()
+    for fill in (1, 2):
+        torch.save({"same": torch.arange(4), "other": torch.full((999,), fill)}, tmp_path / "model.pt")
+        with zipfile.ZipFile(tmp_path / "model.pt") as old, zipfile.ZipFile(tmp_path / f"{fill}.pt", "w") as new:
+            for info in old.infolist():
+                method = zipfile.ZIP_DEFLATED if info.filename == "model/data/1" else zipfile.ZIP_STORED
+                new.writestr(info.filename, old.read(info), method)
+        plans.add(read_torch(str(tmp_path / f"{fill}.pt")).records.digest())
+    assert len(plans) == 2
+
+
+def test_memory_stays_small_and_does_not_depend_on_the_size(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(64 * MIB, dtype=torch.int32)}, tmp_path / "plain.pt")
+    deflated(tmp_path / "plain.pt", tmp_path / "model.pt", 1)
+    (tmp_path / "plain.pt").unlink()
+    run = ckptconv("pt2safetensors", tmp_path / "model.pt", "--json", "--no-fsync")
+    assert run.code == 0, run.err
+    assert run.json["peak_rss_bytes"] < 64 * MIB
+    assert (tmp_path / "model.safetensors").stat().st_size > 256 * MIB
+
+
+# ---------------------------------------------------------------------------------------------------- hostile storages
+
+
+class Member(NamedTuple):
+    """A member of an archive as it is written, and as the directory says it is."""
+
+    name: str
+    data: bytes
+    method: int
+    crc: int
+    size: int
+
+
+def archive(members: list[Member]) -> bytes:
+    body, directory = b"", b""
+    for name, data, method, crc, size in members:
+        fields = (20, 0, method, 0, 0, crc, len(data), size, len(name), 0)
+        entry = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, *fields, 0, 0, 0, 0, len(body))
+        body += struct.pack("<4s5H3I2H", b"PK\3\4", *fields) + name.encode() + data
+        directory += entry + name.encode()
+    count = len(members)
+    return body + directory + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(directory), len(body), 0)
+
+
+def deflate(data: bytes, level: int = 9) -> bytes:
+    packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+CONTENT = struct.pack("<1000f", *range(1000))
+GOOD = deflate(CONTENT)
+CRC = zlib.crc32(CONTENT)
+
+
+def checkpoint_of(tmp_path: Path, data: bytes, size: int = 4000, crc: int = CRC, numel: int = 1000) -> Path:
+    """A checkpoint whose only storage, of a thousand floats, is `data` and said to be of `size` and `crc`."""
+    torch.save({"w": torch.zeros(numel)}, tmp_path / "zeros.pt")
+    with zipfile.ZipFile(tmp_path / "zeros.pt") as old:
+        pickled = old.read("zeros/data.pkl")
+    path = tmp_path / "model.pt"
+    description = Member("m/data.pkl", pickled, 0, zlib.crc32(pickled), len(pickled))
+    path.write_bytes(archive([description, Member("m/data/0", data, 8, crc, size)]))
+    return path
+
+
+def converted(path: Path) -> str:
+    """Why a file cannot be converted; empty if it can."""
+    try:
+        convert(path, path.with_suffix(".safetensors"))
+    except CorruptError as error:
+        assert not path.with_suffix(".safetensors").exists()
+        return str(error)
+    return ""
+
+
+def test_the_archives_made_here_are_sound(tmp_path: Path) -> None:
+    assert converted(checkpoint_of(tmp_path, GOOD)) == ""
+    assert load_with_aliases(tmp_path / "model.safetensors")["w"].tolist() == list(range(1000))
+    assert converted(checkpoint_of(tmp_path, GOOD, crc=0)) == ""  # not recorded
+
+
+DAMAGED = {
+    "more than it is said to have": (deflate(CONTENT + b"\0"), "inflates to more than the 4000 bytes"),
+    "a bomb": (deflate(bytes(64 * MIB)), "inflates to more than the 4000 bytes"),
+    "less": (deflate(CONTENT[:-1]), "inflates to 3999 bytes, and it is said to have 4000"),
+    "unfinished": (GOOD[:-9], "inflates to"),
+    "something behind it": (GOOD + b"\0", "something follows the end of it"),
+    "another content": (deflate(CONTENT[::-1]), "its checksum is"),
+    "no deflate": (b"\xff" * 900, "cannot be inflated"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), DAMAGED.values(), ids=DAMAGED)
+def test_a_storage_that_is_not_what_it_should_be(data: bytes, reason: str, tmp_path: Path) -> None:
+    why = converted(checkpoint_of(tmp_path, data))
+    assert reason in why
+    assert "model.pt/m/data/0" in why
+    assert sorted(os.listdir(tmp_path)) == ["model.pt", "zeros.pt"]
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=100)
+def test_a_flipped_bit_is_found_wherever_it_is(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    bit = data.draw(st.integers(0, 8 * len(GOOD) - 1))
+    flipped = bytearray(GOOD)
+    flipped[bit // 8] ^= 1 << bit % 8
+    path = checkpoint_of(tmp_path_factory.mktemp("flipped"), bytes(flipped))
+    # Some bits of deflate, such as the unused ones at its end, mean nothing.
+    with contextlib.suppress(zlib.error):
+        if zlib.decompress(flipped, -zlib.MAX_WBITS) == CONTENT:
+            assert converted(path) == ""
+            return
+    assert "model.pt/m/data/0 is damaged" in converted(path)
+
+
+def test_sizes_that_deflate_cannot_reach_are_refused_unread(tmp_path: Path) -> None:
+    size = 4 * (len(GOOD) * 258 + 1)
+    path = checkpoint_of(tmp_path, GOOD, size=size, numel=size // 4)
+    with pytest.raises(LimitError, match=f"said to be {size} bytes, deflated to {len(GOOD)}"):
+        read_torch(str(path))
+    # All zeros come close to the limit.
+    zeros = deflate(bytes(4 * MIB))
+    assert 4 * MIB / len(zeros) > 1000
+    assert converted(checkpoint_of(tmp_path, zeros, 4 * MIB, 0, MIB)) == ""
+
+
+def test_no_more_is_unpacked_than_there_is_room_for(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = deflated(plain, tmp_path / "model.pt")
+    real = os.statvfs
+
+    def full(directory: Any) -> os.statvfs_result:
+        values = list(real(directory))
+        values[4] = 100  # blocks that are free
+        return os.statvfs_result(values)
+
+    monkeypatch.setattr(os, "statvfs", full)
+    with pytest.raises(FailedError, match=r"Unpacking .* needs 2\d{6} bytes, .*--spool-dir"):
+        convert(path, tmp_path / "out.safetensors")
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_a_full_disk_is_told_in_words(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = deflated(plain, tmp_path / "model.pt")
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(FailedError, match="no space left on device"):
+        convert(path, tmp_path / "out.safetensors")
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+# ------------------------------------------------------------------------------------------------- the temporary file
+
+
+@pytest.fixture(params=["nameless", "unlinked"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With a file system that has files without names, and with one that has not."""
+    if request.param == "unlinked":
+        real = os.open
+
+        def refusing(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+            return real(path, flags, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", refusing)
+    return str(request.param)
+
+
+def test_the_file_has_no_name_and_is_ours_alone(either_way: str, tmp_path: Path) -> None:
+    file = Spool(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+    at = [file.room(3), file.room(4)]
+    file.write_at(at[1], b"four")
+    file.write_at(at[0], b"one")
+    assert os.pread(file.descriptor, 10, 0) == b"onefour"
+    found = os.fstat(file.descriptor)
+    assert found.st_nlink == 0
+    assert stat.S_IMODE(found.st_mode) == 0o600
+    assert found.st_dev == tmp_path.stat().st_dev
+    assert os.listdir(tmp_path) == []
+    file.close()
+    file.close()
+
+
+def test_conversion_works_either_way(either_way: str, plain: Path, expected: bytes, tmp_path: Path) -> None:
+    path = deflated(plain, tmp_path / "model.pt")
+    convert(path, tmp_path / "out.safetensors")
+    assert (tmp_path / "out.safetensors").read_bytes() == expected
+
+
+def test_no_descriptor_is_left_open(plain: Path, tmp_path: Path) -> None:
+    path = deflated(plain, tmp_path / "model.pt")
+    before = os.listdir("/proc/self/fd")
+    convert(path, tmp_path / "out.safetensors")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_directory_that_is_not_there(plain: Path, tmp_path: Path) -> None:
+    path = deflated(plain, tmp_path / "model.pt")
+    run = ckptconv_here("pt2safetensors", path, "--spool-dir", tmp_path / "nowhere")
+    assert run.code == 1
+    assert "nowhere cannot be written" in run.err
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_many_threads_unpack_a_storage_once(tmp_path: Path) -> None:
+    content = numbers(torch.uint8, 3 * MIB).numpy().tobytes()
+    (tmp_path / "packed").write_bytes(deflate(content, 1))
+    whole = File(str(tmp_path / "packed"), (tmp_path / "packed").stat().st_size)
+    file = File("content", len(content), "", Packed(whole, 0, whole.size, zlib.crc32(content)))
+    wrong: list[int] = []
+    with SpoolingReaders(directory=str(tmp_path)) as readers:
+
+        def read(start: int) -> None:
+            for at in range(start, len(content), 5 * 99_991):
+                with readers.reading(file) as reader:
+                    if reader.read_at(at, 1) != content[at : at + 1]:
+                        wrong.append(at)
+
+        threads = [threading.Thread(target=read, args=(start * 99_991,)) for start in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert readers.bytes_unpacked == whole.size
+    assert wrong == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_it_is_stopped(number: signal.Signals, tmp_path: Path) -> None:
+    """Stopped while it spools what never ends."""
+    output = tmp_path / "out.safetensors"
+    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", "-", output]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(bytes(MIB))
+        deadline = time.monotonic() + 30
+        while not spooled(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert spooled(process.pid)
+        assert os.listdir(tmp_path) == []
+        process.send_signal(number)
+        process.stdin.close()
+        code = process.wait(30)
+    assert code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
+    assert os.listdir(tmp_path) == []
+
+
+def spooled(pid: int) -> int:
+    """The bytes in files without a name that a process has open."""
+    sizes = 0
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found = os.stat(f"/proc/{pid}/fd/{fd}")
+            if stat.S_ISREG(found.st_mode) and not found.st_nlink:
+                sizes += found.st_size
+    return sizes
+
+
+# -------------------------------------------------------------------------------------------------------------- pipes
+
+
+def piped(content: bytes, *arguments: object) -> Run:
+    command = [sys.executable, "-m", "ckptconv", *map(str, arguments)]
+    done = subprocess.run(command, input=content, capture_output=True, timeout=120, check=False)
+    assert b"Traceback" not in done.stderr
+    assert b"mistake in ckptconv" not in done.stderr
+    return Run(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.mark.parametrize("kind", ["zip", "deflated", "stream"])
+def test_what_comes_through_a_pipe_is_converted_like_the_file(
+    kind: str, plain: Path, expected: bytes, tmp_path: Path
+) -> None:
+    source = plain
+    if kind == "deflated":
+        source = deflated(plain, tmp_path / "model.pt")
+    elif kind == "stream":
+        source = tmp_path / "model.pt"
+        torch.save(tree(), source, _use_new_zipfile_serialization=False)
+    run = piped(source.read_bytes(), "pt2safetensors", "-", tmp_path / "out.safetensors", "--json")
+    assert run.code == 0, run.err
+    assert (tmp_path / "out.safetensors").read_bytes() == expected
+    assert run.json["input"] == "<stdin>"
+    if source != plain:
+        source.unlink()
+    assert os.listdir(tmp_path) == ["out.safetensors"]
+
+
+def test_a_directory_output_from_a_pipe(plain: Path, tmp_path: Path) -> None:
+    run = piped(plain.read_bytes(), "pt2safetensors", "-", tmp_path / "a/b/model", "--max-shard-size", "1MB")
+    assert run.code == 0, run.err
+    wanted = {name: value for name, value in tree().items() if isinstance(value, torch.Tensor)}
+    assert_same(load_with_aliases(tmp_path / "a/b/model"), wanted)
+
+
+def test_a_file_as_standard_input_is_read_where_it_is(plain: Path, expected: bytes, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", "-", str(tmp_path / "out.safetensors"), "--json"]
+    with plain.open("rb") as file:
+        done = subprocess.run(command, stdin=file, capture_output=True, check=True)
+    assert (tmp_path / "out.safetensors").read_bytes() == expected
+    assert b'"input": "<stdin>"' in done.stdout
+
+
+def test_what_is_left_of_a_file_as_standard_input(plain: Path, expected: bytes, tmp_path: Path) -> None:
+    (tmp_path / "longer").write_bytes(b"line\n" + plain.read_bytes())
+    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", "-", str(tmp_path / "out.safetensors")]
+    fd = os.open(tmp_path / "longer", os.O_RDONLY)
+    try:
+        os.read(fd, 5)
+        subprocess.run(command, stdin=fd, capture_output=True, check=True)
+    finally:
+        os.close(fd)
+    assert (tmp_path / "out.safetensors").read_bytes() == expected
+
+
+def test_pipes_that_a_shell_names(plain: Path, expected: bytes, tmp_path: Path) -> None:
+    output = tmp_path / "out.safetensors"
+    for source, redirected in ((f"<(cat '{plain}')", ""), ("/dev/stdin", f"< <(cat '{plain}')")):
+        line = f"'{sys.executable}' -m ckptconv pt2safetensors {source} '{output}' {redirected}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert output.read_bytes() == expected
+        output.unlink()
+
+
+def test_a_pipe_needs_an_output(plain: Path) -> None:
+    run = piped(plain.read_bytes(), "pt2safetensors", "-")
+    assert run.code == 2
+    assert "needs an OUTPUT" in run.err
+
+
+PIPED = {
+    "nothing": (b"", 4, "<stdin> is empty"),
+    "no checkpoint": (b"hello", 4, "<stdin> is not a torch checkpoint"),
+    "a cut archive": (b"PK\3\4" + bytes(3000), 4, "<stdin> is not a sound zip archive"),
+}
+
+
+@pytest.mark.parametrize(("content", "code", "words"), PIPED.values(), ids=PIPED)
+def test_what_is_no_checkpoint_is_said_to_come_from_standard_input(
+    content: bytes, code: int, words: str, tmp_path: Path
+) -> None:
+    run = piped(content, "pt2safetensors", "-", tmp_path / "out.safetensors")
+    assert run.code == code
+    assert words in run.err
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_terminal_is_not_waited_for(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    try:
+        command = [sys.executable, "-m", "ckptconv", "pt2safetensors", "-", str(tmp_path / "out.safetensors")]
+        done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 2
+    assert "terminal" in done.stderr
+
+
+def test_inspect_reads_a_pipe_too(plain: Path, tmp_path: Path) -> None:
+    run = piped(plain.read_bytes(), "inspect", "-", "--json")
+    assert run.code == 0, run.err
+    assert {row["name"] for row in run.json["tensors"]} == set(tree()) - {"plain"}
+
+
+def test_a_large_pipe_takes_little_memory(tmp_path: Path) -> None:
+    large, output = tmp_path / "large.pt", tmp_path / "out.safetensors"
+    torch.save({"w": torch.zeros(64 * MIB, dtype=torch.int32)}, large, _use_new_zipfile_serialization=False)
+    line = f"cat '{large}' | '{sys.executable}' -m ckptconv pt2safetensors - '{output}' --json --no-fsync"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert Run(0, done.stdout, "").json["peak_rss_bytes"] < 64 * MIB
+    assert output.stat().st_size > 256 * MIB
+
+
+def test_where_to_spool_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert spool.default_directory() == str(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    assert spool.default_directory() in ("/var/tmp", "/tmp")
+
+
+def test_errors_are_ours(tmp_path: Path) -> None:
+    with pytest.raises(CkptconvError, match="/dev/fd/99999 cannot be read"):
+        spool.take_pipe("/dev/fd/99999", str(tmp_path))
