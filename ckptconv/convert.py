@@ -371,8 +371,17 @@ def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, d
         for name, tensor in tensors.items()
         if name not in aliases
     }
-    files = _file_plans(kept, aliases, structure, target, options.max_shard_size or source.default_shard_size)
+    limit = options.max_shard_size or source.default_shard_size
+    files = _file_plans(kept, aliases, structure, target, limit)
+    if structure is None and source.structured and _names(files) != list(kept):
+        # A plain dict, whose order is lost where tensors were cast, or are spread over several files.
+        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit)
     return Plan(files, identify(files, source.inputs)), aliases
+
+
+def _names(files: Iterable[FilePlan]) -> list[str]:
+    """The tensors of an output, as one finds them who reads its files one after the other."""
+    return [part.name for file in files for part in file.parts if isinstance(part, Data)]
 
 
 def plan_optimizer(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:

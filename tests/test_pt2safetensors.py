@@ -477,6 +477,15 @@ def test_names_are_stripped_then_renamed_in_turn_and_the_tree_keeps_its_keys(tmp
     assert_same_tree(loaded(path), rebuilt(tmp_path / "out.safetensors"))
 
 
+def test_the_order_of_a_plain_dict_is_kept_through_casts_and_shards(tmp_path: Path) -> None:
+    """In one file as they are, these lie in the order of the dict."""
+    path = saved(tmp_path, {"b": torch.ones(300), "c": torch.ones(2), "a": torch.ones(5, dtype=torch.bfloat16)})
+    for output, *options in (["out.safetensors"], ["out.safetensors", "--dtype", "float32"], ["out"], ["shards"]):
+        shards = ["--max-shard-size", "1kB"] if output == "shards" else []
+        converted(path, tmp_path / output, *options, *shards)
+        assert list(rebuilt(tmp_path / output)) == ["b", "c", "a"]
+
+
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_renamed_tensors_of_a_plain_dict_keep_their_keys_too_whatever_their_order(order: str, tmp_path: Path) -> None:
     path = saved(tmp_path, {f"x.{key}": torch.ones(ord(key)) for key in order})
@@ -1068,6 +1077,8 @@ def test_any_views_under_any_names_with_any_memory(
     tmp_path_factory: pytest.TempPathFactory, state: dict[str, torch.Tensor], memory: str, jobs: str, output: str
 ) -> None:
     assume(state and "__metadata__" not in state)
+    # The library gives empty tensors in no particular order.
+    assume(sum(not tensor.numel() for tensor in state.values()) < 2)
     directory = tmp_path_factory.mktemp("views")
     path = saved(directory, state)
     options = ["--memory", memory, "--jobs", jobs, "--no-fsync"]
