@@ -10,9 +10,9 @@ from typing import Any
 from ckptconv import attacks
 from ckptconv.errors import UsageError
 from ckptconv.spool import is_pipe, take_pipe
-from ckptconv.storage import basename, dirname, is_remote, listing, look
+from ckptconv.storage import Entry, basename, dirname, is_remote, listing, look
 
-from . import deepspeed, torch_file, universal, zero_files
+from . import deepspeed, torch_file, torch_index, universal, zero_files
 from .source import Source
 
 # The command for each family of formats.
@@ -56,7 +56,10 @@ def _open(
     entry = look(path, options)
     if entry.kind == "missing":
         raise UsageError(f"{path} does not exist.", _nearby(path, options))
-    found = _family(path, entry.kind, options)
+    names = listing(path, options) if entry.kind == "directory" else {}
+    found = _family(path, entry.kind, names, options)
+    if torch_index.holds_set(names) and (family or found or torch_file.FAMILY) == torch_file.FAMILY:
+        return torch_index.read(path, names, options)
     if family and found and family != found:
         kind = "a DeepSpeed checkpoint" if found == deepspeed.FAMILY else "a single file"
         raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {COMMANDS[found]} {path}")
@@ -67,7 +70,12 @@ def _open(
         return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
     if entry.kind != "file":
         raise UsageError(f"{path} is {entry.described}, where a checkpoint was expected, and holds none that is known.")
-    return torch_file.read(path, options)
+    if torch_index.is_index(path):
+        return torch_index.read(path, options=options)
+    source = torch_file.read(path, options)
+    if torch_index.is_shard(path):
+        source.warnings.append(f"{path} is one file of a sharded set: name the directory or the index to convert all.")
+    return source
 
 
 def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: bool = False) -> list[int]:
@@ -76,19 +84,17 @@ def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: boo
         return deepspeed.ranks_to_convert(path, tag, options)
 
 
-def _family(path: str, kind: str, options: dict[str, Any]) -> str:
-    """The family that a path belongs to by its name and its neighbours; "" where that does not tell."""
+def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str, Any]) -> str:
+    """The family that a path belongs to by its name, its neighbours or the names in it; "" where that does not tell."""
     if kind == "file":
         # A rank's file is a .pt like any other: it is converted as one unless the checkpoint around it is asked for.
         return "" if zero_files.is_rank_file(basename(path)) else torch_file.FAMILY
-    if kind == "directory":
-        names = listing(path, options)
-        if (
-            {zero_files.LATEST, universal.LATEST} & set(names)
-            or zero_files.is_tag_directory(names)
-            or zero_files.tags_in(path, names, options)
-        ):
-            return deepspeed.FAMILY
+    if kind == "directory" and (
+        {zero_files.LATEST, universal.LATEST} & set(names)
+        or zero_files.is_tag_directory(names)
+        or zero_files.tags_in(path, names, options)
+    ):
+        return deepspeed.FAMILY
     return ""
 
 

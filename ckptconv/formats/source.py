@@ -35,12 +35,14 @@ class Source:
     - `training` is what else resuming the training needs.
     - `owners` are ties that the checkpoint itself names: alias → owner.
     - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
-    - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt.
+    - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt. `equal_states` are
+      such states of the optimizer, which matter where those are converted.
     - `counts` tells what the weights consist of, by kind.
     - `opaque` are the names of classes that were kept as inert data, `mentioned` all that its pickles mention.
     - `records` are the storages that files consist of, with their checksums, by the file's path.
     - `notes` are worth knowing and no cause for concern, as `warnings` are.
     - `inputs` identifies every file that was read, by a name relative to the source.
+    - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
     - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
     - `default_dtype` and `default_shard_size` (bytes) apply where the user asks for nothing else.
     """
@@ -55,6 +57,7 @@ class Source:
     owners: dict[str, str] = field(default_factory=dict)
     unaccounted: list[str] = field(default_factory=list)
     equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
@@ -64,6 +67,7 @@ class Source:
     warnings: list[str] = field(default_factory=list)
     inputs: dict[str, Hashable] = field(default_factory=dict)
     bytes_read: int = 0
+    shards: list[str] = field(default_factory=list)
     model_rank: int | None = None
     default_dtype: str = "keep"
     default_shard_size: int | None = None

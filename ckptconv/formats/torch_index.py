@@ -1,0 +1,250 @@
+"""Sharded sets: a state dict in several torch files, with an index that says which tensor is in which, or without.
+
+Source: huggingface_hub's `serialization/_torch.py` and transformers' `save_pretrained`. The index of pytorch_model.bin
+is pytorch_model.bin.index.json: {"metadata": {"total_size": …}, "weight_map": {name of a tensor: name of a file}}. The
+files are pytorch_model-00001-of-00002.bin and so on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.storage import Entry, basename, dirname, join, look, read_text
+from ckptconv.tensors import LazyTensor
+
+from .source import Source
+from .torch_container import TorchFile
+from .torch_file import FAMILY, fingerprint, read_torch
+
+INDEX_SUFFIX = ".index.json"
+_WHOLE = "pytorch_model.bin"
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
+# A million tensors take a tenth of this.
+_MAX_INDEX = 1 << 30
+# So many of a list of names are shown.
+_SHOWN = 5
+
+
+def is_index(path: str) -> bool:
+    """Whether `path` is named like an index."""
+    return path.endswith(".json")
+
+
+def is_shard(path: str) -> bool:
+    """Whether `path` is named like one file of a set."""
+    return _SHARD.fullmatch(basename(path)) is not None
+
+
+def holds_set(names: Iterable[str]) -> bool:
+    """Whether a directory with these names holds a set, or a state dict in one file."""
+    return any(_is_torch_index(name) or _SHARD.fullmatch(name) or name == _WHOLE for name in names)
+
+
+def _is_torch_index(name: str) -> bool:
+    return name.endswith(INDEX_SUFFIX) and not name.endswith(".safetensors" + INDEX_SUFFIX)
+
+
+def read(path: str, names: Mapping[str, Entry] | None = None, options: dict[str, Any] | None = None) -> Source:
+    """Open a set: by its index, or the one that is in a directory with these `names`.
+
+    Raises CorruptError where files are missing, or hold other tensors than the index says; UnsafeError where the index
+    names files outside its directory; UsageError for a directory with several sets.
+    """
+    if names is None:
+        return _read_index(path, options)
+    indexes = [name for name in names if _is_torch_index(name)]
+    if len(indexes) > 1:
+        raise UsageError(f"{path} holds several indexes: {_some(indexes)}.", f"Name one: {join(path, indexes[0])}")
+    if indexes:
+        return _read_index(join(path, indexes[0]), options, path)
+    files = _complete_set(path, names)
+    return _source(path, path, files or [_WHOLE], None, options)
+
+
+# --------------------------------------------------------------------------------------------------------- the index
+
+
+def _read_index(path: str, options: dict[str, Any] | None, shown: str = "") -> Source:
+    weight_map = _weight_map(path, read_text(path, _MAX_INDEX, options))
+    files = sorted(set(weight_map.values()))
+    for file in files:
+        _check_inside(path, file)
+    if files[0].endswith(".safetensors"):
+        raise UnsupportedError(f"{path} is an index of safetensors files already.", "They need no conversion.")
+    directory = dirname(path)
+    missing = [file for file in files if look(join(directory, file), options).kind != "file"]
+    if missing:
+        raise CorruptError(
+            f"{path} names {len(files)} files, of which {len(missing)} are not there: {_some(missing)}.",
+            "Download or copy them again.",
+        )
+    return _source(shown or path, directory, files, weight_map, options)
+
+
+def _weight_map(path: str, text: str) -> dict[str, str]:
+    """Which file holds which tensor."""
+    try:
+        index = json.loads(text, object_pairs_hook=lambda pairs: _once_each(path, pairs))
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise CorruptError(f"{path} is not JSON: {why}.", "Download or copy it again.") from None
+    found = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(found, dict) or not all(map(_is_name, found.values())):
+        raise UnsupportedError(
+            f"{path} is not the index of a sharded checkpoint: it has no weight_map from names of tensors to names of "
+            "files.",
+            "Name the checkpoint's files, or their index.",
+        )
+    if not found:
+        raise UsageError(f"{path} names no tensors: there is nothing to convert.")
+    return found
+
+
+def _is_name(value: Any) -> bool:
+    """Whether `value` can be the name of a file: text, without halves of characters."""
+    try:
+        return isinstance(value, str) and value.encode() != b""
+    except UnicodeEncodeError:
+        return False
+
+
+def _once_each(path: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        raise CorruptError(f"{path} has more than one entry for {_some(twice)}.")
+    return made
+
+
+def _check_inside(path: str, file: str) -> None:
+    """Raise UnsafeError if the name of a file leads out of the directory of the index, which links may do."""
+    parts = file.split("/")
+    if file.startswith("/") or ".." in parts or "\\" in file or "\0" in file or "://" in file or "::" in file:
+        raise UnsafeError(
+            f"{path} names a file outside its own directory: {file[:200]!r}.",
+            "An index names files beside it. Do not trust this one.",
+        )
+
+
+# -------------------------------------------------------------------------------------------------- names of files
+
+
+def _complete_set(path: str, names: Iterable[str]) -> list[str]:
+    """The files of the only set that is in a directory, all of them; none if there is none."""
+    sets: dict[tuple[str, str, str], dict[int, str]] = {}
+    for name in names:
+        match = _SHARD.fullmatch(name)
+        if match:
+            stem, number, count, suffix = match.groups()
+            sets.setdefault((stem, count, suffix), {})[int(number)] = name
+    if len(sets) > 1:
+        examples = [next(iter(found.values())) for found in sets.values()]
+        raise UsageError(f"{path} holds several sets of shards: {_some(examples)}.", "Name the index of one of them.")
+    for (stem, count, suffix), found in sets.items():
+        first = 0 if 0 in found else 1
+        wanted = {number: f"{stem}-{number:05d}-of-{count}{suffix}" for number in range(first, first + int(count))}
+        missing = [name for number, name in wanted.items() if number not in found]
+        if missing or len(found) != len(wanted):
+            raise CorruptError(
+                f"{path} holds {len(found)} of {int(count)} shards; missing: {_some(missing)}.",
+                "Download or copy them again.",
+            )
+        return list(wanted.values())
+    return []
+
+
+# --------------------------------------------------------------------------------------------------------- the files
+
+
+def _source(
+    path: str,
+    directory: str,
+    files: Sequence[str],
+    weight_map: Mapping[str, str] | None,
+    options: dict[str, Any] | None,
+) -> Source:
+    """All files as one state dict, each tensor once; `weight_map`, if there is one, says what is in which."""
+    expected: dict[str, set[str]] = {file: set() for file in files}
+    for name, file in (weight_map or {}).items():
+        expected[file].add(name)
+    opened: dict[str, TorchFile] = {}
+    weights: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for file in files:
+        torch_file = opened[file] = read_torch(join(directory, file), options)
+        entries = _entries(torch_file, len(files) > 1)
+        if weight_map is not None:
+            _check_agreement(path, file, entries, expected[file])
+        for name, value in entries.items():
+            if name in origin:
+                raise CorruptError(f"{path}: {name[:100]!r} is in two files, {origin[name]} and {file}.")
+            origin[name] = file
+            weights[name] = value
+    return Source(
+        format=f"{len(files)} torch files" if len(files) > 1 else f"torch {opened[files[0]].container}",
+        family=FAMILY,
+        path=path,
+        weights=_joined(weights, list(opened.values())),
+        facts={"files": len(files), "size": sum(each.file.size for each in opened.values())},
+        opaque=_all(each.opaque for each in opened.values()),
+        mentioned=_all(each.globals for each in opened.values()),
+        records={each.file.path: each.records for each in opened.values()},
+        inputs={file: fingerprint(each) for file, each in opened.items()},
+        bytes_read=sum(each.bytes_read for each in opened.values()),
+        shards=[each.file.path for each in opened.values()],
+    )
+
+
+def _entries(file: TorchFile, is_part: bool) -> dict[str, Any]:
+    """The state dict that a file of a set holds."""
+    value = file.value
+    if isinstance(value, dict) and (not is_part or all(type(name) is str for name in value)):
+        return value
+    raise UnsupportedError(
+        f"{file.file.path} is a file of a sharded checkpoint, and holds a value of type {type(value).__name__}, where "
+        "a state dict was expected."
+    )
+
+
+def _check_agreement(path: str, file: str, entries: Mapping[str, Any], expected: set[str]) -> None:
+    missing = expected - entries.keys()
+    if missing:
+        raise CorruptError(
+            f"{path} says that {len(missing)} tensors are in {file}, which lacks them: {_some(sorted(missing))}.",
+            "The index and the files are not of one checkpoint: download or copy them again.",
+        )
+    unknown = [name for name, value in entries.items() if isinstance(value, LazyTensor) and name not in expected]
+    if unknown:
+        raise CorruptError(
+            f"{file} holds {len(unknown)} tensors that {path} does not name: {_some(unknown)}.",
+            "The index and the files are not of one checkpoint: download or copy them again.",
+        )
+
+
+def _joined(weights: dict[str, Any], files: Sequence[TorchFile]) -> dict[str, Any]:
+    """`weights` as the state dict it was: of the type that all parts have, with what is known of its modules."""
+    values = [file.value for file in files]
+    if not all(type(value) is OrderedDict for value in values):
+        return weights
+    whole = OrderedDict(weights)
+    for value in values:
+        for name, attribute in vars(value).items():
+            known = vars(whole).setdefault(name, attribute)
+            if known is not attribute and type(known) is type(attribute) and type(known) in (dict, OrderedDict):
+                vars(whole)[name] = type(known)({**known, **attribute})
+    return whole
+
+
+def _all(groups: Iterable[Iterable[Any]]) -> list[str]:
+    """The names in all groups, each once."""
+    return list(dict.fromkeys(str(name) for group in groups for name in group))
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(name[:100] for name in names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
