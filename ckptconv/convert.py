@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import keymap, select
+from . import foreign, keymap, select
 from .checksums import Checksums
 from .errors import CorruptError, FailedError, LimitError, UsageError
 from .formats import open_source, ranks_to_convert
@@ -44,6 +44,8 @@ RESERVED = {"format", "total_size", STRUCTURE_KEY}
 OUTPUT_NAMES = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
 )
+# One file of a sharded set is called as it would be among the others.
+_SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 DEFAULT_MEMORY = 8 << 20
 # An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
@@ -171,7 +173,7 @@ def convert(
     inputs = list(dict.fromkeys(file.stored for file in read))
     for each in outputs:
         _check_growth(each, sum(file.size for file in each.plan.inputs()))
-        _check_output(each, [one.path for one in sources] + [file.path for file in inputs], chosen)
+        _check_output(each, [one.path for one in sources if not one.shards] + [file.path for file in inputs], chosen)
     equal = [pair for one in sources for pair in one.equal]
     checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
     watched = checksums if chosen.checksum else None
@@ -312,10 +314,14 @@ def resolve_output(path: str, options: Options) -> Target:
 
 def default_output(source: Source) -> str:
     """Where an output goes that was given no name: beside the input."""
-    if is_remote(source.path) or look(source.path).kind == "directory":
+    is_directory = not is_remote(source.path) and look(source.path).kind == "directory"
+    if is_remote(source.path) or (is_directory and not source.shards):
         raise UsageError("An output is needed: a directory, or a name that ends in .safetensors.")
+    if source.shards:
+        return source.path if is_directory else dirname(source.path)
     stem, _ = os.path.splitext(source.path)
-    return stem + safetensors.SUFFIX
+    directory, name = os.path.split(stem)
+    return os.path.join(directory, _SHARD_STEM.sub("model", name)) + safetensors.SUFFIX
 
 
 def _check_output(output: Output, inputs: Iterable[str], options: Options) -> None:
@@ -350,7 +356,7 @@ def _check_growth(output: Output, available: int) -> None:
 def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
     """The plan for the weights, and the names that are stored under another: {removed: kept}. Pure."""
     tree = select.subtree(source.weights, options.key, source.path) if options.key else source.weights
-    flat, structure = keymap.flatten(tree) if source.structured else (dict(tree), None)
+    flat, structure, fixed = _flattened(source, tree, options)
     new_names = _new_names(source, flat, options)
     tensors = {new: flat[old] for old, new in new_names.items()}
     if not flat:
@@ -366,17 +372,46 @@ def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, d
     structure = keymap.remap(structure, {old: new_names.get(old) for old in flat}, aliases)
     dtype = options.dtype or source.default_dtype
     widen_only = source.default_dtype == dtype == "float32"
+    fixed = frozenset(new_names[name] for name in fixed if name in new_names)
     kept = {
-        name: select.converted(name, tensor, dtype, widen_only)
+        name: tensor if name in fixed else select.converted(name, tensor, dtype, widen_only)
         for name, tensor in tensors.items()
         if name not in aliases
     }
     limit = options.max_shard_size or source.default_shard_size
-    files = _file_plans(kept, aliases, structure, target, limit)
+    groups = _as_in(kept, source.shards) if source.shards and limit is None else None
+    files = _file_plans(kept, aliases, structure, target, limit, groups)
     if structure is None and source.structured and _names(files) != list(kept):
         # A plain dict, whose order is lost where tensors were cast, or are spread over several files.
-        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit)
+        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
     return Plan(files, identify(files, source.inputs)), aliases
+
+
+def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[list[str]]:
+    """Names in groups: those of each input file."""
+    groups: dict[str, list[str]] = {path: [] for path in shards}
+    for name, tensor in tensors.items():
+        path = next((file.stored.path for file in tensor.inputs()), shards[0])
+        groups[path].append(name)
+    return [group for group in groups.values() if group]
+
+
+def _flattened(source: Source, tree: Any, options: Options) -> keymap.Flattened:
+    """The tensors of `tree`. Raises UnsupportedError for those without data, unless they are left out by name."""
+    if not source.structured:
+        return keymap.Flattened(dict(tree), None, frozenset())
+    lacking: dict[str, str] = {}
+
+    def leave_out(name: str, node: Any) -> bool:
+        reason = foreign.lacks_data(node)
+        if reason and select.is_chosen(name, options.include, options.exclude):
+            lacking[name] = reason
+        return bool(reason)
+
+    flattened = keymap.describe(tree, leave_out=leave_out)
+    if lacking:
+        raise foreign.without_data(source.path, lacking)
+    return flattened
 
 
 def _names(files: Iterable[FilePlan]) -> list[str]:
@@ -423,12 +458,19 @@ def _new_names(source: Source, flat: Mapping[str, Any], options: Options) -> dic
 
 
 def _file_plans(
-    tensors: dict[str, LazyTensor], aliases: dict[str, str], structure: str | None, target: Target, limit: int | None
+    tensors: dict[str, LazyTensor],
+    aliases: dict[str, str],
+    structure: str | None,
+    target: Target,
+    limit: int | None,
+    groups: list[list[str]] | None = None,
 ) -> tuple[FilePlan, ...]:
+    """One file, or files of at most `limit` bytes of tensors, or one for each of `groups` of names."""
     record = {} if structure is None else {STRUCTURE_KEY: structure}
     if target.is_file:
         return (safetensors.file_plan(basename(target.path), tensors, {"format": "pt", **aliases, **record}),)
-    groups = pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit)
+    if groups is None:
+        groups = pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit)
     names = shard_names("model", safetensors.SUFFIX, groups)
     contents = {name: {key: tensors[key] for key in group} for name, group in zip(names, groups, strict=True)}
     extra = aliases if len(groups) == 1 else {}

@@ -7,15 +7,27 @@ cyclic, or share anything. Pure: no tensor data is read, and nothing that a reco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import live
 from .structure import dump, name_of, parse, tensors_of
 from .structure_reader import Decoder
 from .structure_writer import Encoder
 from .tensors import DTYPE_RANK, LazyTensor
+
+
+class Flattened(NamedTuple):
+    """A tree as tensors by name, in its order, and its structure record; None where it needs none.
+
+    `fixed` are names of tensors whose values mean nothing by themselves, and are not to be cast: parts of complex
+    numbers that are stored as pairs, and of quantized tensors.
+    """
+
+    tensors: dict[str, Any]
+    structure: str | None
+    fixed: frozenset[str]
 
 
 def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str | None]:
@@ -25,15 +37,32 @@ def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str 
     safetensors file: a dict of strings to ordinary tensors, in file order, or in any order without `keep_order`.
     `LazyTensor`s come out untagged; torch tensors detached, sharing their memory. Live torch and numpy values are
     recorded as their nodes in `tree`; objects of other classes as `Opaque`, made from what they would be pickled as.
+    Tensors of a dtype that safetensors lacks come out as the same bits under another, complex ones as pairs.
     Raises UsageError for an object that has no such form.
     """
-    encoder = Encoder()
+    described = describe(tree, keep_order=keep_order)
+    return described.tensors, described.structure
+
+
+def describe(
+    tree: Any,
+    *,
+    keep_order: bool = True,
+    leave_out: Callable[[str, Any], bool] | None = None,
+    tagged: bool = False,
+) -> Flattened:
+    """What `flatten` gives and more. `tagged` keeps lazy tensors tagged with their facts.
+
+    `leave_out` is called with every `Opaque`, `Global` and `Composite`, and the name that a tensor in its place would
+    have: it says whether that is to be left out, as a tensor is by `remap`.
+    """
+    encoder = Encoder(leave_out, tagged)
     encoder.survey(tree)
     root = encoder.encode(tree)
-    flat = encoder.flat
+    flat, fixed = encoder.flat, frozenset(encoder.fixed)
     if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(flat)):
-        return flat, None
-    return flat, dump(root, encoder.nodes, encoder.storages)
+        return Flattened(flat, None, fixed)
+    return Flattened(flat, dump(root, encoder.nodes, encoder.storages), fixed)
 
 
 def unflatten(flat: Mapping[str, Any], structure: str | None, *, live_values: bool | None = None) -> Any:

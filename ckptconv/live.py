@@ -196,6 +196,8 @@ def _composite(tensor: Any) -> Composite:
 
 def _quantized_parts(tensor: Any) -> dict[str, Any]:
     parts = {"values": tensor.int_repr(), "qscheme": tensor.qscheme()}
+    if parts["values"].numel() != tensor.numel():  # several values in a byte
+        parts |= {"shape": Size(tensor.shape), "strides": tuple(tensor.stride())}
     if tensor.qscheme() == sys.modules["torch"].per_tensor_affine:
         return parts | {"scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
     return parts | {

@@ -65,12 +65,13 @@ def matching(names: Iterable[str], include: Sequence[str], exclude: Sequence[str
             raise UsageError(
                 f"--include {pattern!r} matches none of the {len(names)} names.", _candidates(pattern, names)
             )
-    return [
-        name
-        for name in names
-        if (not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include))
-        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
-    ]
+    return [name for name in names if is_chosen(name, include, exclude)]
+
+
+def is_chosen(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Whether `name` matches a glob of `include` (if there is one) and none of `exclude`."""
+    included = not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include)
+    return included and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:

@@ -12,6 +12,9 @@ from .errors import CorruptError, UnsupportedError
 VERSION = 1
 # How deep nodes may lie in one another: many JSON readers stop at 128 levels or soon after.
 NESTED = 60
+# Where the record is: in the metadata of a single file, or in a file of its own beside several.
+METADATA_KEY = "ckptconv.structure"
+FILE_NAME = "ckptconv.structure.json"
 # Strings and bytes up to this length are written wherever they occur; longer ones once.
 SHORT = 64
 # Integers up to this one, either side of zero, are exact in every JSON reader.

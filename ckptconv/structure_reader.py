@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from . import live
+from .bits import seen_as
 from .errors import CorruptError, LimitError
 from .structure import (
     DISTRUST,
@@ -157,7 +158,7 @@ _HASHING = frozenset({"set", "frozenset"})
 _CALLS = frozenset({"reduce", "newobj", "newobj_ex", "persistent"})
 # An object made by calling the result of a call of the result of a call …
 _CALL_DEPTH = 16
-_LEAF_FIELDS = frozenset({"name", "kind", "requires_grad", "attributes", "is", "storage", "strides", "dtype"})
+_LEAF_FIELDS = frozenset({"name", "kind", "requires_grad", "attributes", "is", "storage", "strides", "dtype", "view"})
 
 
 class _Opened:
@@ -428,6 +429,8 @@ class Decoder:
     def _make_tensor(self, leaf: dict[str, Any], implied: str | None, attributes: Any) -> Any:
         name = name_of(leaf, implied)
         tensor = self.flat[name]
+        if "view" in leaf:
+            tensor = seen_as(untagged(tensor) if isinstance(tensor, LazyTensor) else tensor, leaf["view"])
         kind = self._text(leaf.get("kind", "tensor"))
         grad = leaf.get("requires_grad", kind == "parameter")
         expect(type(grad) is bool, "requires_grad is neither true nor false")

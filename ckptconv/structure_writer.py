@@ -17,6 +17,7 @@ from types import EllipsisType
 from typing import Any, NamedTuple
 
 from . import live
+from .bits import stored
 from .structure import EXACT, FACTORIES, LONGEST, NAMING, NESTED, SHORT, implied_name, inner_prefix
 from .tensors import (
     Conjugate,
@@ -153,6 +154,7 @@ def _order(element: Any) -> tuple[str, Any, list[str]]:
 
 
 _BOUNDS = ("start", "stop", "step")
+_QUANTIZED = "quantized"
 _FORMS: dict[type, _Form] = {
     dict: _Form("dict", _pairs, paired=True),
     OrderedDict: _Form("odict", _with_attributes, ("attributes",), paired=True),
@@ -181,6 +183,8 @@ _FORMS: dict[type, _Form] = {
 }
 _ROOT = _Form("root", lambda v: v)
 _ATTRIBUTES = _Form("attributes", lambda v: v, ("attributes",))
+# What is known by name only, or may be.
+FOREIGN = frozenset({Opaque, Global, Composite})
 # Written in place however often they occur.
 _CONSTANTS = frozenset({TorchConstant, NumpyScalar})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
@@ -236,10 +240,18 @@ class _Frame:
 
 
 class Encoder:
-    """Writes one tree, in two passes: `survey` finds what occurs more than once, `encode` writes."""
+    """Writes one tree, in two passes: `survey` finds what occurs more than once, `encode` writes.
 
-    def __init__(self) -> None:
+    `leave_out` is asked of every object, class and tensor made of several, with the name that a tensor in its place
+    would have, whether it is to be left out. `fixed` are the names of tensors whose values are not to be changed:
+    parts of complex numbers, and of quantized tensors. `tagged` lazy tensors come out with their facts.
+    """
+
+    def __init__(self, leave_out: Callable[[str, Any], bool] | None = None, tagged: bool = False) -> None:
+        self.leave_out = leave_out
+        self.tagged = tagged
         self.flat: dict[str, Any] = {}
+        self.fixed: set[str] = set()
         self.nodes: list[Any] = []
         self.storages: list[list[Any]] = []
         self.indices: dict[Hashable, int] = {}
@@ -384,6 +396,11 @@ class Encoder:
                 return self._tensor(value, frame, at)
             value, form = self._stand_in(value)
         text, key = frame.place(at)
+        if self.leave_out and type(value) in FOREIGN:
+            name = frame.prefix + text if frame.form is not _ROOT else "tensor"
+            if self.leave_out(name, value):
+                frame.out.append({"dropped": name})
+                return None
         prefix, implied = _cut(frame.prefix + text) + ".", inner_prefix(frame.implied, key)
         if frame.form is _ROOT:
             prefix = implied = ""
@@ -416,11 +433,16 @@ class Encoder:
         if frame.form is _ROOT:
             text = "tensor"
         name = self._unique(frame.prefix + text)
-        self.flat[name] = leaf.bare
+        bits = stored(leaf.bare)
+        self.flat[name] = Tagged(bits, facts) if self.tagged else bits
         node: dict[str, Any] = {}
         frame.out.append(node)
         if name != implied_name(frame.implied, key):
             node["name"] = name
+        if bits is not leaf.bare:
+            node["view"] = live.dtype_name(leaf.bare)
+        if bits is not leaf.bare or (frame.form.tag == "composite" and frame.children[0] == _QUANTIZED):
+            self.fixed.add(name)
         if facts.kind != "tensor":
             node["kind"] = self._atom(facts.kind)
         if facts.requires_grad != (facts.kind == "parameter"):
@@ -431,9 +453,11 @@ class Encoder:
                 self.numbers += 1
             node["is"] = leaf.number
         self._note_storage(node, leaf)
-        if facts.attributes is None:
+        attributes = facts.attributes
+        left_out = self.leave_out and type(attributes) in FOREIGN and self.leave_out(f"{name}.attributes", attributes)
+        if attributes is None or left_out:
             return None
-        node["attributes"], inner = self._attributes(facts.attributes, _cut(name) + ".")
+        node["attributes"], inner = self._attributes(attributes, _cut(name) + ".")
         return inner
 
     def _attributes(self, value: Any, prefix: str) -> tuple[int, _Frame | None]:

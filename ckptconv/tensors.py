@@ -594,7 +594,7 @@ def same_bytes(tensor: LazyTensor) -> Hashable:
     tensor = inner = untagged(tensor)
     if tensor.numel == 0:
         return None
-    while isinstance(inner, Convert):
+    while isinstance(inner, (Convert, View)):
         inner = inner.tensor
     return tensor if isinstance(inner, Stored) else id(tensor)
 

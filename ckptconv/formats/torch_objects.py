@@ -115,6 +115,8 @@ _STORAGE_DTYPES = {
     "Untyped": "uint8",
     "_Untyped": "uint8",
 }
+# Quantized dtypes of less than a byte, and how many values are in one.
+_PACKED = {"quint4x2": 2, "quint2x4": 4}
 _STORAGE_CLASS = re.compile(r"^(\w+?)Storage(?:Base)?$")
 
 
@@ -269,14 +271,22 @@ class _Tensors:
     def rebuild_qtensor(self, args: tuple[Any, ...]) -> Any:
         if len(args) != 7:
             return NotImplemented
-        values = self.view(*args[:4], args[5])
-        quantizer = args[4]
+        storage, offset, size, stride, quantizer, requires_grad, _hooks = args
+        packed: dict[str, Any] = {}
+        if type(storage) is Storage and storage.dtype.name in _PACKED:
+            # Several values in a byte: the bytes are taken as they are.
+            shape, strides, numel, _ = self.geometry(size, stride)
+            if offset != 0 or numel > storage.size * _PACKED[storage.dtype.name]:
+                return NotImplemented
+            packed = {"shape": Size(shape), "strides": strides}
+            size, stride = (storage.size,), (1,)
+        values = self.view(storage, offset, size, stride, requires_grad)
         if values is NotImplemented or type(quantizer) is not tuple or not 3 <= len(quantizer) <= 4:
             return NotImplemented
         names = (
             ("qscheme", "scale", "zero_point") if len(quantizer) == 3 else ("qscheme", "scales", "zero_points", "axis")
         )
-        return Composite("quantized", {"values": values, **dict(zip(names, quantizer, strict=True))})
+        return Composite("quantized", {"values": values, **dict(zip(names, quantizer, strict=True)), **packed})
 
     def rebuild_meta_tensor(self, args: tuple[Any, ...]) -> Any:
         if len(args) != 4 or type(args[3]) is not bool:

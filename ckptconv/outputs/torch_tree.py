@@ -164,5 +164,6 @@ class _Storages:
         storage = self.storage(values, facts, strides, _CLASSES[values.dtype.name])
         names = ("scale", "zero_point") if "scale" in parts else ("scales", "zero_points", "axis")
         quantizer = (parts["qscheme"], *(parts[name] for name in names))
-        arguments = (storage, *self.place(facts), tuple(values.shape), strides, quantizer)
+        shape, strides = tuple(parts.get("shape", values.shape)), parts.get("strides", strides)
+        arguments = (storage, *self.place(facts), shape, strides, quantizer)
         return Call(_utils("_rebuild_qtensor"), (*arguments, facts.requires_grad, OrderedDict()))

@@ -1,0 +1,78 @@
+"""Tensors of dtypes that safetensors lacks, stored as the bits they are. Pure: nothing is copied."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import live
+from .structure import expect
+from .tensors import DTYPES, LazyTensor, Stored, View, contiguous_strides
+
+# The dtype, of elements of as many bits, under which each is stored: a complex number as a pair of its parts, which
+# takes one more dimension, and any other element as an integer.
+STORED_AS = {
+    "complex128": "float64",
+    "complex32": "float16",
+    "qint8": "int8",
+    "quint8": "uint8",
+    "qint32": "int32",
+    "quint4x2": "uint8",
+    "quint2x4": "uint8",
+    "bits8": "uint8",
+    "bits16": "uint16",
+    "bits1x8": "uint8",
+    "bits2x4": "uint8",
+    "bits4x2": "uint8",
+}
+_PAIRS = frozenset({"complex128", "complex32"})
+
+
+def stored(tensor: Any) -> Any:
+    """`tensor`, lazy or of torch, under a dtype that safetensors has: itself, or the same bits as another dtype."""
+    name = live.dtype_name(tensor)
+    if name not in STORED_AS:
+        return tensor
+    if not isinstance(tensor, LazyTensor):
+        torch = sys.modules["torch"]
+        return torch.view_as_real(tensor) if name in _PAIRS else tensor.view(getattr(torch, STORED_AS[name]))
+    shape = (*tensor.shape, 2) if name in _PAIRS else tensor.shape
+    return View(tensor, DTYPES[STORED_AS[name]], shape)
+
+
+def seen_as(tensor: Any, dtype: Any) -> Any:
+    """The tensor of `dtype`, a name, that is stored as `tensor`: the inverse of `stored`.
+
+    A tensor of torch stays as it is where the dtype is one for quantized elements, which torch makes of integers.
+    Raises CorruptError for a tensor that cannot be that.
+    """
+    expect(type(dtype) is str and dtype in STORED_AS, f"{str(dtype)[:100]!r} is no dtype that is stored as another")
+    found, shape = live.dtype_name(tensor), tuple(tensor.shape)
+    fits = found == STORED_AS[dtype] and (dtype not in _PAIRS or shape[-1:] == (2,))
+    expect(fits, f"a tensor of {dtype} cannot be stored as {found} {shape}")
+    if dtype in _PAIRS:
+        shape = shape[:-1]
+    if isinstance(tensor, LazyTensor):
+        return _lazy(tensor, dtype, shape)
+    if live.is_tensor(tensor):
+        return _live(tensor, dtype)
+    return tensor.view("complex128").reshape(shape) if dtype == "complex128" else tensor
+
+
+def _lazy(tensor: LazyTensor, dtype: str, shape: tuple[int, ...]) -> LazyTensor:
+    target = DTYPES[dtype]
+    if isinstance(tensor, View) and (tensor.tensor.dtype, tensor.tensor.shape) == (target, shape):
+        return tensor.tensor
+    if isinstance(tensor, Stored) and tensor.contiguous:
+        return Stored(tensor.file, tensor.offset, target, shape, contiguous_strides(shape))
+    return View(tensor, target, shape)
+
+
+def _live(tensor: Any, dtype: str) -> Any:
+    torch = sys.modules["torch"]
+    if dtype not in _PAIRS:
+        return tensor.view(getattr(torch, dtype)) if dtype.startswith("bits") else tensor
+    try:
+        return torch.view_as_complex(tensor)
+    except RuntimeError:  # the two parts do not lie together
+        return torch.view_as_complex(tensor.contiguous())
