@@ -77,7 +77,7 @@ def is_chosen(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
     """New names by old: `prefix` stripped, then every rule REGEX=REPLACEMENT applied in turn.
 
-    Raises UsageError for a rule that is none, for a name that becomes empty, and where two names become one.
+    Raises UsageError for a rule that is none, and where two names become one.
     """
     compiled = [_rule(rule) for rule in rules]
     result: dict[str, str] = {}

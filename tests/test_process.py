@@ -153,7 +153,7 @@ def test_memory_stays_below_64_mib_whatever_the_size_and_128_are_enough_for_all_
     task: Sequence[str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     limited = LIMITED.format("RLIMIT_DATA", limit=128 * MIB)
-    process = python(limited, *filled_in(request, tmp_path, task), "--json")
+    process = python(limited, *filled_in(request, tmp_path, task), "--json", "--no-fsync")
     seen = high_water(process)
     code, out, err = ended(process)
     assert code == 0, err

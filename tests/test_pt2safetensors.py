@@ -998,6 +998,7 @@ NOT_CHECKPOINTS: dict[str, tuple[bytes | Callable[[], bytes], int, list[str]]] =
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", NOT_CHECKPOINTS)
 def test_what_is_not_a_checkpoint_is_told_by_what_it_is(name: str, tmp_path: Path) -> None:
     content, code, words = NOT_CHECKPOINTS[name]
