@@ -78,6 +78,7 @@ _NAMES = frozenset(
         )),
         ("numpy numpy.lib.npyio numpy.lib._npyio_impl", "fromfile load loadtxt memmap save savetxt savez"),
         ("numpy.testing numpy.testing._private.utils", "measure rundocs runstring"),
+        ("copyreg copy_reg", "add_extension constructor pickle"),
         ("operator _operator", "call"),
         ("torch torch.serialization torch.jit torch.jit._serialization", "_legacy_load _load _open_file load save"),
         ("torch._ops torch.ops torch.classes", "load_library"),

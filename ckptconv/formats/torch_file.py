@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from ckptconv.storage import basename, open_reader
+from ckptconv import attacks, unpickle
+from ckptconv.errors import CkptconvError, UnsafeError
+from ckptconv.storage import Reader, basename, open_reader
 from ckptconv.tensors import File
 
 from .source import Source
@@ -14,6 +16,8 @@ from .torch_stream import HEAD, is_stream, read_stream
 from .torch_zip import read_zip
 
 FAMILY = "torch"
+# Attacks that are nothing else are short.
+_PICKLE_SCANNED = 1 << 20
 
 
 def read_torch(file: File | str, options: dict[str, Any] | None = None) -> TorchFile:
@@ -21,9 +25,27 @@ def read_torch(file: File | str, options: dict[str, Any] | None = None) -> Torch
     reader = open_reader(file, options)
     try:
         head = reader.read_at(0, min(HEAD, reader.file.size))
-        return read_stream(reader) if is_stream(head) else read_zip(reader)
+        if is_stream(head):
+            return read_stream(reader)
+        try:
+            return read_zip(reader)
+        except CkptconvError:
+            _refuse_attack(reader)
+            raise
     finally:
         reader.close()
+
+
+def _refuse_attack(reader: Reader) -> None:
+    """Raise UnsafeError for what is no file of torch.save, but a pickle that torch.load would run nevertheless."""
+    if attacks.are_refused():
+        head = reader.read_at(0, min(_PICKLE_SCANNED, reader.file.size))
+        try:
+            unpickle.load(head, where=reader.file.path)
+        except UnsafeError:
+            raise
+        except CkptconvError:
+            pass
 
 
 def fingerprint(torch_file: TorchFile) -> Hashable:

@@ -206,9 +206,12 @@ class _Archive:
             raise UnsupportedError(
                 f"{self.file.path} is a part of a zip archive that spans several files.", "Join them."
             )
-        if start + size > limit or count * _ENTRY.size > size:
+        # Nothing lies between the directory and the end records; what was put before the archive, or an archive after
+        # another, moves one and not the other.
+        if start + size != limit or count * _ENTRY.size > size:
             raise self.corrupt(
-                f"its directory of {count} members and {size} bytes at byte {start} does not fit before byte {limit}"
+                f"its directory of {count} members and {size} bytes at byte {start} does not end at byte {limit}, "
+                "where it should"
             )
         if size > MAX_DIRECTORY:
             raise LimitError(f"{self.file.path}: its directory has {size} bytes; at most {MAX_DIRECTORY} are read.")
@@ -267,6 +270,8 @@ class _Archive:
             self.crcs.append(crc)
             self.methods.append(method)
             self.flags.append(flags)
+        if at != len(directory):
+            raise self.corrupt(f"its directory has more in it than the {count} members it should have")
 
     def _wide(self, extra: bytes, *numbers: int) -> list[int]:
         """Those of the numbers that do not fit into 32 bits from the zip64 field, which has them in this order."""

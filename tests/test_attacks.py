@@ -1,0 +1,193 @@
+"""The corpus of hostile, broken and odd files: nothing runs, nothing explodes, nothing is misread."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from attacks import corpus
+from attacks.assemble import VALUES
+from attacks.corpus import CASES, Case
+from attacks.live import ODD
+from checkpoints import ckptconv_here
+from safetensors.torch import load_file
+
+from ckptconv import attacks
+from ckptconv.tree import Global
+
+FAMILIES = sorted({case.family for case in CASES.values()})
+LIVE = [case for case in CASES.values() if case.live]
+W = torch.tensor(VALUES).reshape(2, 3)
+
+# Loads every file it is given with torch.load, and names those that made the canary.
+VICTIM = """
+import os, sys, torch, warnings
+warnings.simplefilter("ignore")
+canary = sys.argv[1]
+sys.stdout = sys.stderr
+for path in sys.argv[2:]:
+    try:
+        torch.load(path, weights_only=False)
+    except BaseException:
+        pass
+    if os.path.lexists(canary):
+        print(os.path.basename(path), file=sys.__stdout__)
+        os.unlink(canary) if not os.path.isdir(canary) else os.rmdir(canary)
+"""
+
+
+def written(case: Case, directory: Path) -> Path:
+    path = directory / case.file
+    path.write_bytes(case.make(str(directory / "canary")))
+    return path
+
+
+def test_the_manifest_says_what_the_corpus_is() -> None:
+    assert corpus.MANIFEST.read_text() == corpus.manifest_text(), "python -m attacks.corpus --manifest, in tests/"
+    assert len(CASES) >= 150
+    assert Counter(case.exit for case in LIVE)[corpus.UNSAFE] > 90
+
+
+def test_the_live_files_are_live(tmp_path: Path) -> None:
+    """Else it would be no wonder that they do nothing here."""
+    paths = [written(case, tmp_path) for case in LIVE]
+    command = [sys.executable, "-c", VICTIM, str(tmp_path / "canary"), *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert set(done.stdout.split()) == {case.file for case in LIVE}, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_file_ends_as_it_should(family: str, tmp_path: Path) -> None:
+    output = tmp_path / "out" / "model.safetensors"
+    output.parent.mkdir()
+    for case in CASES.values():
+        if case.family != family:
+            continue
+        path = written(case, tmp_path)
+        started = time.monotonic()
+        run = ckptconv_here("pt2safetensors", path, output, "--no-fsync")
+        assert time.monotonic() - started < 10, case.file
+        assert run.code == case.exit, f"{case.file}: {run.err}"
+        assert not (tmp_path / "canary").exists(), case.file
+        if run.code:
+            assert list(output.parent.iterdir()) == [], case.file
+            assert len(run.err.splitlines()) == 1, run.err
+            assert str(path) in run.err or str(output) in run.err, run.err
+        else:
+            if case.whole:
+                tensors = load_file(output)
+                assert torch.equal(tensors["w"].view(torch.int32), W.view(torch.int32)), case.file
+            output.unlink()
+        path.unlink()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out"]
+
+
+def test_with_inert_an_attack_is_converted_and_still_does_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    for case in LIVE:
+        path = written(case, tmp_path)
+        run = ckptconv_here("pt2safetensors", path, output, "--no-fsync", "--inert")
+        assert run.code != corpus.UNSAFE or case.exit == corpus.UNSAFE, run.err
+        assert not (tmp_path / "canary").exists(), case.file
+        if output.exists():
+            assert run.code == 0
+            assert "kept as inert data, never run" in run.out
+            if case.whole:
+                assert torch.equal(load_file(output)["w"], W), case.file
+            output.unlink()
+
+
+def test_inspect_refuses_them_too_and_with_inert_shows_every_class_they_mention(tmp_path: Path) -> None:
+    path = written(CASES["live_os_system.pt"], tmp_path)
+    assert ckptconv_here("inspect", path).code == corpus.UNSAFE
+    run = ckptconv_here("inspect", path, "--inert")
+    assert run.code == 0
+    for name in ("os.system", "torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"):
+        assert name in run.out
+    described = ckptconv_here("inspect", path, "--inert", "--json").json
+    assert described["opaque"] == ["os.system"]
+    assert set(described["classes"]) == {
+        "os.system",
+        "torch._utils._rebuild_tensor_v2",
+        "torch.FloatStorage",
+        "collections.OrderedDict",
+    }
+
+
+def test_the_whole_corpus_takes_little_memory(tmp_path: Path) -> None:
+    """In one process, one after the other: what the worst of them takes, all of them take."""
+    paths = [written(case, tmp_path) for case in CASES.values()]
+    code = (
+        "import sys, contextlib, io\n"
+        "from ckptconv import cli\n"
+        "for path in sys.argv[1:]:\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):\n"
+        "        cli.main(['pt2safetensors', path, path + '.safetensors', '--dry-run', '--quiet'])\n"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) << 10 < 400 << 20
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime < 600
+
+
+HONEST = [
+    ("builtins", "getattr"),
+    ("torch.storage", "_load_from_bytes"),
+    ("torch._tensor", "_rebuild_from_type_v2"),
+    ("functools", "partial"),
+    ("argparse", "Namespace"),
+    ("pathlib", "PosixPath"),
+    ("os", "stat_result"),
+    ("socket", "AddressFamily"),
+    ("code.models", "Net"),
+    ("mine.os", "Config"),
+    ("mine", "Outer.Inner"),
+    ("mine", "system"),
+    ("mine", "eval"),
+    ("operator", "attrgetter"),
+    ("datetime", "datetime"),
+    ("torch.fx.graph_module", "reduce_graph_module"),
+    ("uuid", "UUID"),
+]
+
+
+@pytest.mark.parametrize("named", HONEST, ids=".".join)
+def test_what_honest_files_call_is_no_attack(named: tuple[str, str]) -> None:
+    assert not attacks.is_suspect(Global(*named))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        ("os", "system"),
+        ("nt", "system"),
+        ("os.path", "os.system"),
+        ("torch", "os"),
+        ("torch.serialization", "os.system"),
+        ("torch", "hub.load"),
+        ("torch.hub", "load"),
+        ("mine", "builtins.eval"),
+        ("mine", "f.__globals__"),
+        ("__builtin__", "execfile"),
+        ("pip", "main"),
+        ("pip._internal", "main"),
+        ("importlib.util", "spec_from_file_location"),
+        ("socket", "create_connection"),
+        ("a" * 10_000_000, "os.system"),
+    ],
+    ids=lambda named: ".".join(named)[:50],
+)
+def test_what_no_checkpoint_has_a_reason_to_call(named: tuple[str, str]) -> None:
+    assert attacks.is_suspect(Global(*named))
+
+
+def test_odd_payloads_are_few() -> None:
+    assert {"load_from_bytes"} == ODD
