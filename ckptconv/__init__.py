@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .convert import Options, Report, convert
+    from .conversion import Options, Report, convert
     from .errors import CkptconvError
     from .formats import open_source as open  # noqa: A004
     from .formats.source import Source
     from .keymap import flatten, unflatten
 
-# Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing.
+# Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
+# the name of a function: the import system would put the one in the place of the other.
 _HOMES = {
     "CkptconvError": ("errors", "CkptconvError"),
-    "Options": ("convert", "Options"),
-    "Report": ("convert", "Report"),
+    "Options": ("conversion", "Options"),
+    "Report": ("conversion", "Report"),
     "Source": ("formats.source", "Source"),
-    "convert": ("convert", "convert"),
+    "convert": ("conversion", "convert"),
     "flatten": ("keymap", "flatten"),
     "open": ("formats", "open_source"),
     "unflatten": ("keymap", "unflatten"),
@@ -35,6 +36,5 @@ def __getattr__(name: str) -> Any:
 
     module, attribute = _HOMES[name]
     value = getattr(importlib.import_module(f".{module}", __name__), attribute)
-    # The import has put the module under its own name: here, `convert` is the function.
     globals()[name] = value
     return value

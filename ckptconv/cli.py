@@ -252,7 +252,7 @@ def _output(command: str, options: dict[str, Any]) -> Output:
 
 
 def _convert(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
-    from .convert import convert
+    from .conversion import convert
     from .units import parse_count, parse_size
 
     output = _output(command, options)

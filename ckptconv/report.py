@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from typing_extensions import Self
 
-    from .convert import OutputFile, Report
+    from .conversion import OutputFile, Report
     from .errors import CkptconvError
 
 # Seconds between two lines of progress where there is no terminal.

@@ -242,7 +242,7 @@ def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
         ["zero-to-fp32", zero3, tmp_path / "shards", "--max-shard-size", "50MB"],
     ):
         assert not imported(*command) & heavy, command
-    assert not {"ckptconv.convert", "ckptconv.formats"} & imported("--help")
+    assert not {"ckptconv.conversion", "ckptconv.formats"} & imported("--help")
 
 
 def test_casts_import_numpy_and_still_not_torch(small: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from strict import assert_same as assert_same_tree
 
 import ckptconv as library
-from ckptconv.convert import convert
+from ckptconv.conversion import convert
 from ckptconv.errors import CorruptError
 from ckptconv.tensors import DTYPES
 
@@ -828,7 +828,12 @@ def test_the_input_is_never_replaced(tmp_path: Path) -> None:
 
 def test_as_a_library_it_may_be_called_again_and_again(tmp_path: Path) -> None:
     path = saved(tmp_path, {"a": torch.ones(1)})
-    code = "import sys, ckptconv\nfor _ in range(2): print(ckptconv.convert(sys.argv[1]).outputs[0].tensors)"
+    code = (
+        "import sys, ckptconv.conversion\n"
+        "for _ in range(2): print(ckptconv.convert(sys.argv[1]).outputs[0].tensors)\n"
+        "from ckptconv import *\n"
+        "assert all(callable(item) for item in (convert, open, flatten, unflatten))"
+    )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("1\n1\n", "")
     assert_same(load_file(tmp_path / "model.safetensors"), {"a": torch.ones(1)})

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from torch_reference import numbers, same
 
 from ckptconv import spool
-from ckptconv.convert import convert
+from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError
 from ckptconv.formats.torch_file import read_torch
 from ckptconv.spool import Spool, SpoolingReaders

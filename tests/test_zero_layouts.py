@@ -34,7 +34,7 @@ from zero_writer import (
     write_rank,
 )
 
-from ckptconv.convert import convert
+from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import open_source
 
