@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
-from ckptconv.storage import is_remote
+from ckptconv.errors import CorruptError, LimitError
+from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File
 from ckptconv.tree import Global
+from ckptconv.unpickle import Limits, Loaded, TruncatedError, Vocabulary, load
 
 # The longest description that is read: a million tensors take a seventh of this.
 MAX_PICKLE = 1 << 30
@@ -20,6 +22,9 @@ MAX_PICKLE = 1 << 30
 # What lies near is read together, as long as the bytes between are cheaper to read than to skip.
 WINDOW = 1 << 20
 _GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
+
+AGAIN = "Copy or download it again."
+_PLAIN = Vocabulary()
 
 _containers = itertools.count()
 
@@ -45,6 +50,76 @@ def nearby(offsets: Iterable[int], length: int, file: File) -> Iterator[list[int
         group.append(offset)
     if group:
         yield group
+
+
+class Pickles:
+    """Reads pickles that follow one another in bytes `start` to `stop` of a file; only they know how long they are.
+
+    `position` is where the next one begins, and may be set. `last` is the last one that was read.
+    """
+
+    def __init__(self, reader: Reader, start: int, stop: int, limits: Limits, window: int = 1 << 16) -> None:
+        self.position = start
+        self.last = b""
+        self.bytes_read = 0
+        self._reader = reader
+        self._stop = stop
+        self._limits = limits
+        # How much is read in the hope that a pickle ends in it; twice as much each time that it does not.
+        self._window = window
+        # What was read, from byte `_base` on.
+        self._base = start
+        self._data = b""
+
+    def where(self, what: str) -> str:
+        """The name of a pickle in errors."""
+        return f"{self._reader.file.path} ({what})"
+
+    def corrupt(self, reason: str, hint: str = "") -> CorruptError:
+        return CorruptError(f"{self._reader.file.path} is not a sound file of torch.save: {reason}.", hint)
+
+    def load(self, what: str, words: Vocabulary = _PLAIN) -> Loaded:
+        """The next pickle, which is `what` for people."""
+        length = self._window
+        while True:
+            data = self._ahead(length)
+            try:
+                loaded = load(data, words, where=self.where(what), limits=self._limits)
+            except TruncatedError:
+                if self.position + len(data) >= self._stop:
+                    raise self.corrupt(
+                        f"it ends at byte {self._stop}, within {what}: it was cut short", AGAIN
+                    ) from None
+                if length >= MAX_PICKLE:
+                    raise LimitError(
+                        f"{self._reader.file.path}: {what} takes more than {length} bytes; at most {MAX_PICKLE} are "
+                        "read."
+                    ) from None
+                length *= 2
+            else:
+                self.last = data[: loaded.end]
+                self.position += loaded.end
+                return loaded
+
+    def take(self, length: int, what: str) -> bytes:
+        """The next `length` bytes, which are no pickle."""
+        data = self._ahead(max(length, self._window))[:length]
+        if len(data) != length:
+            raise self.corrupt(f"it ends at byte {self._stop}, within {what}: it was cut short", AGAIN)
+        self.position += length
+        return data
+
+    def _ahead(self, length: int) -> bytes:
+        """`length` bytes from the position on, or more, or as many as there are."""
+        skipped = self.position - self._base
+        self._data = self._data[skipped:] if 0 <= skipped < len(self._data) else b""
+        self._base = self.position
+        done = self._base + len(self._data)
+        stop = min(self.position + length, self._stop)
+        if stop > done:
+            self._data += self._reader.read_at(done, stop - done)
+            self.bytes_read += stop - done
+        return self._data
 
 
 class Record(NamedTuple):

@@ -12,7 +12,8 @@ from ckptconv.tensors import File
 
 from .source import Source
 from .torch_container import TorchFile
-from .torch_stream import HEAD, is_stream, read_stream
+from .torch_stream import is_stream, read_stream
+from .torch_tar import HEAD, is_tar, read_tar
 from .torch_zip import read_zip
 
 FAMILY = "torch"
@@ -27,6 +28,8 @@ def read_torch(file: File | str, options: dict[str, Any] | None = None) -> Torch
         head = reader.read_at(0, min(HEAD, reader.file.size))
         if is_stream(head):
             return read_stream(reader)
+        if is_tar(head):
+            return read_tar(reader)
         try:
             return read_zip(reader)
         except CkptconvError:

@@ -17,22 +17,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.torch_container import MAX_PICKLE, Records, TorchFile, first_identity, nearby
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.torch_container import AGAIN, Pickles, Records, TorchFile, first_identity, nearby
 from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.storage import Reader
 from ckptconv.tensors import DType, File
 from ckptconv.tree import Global
-from ckptconv.unpickle import (
-    DEFAULT_LIMITS,
-    Limits,
-    Loaded,
-    MalformedError,
-    RefusedError,
-    TruncatedError,
-    Vocabulary,
-    load,
-)
+from ckptconv.unpickle import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary, load
 
 MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
@@ -40,11 +31,7 @@ VERSION = 1001
 _MAGICS = (b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b".", b"L%dL\n." % MAGIC)
 # Protocol and frame come before it.
 HEAD = 40
-# How much is read in the hope that a pickle ends in it; twice as much each time that it does not.
-_FIRST_WINDOW = 1 << 16
 _COUNT = struct.Struct("<q")
-_AGAIN = "Copy or download it again."
-_PLAIN = Vocabulary()
 
 
 def is_stream(head: bytes) -> bool:
@@ -59,7 +46,7 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
     file that contradicts itself or is truncated, UnsupportedError for a version that is not known, and for a file of
     several objects.
     """
-    pickles = _Pickles(reader, limits)
+    pickles = Pickles(reader, 0, reader.file.size, limits)
     if pickles.load("the magic number").value != MAGIC:
         raise pickles.corrupt("it does not begin with the magic number of torch's stream format")
     version = pickles.load("the version").value
@@ -72,14 +59,12 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
         raise pickles.corrupt(f"its facts about the machine are of type {type(machine).__name__}, not a dict")
     storages = _Storages(reader.file, swapped=machine.get("little_endian") is False)
 
-    start = pickles.position
     pickles.load("the object", _surveyed(storages))
-    stop = pickles.position
+    pickled = pickles.last
     keys = pickles.load("the keys of its storages").value
     storages.place(_checked_keys(keys, storages, pickles), pickles.position)
-    pickles.forget(stop)
     _check_counts(reader, storages, pickles)
-    loaded = pickles.load_at("the object", start, vocabulary(storages.resolve))
+    loaded = load(pickled, vocabulary(storages.resolve), where=pickles.where("the object"), limits=limits)
     return TorchFile(
         loaded.value,
         reader.file,
@@ -90,61 +75,6 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
         pickles.bytes_read,
         "stream",
     )
-
-
-# ---------------------------------------------------------------------------------------------------------- pickles
-
-
-class _Pickles:
-    """Reads the pickles that follow one another from the start of a file."""
-
-    def __init__(self, reader: Reader, limits: Limits) -> None:
-        self.position = 0
-        self.bytes_read = 0
-        self._reader = reader
-        self._limits = limits
-        # The beginning of the file, as far as it has been read.
-        self._head = b""
-
-    def corrupt(self, reason: str, hint: str = "") -> CorruptError:
-        return CorruptError(f"{self._reader.file.path} is not a sound file of torch.save: {reason}.", hint)
-
-    def load(self, what: str, words: Vocabulary = _PLAIN) -> Loaded:
-        """The next pickle, which is `what` for people."""
-        length = _FIRST_WINDOW
-        while True:
-            self._read_to(self.position + length)
-            try:
-                loaded = self.load_at(what, self.position, words)
-            except TruncatedError:
-                if len(self._head) == self._reader.file.size:
-                    raise self.corrupt(
-                        f"it ends at byte {len(self._head)}, within {what}: it was cut short", _AGAIN
-                    ) from None
-                if length >= MAX_PICKLE:
-                    raise LimitError(
-                        f"{self._reader.file.path}: {what} takes more than {length} bytes; at most {MAX_PICKLE} are "
-                        "read."
-                    ) from None
-                length *= 2
-            else:
-                self.position = loaded.end
-                return loaded
-
-    def load_at(self, what: str, start: int, words: Vocabulary = _PLAIN) -> Loaded:
-        """The pickle at byte `start`, as far as the file was read."""
-        return load(self._head, words, where=f"{self._reader.file.path} ({what})", start=start, limits=self._limits)
-
-    def forget(self, stop: int) -> None:
-        """Keep no more than `stop` bytes of what was read."""
-        self._head = self._head[:stop]
-
-    def _read_to(self, stop: int) -> None:
-        done = len(self._head)
-        stop = min(stop, self._reader.file.size)
-        if stop > done:
-            self._head += self._reader.read_at(done, stop - done)
-            self.bytes_read += stop - done
 
 
 def _surveyed(storages: _Storages) -> Vocabulary:
@@ -245,7 +175,7 @@ class _Storages:
         return Records(self.offsets, self.sizes, array.array("I", bytes(4 * len(self.offsets))))
 
 
-def _checked_keys(keys: Any, storages: _Storages, pickles: _Pickles) -> list[str]:
+def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]:
     """The list of keys: those that the object mentions, each once."""
     if type(keys) is not list or not all(type(key) in (str, int) for key in keys):
         raise pickles.corrupt("what follows the object is not a list of the keys of its storages")
@@ -262,7 +192,7 @@ def _checked_keys(keys: Any, storages: _Storages, pickles: _Pickles) -> list[str
     return names
 
 
-def _check_counts(reader: Reader, storages: _Storages, pickles: _Pickles) -> None:
+def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None:
     """Check the count of elements before every storage, and that the file ends with the last."""
     size = reader.file.size
     noted = iter(storages.noted[key] + (key,) for key in storages.rows)
@@ -276,7 +206,7 @@ def _check_counts(reader: Reader, storages: _Storages, pickles: _Pickles) -> Non
             )
     if storages.end > size:
         raise pickles.corrupt(
-            f"it ends at byte {size}, and its storages at byte {storages.end}: it was cut short", _AGAIN
+            f"it ends at byte {size}, and its storages at byte {storages.end}: it was cut short", AGAIN
         )
     if storages.end < size:
         another = is_stream(reader.read_at(storages.end, min(HEAD, size - storages.end)))
@@ -288,7 +218,7 @@ def _check_counts(reader: Reader, storages: _Storages, pickles: _Pickles) -> Non
         )
 
 
-def _counts(reader: Reader, storages: _Storages, pickles: _Pickles) -> Iterator[tuple[int, bytes]]:
+def _counts(reader: Reader, storages: _Storages, pickles: Pickles) -> Iterator[tuple[int, bytes]]:
     """Where the counts are, and what they are, as far as the file goes; those that are near are read together."""
     width = _COUNT.size
     inside = (offset - width for offset in storages.offsets if offset <= reader.file.size)

@@ -1,0 +1,387 @@
+"""Torch's oldest format, a tar archive: every tensor comes back bit for bit as torch.load has it, or it is refused."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import tarfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import bits as bits_of
+from checkpoints import ckptconv_here, load_with_aliases
+from evaluate import evaluate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch_reference import Attack, bits, numbers, same
+
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats.torch_container import TorchFile
+from ckptconv.formats.torch_file import read_torch
+from ckptconv.tensors import LazyTensor
+from ckptconv.tree import Global
+
+CLASSES = {
+    torch.float32: torch.FloatStorage,
+    torch.float64: torch.DoubleStorage,
+    torch.float16: torch.HalfStorage,
+    torch.int64: torch.LongStorage,
+    torch.int32: torch.IntStorage,
+    torch.int16: torch.ShortStorage,
+    torch.int8: torch.CharStorage,
+    torch.uint8: torch.ByteStorage,
+}
+
+
+class Part:
+    """A part of a storage, which releases of the time could save: elements `offset` to `offset` + `numel`."""
+
+    def __init__(self, tensor: torch.Tensor, offset: int, numel: int) -> None:
+        self.tensor, self.offset, self.numel = tensor, offset, numel
+
+
+class Writer(pickle.Pickler):
+    """Writes the members that torch 0.1.9 wrote: the object first, to learn of its tensors."""
+
+    def __init__(self, value: Any) -> None:
+        self.out = io.BytesIO()
+        super().__init__(self.out, 2)
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.storages: dict[int, torch.Tensor] = {}
+        self.views: list[tuple[int, int, int, int]] = []
+        self.alive: list[Any] = []
+        self.classes: set[type] = set()
+        self.dump(value)
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, type) and issubclass(value, nn.Module) and value not in self.classes:
+            self.classes.add(value)
+            return value, "model.py", "class Model: pass"
+        if isinstance(value, Part):
+            key = 7_000 + len(self.views)
+            self.views.append((key, self.storage_of(value.tensor), value.offset, value.numel))
+            return key
+        if isinstance(value, torch.Tensor):
+            self.tensors[id(value)] = value
+            self.storage_of(value)
+            self.alive.append(value)
+            return id(value)
+        return None
+
+    @staticmethod
+    def key_of(tensor: torch.Tensor) -> int:
+        return tensor.untyped_storage()._cdata
+
+    def storage_of(self, tensor: torch.Tensor) -> int:
+        self.alive.append(tensor.untyped_storage())
+        self.storages.setdefault(self.key_of(tensor), tensor)
+        return self.key_of(tensor)
+
+    def members(self) -> dict[str, bytes]:
+        storages = pickle.dumps(len(self.storages), 2)
+        for key, tensor in self.storages.items():
+            raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().tobytes()
+            storages += pickle.dumps((key, "cpu", CLASSES[tensor.dtype]), 2)
+            storages += struct.pack("<q", len(raw) // tensor.itemsize) + raw
+        storages += pickle.dumps(self.views, 2)
+        tensors = pickle.dumps(len(self.tensors), 2)
+        for key, tensor in self.tensors.items():
+            tensors += pickle.dumps((key, self.key_of(tensor), torch.FloatTensor), 2)
+            geometry = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
+            tensors += struct.pack(f"<i4x{len(geometry)}q", tensor.dim(), *geometry)
+        return {"storages": storages, "tensors": tensors, "pickle": self.out.getvalue()}
+
+
+def pack(members: dict[str, bytes], path: Path, form: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, "w:", format=form) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            info.mtime = 1479513600.25  # what os.stat gives, and an extended header takes
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def save(value: Any, path: Path, **kwargs: Any) -> Path:
+    return pack(Writer(value).members(), path, **kwargs)
+
+
+def read(path: Path) -> TorchFile:
+    file = read_torch(str(path))
+    assert file.container == "tar archive"
+    return file
+
+
+def refusal(path: Path) -> str:
+    """Why a file is refused; empty if it is not. Anything but an error for users fails the test."""
+    try:
+        read_torch(str(path))
+    except CkptconvError as error:
+        return str(error)
+    return ""
+
+
+def check(value: Any, tmp_path: Path, **kwargs: Any) -> TorchFile:
+    """Save `value`, and compare what we read with what torch.load does."""
+    path = save(value, tmp_path / "model.tar", **kwargs)
+    file = read(path)
+    same(file.value, torch.load(path, weights_only=False))
+    return file
+
+
+# ---------------------------------------------------------------------------------------------- what torch could save
+
+
+@pytest.mark.parametrize("dtype", CLASSES, ids=str)
+def test_every_dtype_of_the_time(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensor = numbers(dtype, 3, 5)
+    check({"plain": tensor, "row": tensor[1], "column": tensor[:, 2], "scalar": tensor[2, 3]}, tmp_path)
+
+
+def test_views_share_their_storage(tmp_path: Path) -> None:
+    base = torch.arange(120, dtype=torch.float32).reshape(2, 3, 4, 5)
+    tree = OrderedDict(
+        base=base, transposed=base.transpose(0, 3), strided=base[:, ::2, 1::2], again=base, empty=base[:0]
+    )
+    file = check({"tensors": tree, "epoch": 3, "names": ["a", (1, None)]}, tmp_path)
+    assert len({leaf.facts.storage for leaf in file.value["tensors"].values()}) == 1
+    assert len(file.records) == 1
+
+
+def test_bare_storages_and_parts_of_storages(tmp_path: Path) -> None:
+    base = torch.arange(10, dtype=torch.int32)
+    path = save({"part": Part(base, 2, 5), "none": Part(base, 10, 0), "tensor": base}, tmp_path / "model.tar")
+    ours, theirs = read(path).value, torch.load(path, weights_only=False)
+    for name in ("part", "none"):
+        assert evaluate(ours[name]) == bytes(theirs[name]._untyped_storage)
+    same(ours["tensor"], theirs["tensor"])
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_every_form_of_tar(form: int, tmp_path: Path) -> None:
+    check([torch.randn(3)], tmp_path, form=form)
+
+
+def test_nothing_but_plain_values(tmp_path: Path) -> None:
+    assert list(check({"epoch": 3}, tmp_path).records) == []
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=25)
+def test_any_tensors(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    dtypes = data.draw(st.lists(st.sampled_from(list(CLASSES)), max_size=8))
+    tree = [numbers(dtype, *data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))) for dtype in dtypes]
+    check(tree, tmp_path_factory.mktemp("any"))
+
+
+class Model(nn.Module):
+    pass
+
+
+def test_classes_stand_beside_their_source(tmp_path: Path) -> None:
+    path = save({"class": Model, "weight": torch.ones(2)}, tmp_path / "model.tar")
+    assert read(path).value["class"] == Global(Model.__module__, "Model")
+
+
+def test_only_descriptions_are_read(tmp_path: Path) -> None:
+    tree = {str(n): torch.zeros(200_000) for n in range(20)}
+    file = read(save(tree, tmp_path / "model.tar"))
+    assert file.file.size > 16_000_000
+    assert file.bytes_read < 100_000
+
+
+def test_a_storage_larger_than_eight_gigabytes(tmp_path: Path) -> None:
+    """A sparse file. The size of its member takes an extended header, or is written in bits."""
+    size = 9 << 30
+    members = Writer([torch.zeros(7, dtype=torch.uint8), torch.arange(3)]).members()
+    count = struct.pack("<q", 7)
+    at = members["storages"].index(count + bytes(7)) + 8
+    head, rest = members["storages"][: at - 8] + struct.pack("<q", size), members["storages"][at + 7 :]
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        path = tmp_path / "large.tar"
+        info = tarfile.TarInfo("storages")
+        info.size = len(head) + size + len(rest)
+        with path.open("wb") as out:
+            out.write(info.tobuf(form) + head)
+            out.seek(size, io.SEEK_CUR)
+            out.write(rest + bytes(-info.size % 512))
+            buffer = pack({name: members[name] for name in ("tensors", "pickle")}, tmp_path / "rest.tar")
+            out.write(buffer.read_bytes())
+        small = read(path).value[1]
+        assert evaluate(small) == bits(torch.arange(3))
+
+
+def test_it_is_converted_like_any_other_file(tmp_path: Path) -> None:
+    tree = OrderedDict(b=torch.randn(300, 500), a=torch.arange(7), t=torch.randn(64, 32).t())
+    tree["tied"] = tree["b"]
+    path = save(tree, tmp_path / "model.pth")
+    run = ckptconv_here("pt2safetensors", path, "--json")
+    assert run.code == 0, run.err
+    assert run.json["aliases"] == {"tied": "b"}
+    converted = load_with_aliases(tmp_path / "model.safetensors")
+    for name, tensor in tree.items():
+        assert torch.equal(bits_of(converted[name]), bits_of(tensor))
+    assert ckptconv_here("inspect", path, "--json").json["format"] == "torch tar archive"
+
+
+# ------------------------------------------------------------------------------------------------- hostile and broken
+
+
+def test_an_attack_that_works_on_torch_load_does_nothing_here(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    path = save({"w": torch.ones(2), "x": Attack(canary)}, tmp_path / "evil.tar")
+    torch.load(path, weights_only=False)
+    assert canary.exists()
+    canary.unlink()
+    file = read(path)
+    assert not canary.exists()
+    assert Global("posix", "system") in file.opaque
+    assert evaluate(file.value["w"]) == bits(torch.ones(2))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    tree = {"w": torch.arange(24.0).reshape(4, 6), "b": torch.ones(3, dtype=torch.int64)}
+    return save(tree, tmp_path_factory.mktemp("sound") / "m.tar").read_bytes()
+
+
+def test_a_cut_file_is_corrupt_wherever_it_was_cut(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cut.tar"
+    end = len(sound.rstrip(b"\0"))
+    for stop in [*range(0, end, 61), end - 1, end]:
+        path.write_bytes(sound[:stop])
+        with pytest.raises((CorruptError, UnsupportedError), match=r"cut\.tar"):
+            read_torch(str(path))
+        assert stop < 512 or "cut short" in refusal(path)
+
+
+def test_what_follows_the_end_is_not_passed_over(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "long.tar"
+    path.write_bytes(sound + sound)
+    assert "something follows its end" in refusal(path)
+    path.write_bytes(sound + bytes(5000))
+    assert refusal(path) == ""
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=300)
+def test_a_damaged_file_is_read_or_refused_in_words(
+    data: st.DataObject, sound: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    damaged = bytearray(sound)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(sound.rstrip(b"\0")) - 1))
+        damaged[at] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF, ord("9")]) | st.integers(0, 255))
+    path = tmp_path_factory.mktemp("damaged") / "m.tar"
+    path.write_bytes(damaged)
+    refused = refusal(path)
+    assert "m.tar" in refused or not refused
+    value = None if refused else read_torch(str(path)).value
+    for leaf in value.values() if isinstance(value, dict) else ():
+        if isinstance(leaf, LazyTensor):
+            evaluate(leaf)
+
+
+FLOATS = struct.pack("<6f", *range(6))
+
+
+def storages(*entries: Any, views: Any = (), count: Any = None) -> bytes:
+    made = pickle.dumps(len(entries) if count is None else count, 2)
+    for description, numel, raw in entries:
+        made += pickle.dumps(description, 2) + struct.pack("<q", numel) + raw
+    return made + pickle.dumps(list(views) if isinstance(views, tuple) else views, 2)
+
+
+def tensors(*entries: tuple[Any, int, Sequence[int]], count: Any = None) -> bytes:
+    made = pickle.dumps(len(entries) if count is None else count, 2)
+    for description, dimensions, geometry in entries:
+        made += pickle.dumps(description, 2) + struct.pack(f"<i4x{len(geometry)}q", dimensions, *geometry)
+    return made
+
+
+class Pid:
+    """Stands for a persistent id."""
+
+    def __init__(self, pid: Any) -> None:
+        self.pid = pid
+
+
+class PidPickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        return value.pid if isinstance(value, Pid) else None
+
+
+def pickled(pid: Any) -> bytes:
+    out = io.BytesIO()
+    PidPickler(out, 2).dump([Pid(pid)])
+    return out.getvalue()
+
+
+SIX = ((1, "cpu", torch.FloatStorage), 6, FLOATS)
+ONE = ((2, 1, torch.FloatTensor), 1, (6, 1, 0))
+GOOD = {"storages": storages(SIX), "tensors": tensors(ONE), "pickle": pickled(2)}
+
+CONTRADICTIONS: dict[str, tuple[dict[str, bytes], str]] = {
+    "fewer elements": ({"storages": storages(((1, "cpu", torch.FloatStorage), 5, FLOATS))}, "storages"),
+    "more elements": ({"storages": storages(((1, "cpu", torch.FloatStorage), 99, FLOATS))}, "cut short"),
+    "negative elements": ({"storages": storages(((1, "cpu", torch.FloatStorage), -1, FLOATS))}, "-1 elements"),
+    "huge elements": ({"storages": storages(((1, "cpu", torch.FloatStorage), 1 << 62, FLOATS))}, "cut short"),
+    "an unknown class": ({"storages": storages(((1, "cpu", OrderedDict), 6, FLOATS))}, "not known"),
+    "no class": ({"storages": storages(((1, "cpu", None), 6, FLOATS))}, "not known"),
+    "a key of another type": ({"storages": storages((("1", "cpu", torch.FloatStorage), 6, FLOATS))}, "a storage by"),
+    "a storage twice": ({"storages": storages(SIX, SIX)}, "two things with the key 1"),
+    "too many storages": ({"storages": storages(SIX, count=2)}, "a storage by"),
+    "too few storages": ({"storages": storages(SIX, SIX, count=1)}, "storages"),
+    "a number that is none": ({"storages": storages(SIX, count="1")}, "for the number of storages"),
+    "a huge number": ({"storages": storages(SIX, count=1 << 40)}, "a storage"),
+    "views that are none": ({"storages": storages(SIX, views={})}, "no list of parts"),
+    "views of three": ({"storages": storages(SIX, views=((3, 1, 0),))}, "not four numbers"),
+    "a view of nothing": ({"storages": storages(SIX, views=((3, 9, 0, 1),))}, "part of storage 9, which it lacks"),
+    "a view beyond": ({"storages": storages(SIX, views=((3, 1, 5, 2),))}, "2 elements at element 5"),
+    "a view before": ({"storages": storages(SIX, views=((3, 1, -1, 2),))}, "2 elements at element -1"),
+    "a view twice": ({"storages": storages(SIX, views=((1, 1, 0, 2),))}, "two things with the key 1"),
+    "something behind the storages": ({"storages": storages(SIX) + b"\0"}, "member storages has 1 bytes more"),
+    "something behind the tensors": ({"tensors": tensors(ONE) + b"\0"}, "member tensors has 1 bytes more"),
+    "something behind the object": ({"pickle": pickled(2) + b"\0"}, "member pickle has 1 bytes more"),
+    "a tensor of nothing": ({"tensors": tensors(((2, 9, None), 1, (6, 1, 0)))}, "tensor 2 of storage 9"),
+    "a tensor beyond": ({"tensors": tensors(((2, 1, None), 1, (7, 1, 0)))}, "goes beyond the 24 bytes"),
+    "a tensor before": ({"tensors": tensors(((2, 1, None), 1, (6, 1, -1)))}, "offset is not a count"),
+    "negative sizes": ({"tensors": tensors(((2, 1, None), 1, (-6, 1, 0)))}, "not made of counts"),
+    "negative dimensions": ({"tensors": tensors(((2, 1, None), -1, (0,)))}, "-1 dimensions"),
+    "endless dimensions": ({"tensors": tensors(((2, 1, None), 1 << 30, (0,)))}, f"{1 << 30} dimensions"),
+    "missing dimensions": ({"tensors": tensors(((2, 1, None), 60, (0,)))}, "cut short"),
+    "an unknown key": ({"pickle": pickled(3)}, "needs 3, which is neither"),
+    "a key that is none": ({"pickle": pickled((1, 2))}, "which is neither"),
+    "a long key": ({"pickle": pickled("9" * 5000)}, "which is neither"),
+}  # fmt: skip
+
+
+def test_the_files_made_here_are_what_torch_reads(tmp_path: Path) -> None:
+    path = pack(GOOD, tmp_path / "made.tar")
+    same(read(path).value, torch.load(path, weights_only=False))
+
+
+@pytest.mark.parametrize(("changes", "reason"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_every_contradiction_is_found(changes: dict[str, bytes], reason: str, tmp_path: Path) -> None:
+    refused = refusal(pack(GOOD | changes, tmp_path / "model.tar"))
+    assert reason in refused
+    assert "model.tar" in refused
+
+
+def test_other_tar_archives_are_called_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"a tar archive, but not one of torch\.save: it holds a\.txt, b"):
+        read_torch(str(pack({"a.txt": b"", "b": b"x"}, tmp_path / "other.tar")))
+    content = pack({"pickle": b""}, tmp_path / "one.tar").read_bytes().rstrip(b"\0")
+    one = content + bytes(-len(content) % 512)
+    (tmp_path / "twice.tar").write_bytes(one + one + bytes(1024))
+    assert "two members named 'pickle'" in refusal(tmp_path / "twice.tar")
+    (tmp_path / "endless.tar").write_bytes(
+        b"".join(tarfile.TarInfo(f"f{number}").tobuf() for number in range(200)) + bytes(1024)
+    )
+    assert "more than 100 members" in refusal(tmp_path / "endless.tar")
