@@ -161,10 +161,10 @@ def test_a_million_collisions_take_no_longer_than_a_million_names() -> None:
     tree = {"a": [tree[0]], "a.0": [{"": lazy(shape=())}]} | {
         ("k", n, "long enough for its words to be cut short " * 20): lazy(shape=()) for n in range(20_000)
     }
-    started = time.perf_counter()
+    started = time.process_time()
     flat, _ = flatten(tree)
     assert len(flat) == 20_002
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_tensor_alone_has_a_name_too() -> None:
@@ -1441,11 +1441,11 @@ def test_keys_that_are_too_deep_to_hash_are_refused() -> None:
 
 def test_keys_with_one_hash_are_refused() -> None:
     numbers = [["int", hex((2**61 - 1) * n + 5)] for n in range(30, 50_030)]
-    started = time.perf_counter()
+    started = time.process_time()
     for root in (["set", *numbers], ["dict", *(part for number in numbers for part in (number, 1))]):
         with pytest.raises(LimitError, match="same hash"):
             unflatten({}, record(root))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_record_cannot_ask_for_memory_that_its_tensors_do_not_need() -> None:
@@ -1481,10 +1481,10 @@ def test_100_000_tensors_and_a_million_values_take_seconds() -> None:
         "values": [{"i": n, "f": n * 0.1, "s": str(n), "t": (n, None), "l": [True, -n]} for n in range(125_000)],
     }
     gc.collect()
-    started = time.perf_counter()
+    started = time.process_time()
     flat, structure = flatten(tree)
     again = unflatten(flat, structure)
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
     assert again == tree
 
 
