@@ -6,12 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test fuzz lint format bench clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
 	@echo "make demo      a ZeRO-3 checkpoint of 100 M parameters, converted before your eyes"
 	@echo "make test      the tests"
+	@echo "make fuzz      a minute of hostile and broken files"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff format and mend"
 	@echo "make bench     timings beside cp and the other converters"
@@ -34,6 +35,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -W ignore tests/fuzz.py --seconds 60 $(FUZZ_FLAGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
