@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from .errors import UsageError
+from .order import ordered
 from .tree import Global, NumpyArray, NumpyScalar, Size, TorchConstant
 
 _BATCH = 1000
@@ -232,9 +233,13 @@ def _deque(value: deque[Any]) -> Call:
     return Call(Global("collections", "deque"), args, appended=value)
 
 
+# Modules of types that may be a factory, by their names in Python 2, which protocol 2 takes.
+_MODULES = {"builtins": "__builtin__", "collections": "collections"}
+
+
 def _defaultdict(value: defaultdict[Any, Any]) -> Call:
-    factory = value.default_factory
-    args = () if factory is None else (_builtin(getattr(factory, "__name__", "")),)
+    factory: Any = value.default_factory
+    args = () if factory is None else (Global(_MODULES[factory.__module__], factory.__qualname__),)
     return Call(Global("collections", "defaultdict"), args, items=value.items())
 
 
@@ -272,15 +277,15 @@ _REDUCTIONS: dict[type, Callable[[Any], Any]] = {
     bytes: _bytes,
     bytearray: _bytearray,
     complex: lambda value: Call(_builtin("complex"), (value.real, value.imag)),
-    set: lambda value: Call(_builtin("set"), (list(value),)),
-    frozenset: lambda value: Call(_builtin("frozenset"), (list(value),)),
+    set: lambda value: Call(_builtin("set"), (ordered(value),)),
+    frozenset: lambda value: Call(_builtin("frozenset"), (ordered(value),)),
     range: lambda value: Call(_builtin("xrange"), (value.start, value.stop, value.step)),
     slice: lambda value: Call(_builtin("slice"), (value.start, value.stop, value.step)),
     type(...): lambda value: _builtin("Ellipsis"),
     deque: _deque,
     defaultdict: _defaultdict,
     OrderedDict: _ordered,
-    Counter: lambda value: Call(Global("collections", "Counter"), (dict(value),)),
+    Counter: lambda value: Call(Global("collections", "Counter"), (dict(value),), state=vars(value) or None),
     Size: lambda value: Call(Global("torch", "Size"), (tuple(value),)),
     TorchConstant: _constant,
     NumpyScalar: _numpy_scalar,

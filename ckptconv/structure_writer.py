@@ -11,13 +11,14 @@ import math
 import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 from types import EllipsisType
 from typing import Any, NamedTuple
 
 from . import live
 from .bits import stored
+from .order import ordered
 from .structure import EXACT, FACTORIES, LONGEST, NAMING, NESTED, SHORT, implied_name, inner_prefix
 from .tensors import (
     Conjugate,
@@ -117,42 +118,6 @@ def _opaque_parts(value: Opaque) -> list[Any]:
     return parts
 
 
-def _ordered(elements: Iterable[Any]) -> list[Any]:
-    """The elements of a set in an order that does not depend on their hashes."""
-    return sorted(elements, key=_order)
-
-
-def _order(element: Any) -> tuple[str, Any, list[str]]:
-    kind = type(element)
-    natural = element if kind in (int, str, bytes) else 0
-    texts: list[str] = []
-    stack = [element]
-    # A long prefix tells elements apart; those that have it in common stay as they come.
-    while stack and len(texts) < SHORT:
-        value = stack.pop()
-        kind = type(value)
-        texts.append(kind.__name__)
-        if isinstance(value, tuple):
-            texts.append(str(len(value)))
-            stack.extend(reversed(value[:SHORT]))
-        elif isinstance(value, frozenset):
-            texts.append(str(len(value)))
-            texts.extend(sorted(_words(part) for part in islice(value, SHORT) if type(part) in _ATOMS))
-        elif isinstance(value, LazyTensor):
-            texts.extend((repr(value.origin()), value.dtype.name, repr(value.shape)))
-        elif isinstance(value, Opaque):
-            stack.append(value.cls)
-        elif kind is float:
-            texts.append(_float_text(value))
-        elif kind is int:
-            texts.append(hex(value) if -BIG < value < BIG else f"{value.bit_length()} bits")
-        elif kind in (str, bytes):
-            texts.append(repr(value[:SHORT]))
-        elif kind in (complex, bool):
-            texts.append(repr(value))
-    return type(element).__name__, natural, texts
-
-
 _BOUNDS = ("start", "stop", "step")
 _QUANTIZED = "quantized"
 _FORMS: dict[type, _Form] = {
@@ -168,8 +133,8 @@ _FORMS: dict[type, _Form] = {
     list: _Form("list", lambda v: v),
     tuple: _Form("tuple", lambda v: v),
     Size: _Form("size", lambda v: v),
-    set: _Form("set", _ordered),
-    frozenset: _Form("frozenset", _ordered),
+    set: _Form("set", ordered),
+    frozenset: _Form("frozenset", ordered),
     deque: _Form("deque", lambda d: [d.maxlen, *d], ("maxlen",)),
     bytearray: _Form("bytearray", lambda b: (bytes(b),)),
     range: _Form("range", lambda r: (r.start, r.stop, r.step), _BOUNDS),
