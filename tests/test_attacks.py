@@ -14,6 +14,7 @@ import torch
 from attacks import corpus
 from attacks.assemble import VALUES
 from attacks.corpus import CASES, Case
+from attacks.directories import DIRECTORIES, Directory
 from attacks.live import ODD
 from checkpoints import ckptconv_here
 from safetensors.torch import load_file
@@ -48,6 +49,13 @@ def written(case: Case, directory: Path) -> Path:
     return path
 
 
+def filled(directory: Directory, place: Path) -> Path:
+    """A directory of the corpus, in another of its name; the input of the conversion."""
+    inside = place / directory.file / "in"
+    inside.mkdir(parents=True)
+    return directory.make(inside, str(place / "canary"))
+
+
 def test_the_manifest_says_what_the_corpus_is() -> None:
     assert corpus.MANIFEST.read_text() == corpus.manifest_text(), "python -m attacks.corpus --manifest, in tests/"
     assert len(CASES) >= 150
@@ -57,9 +65,14 @@ def test_the_manifest_says_what_the_corpus_is() -> None:
 def test_the_live_files_are_live(tmp_path: Path) -> None:
     """Else it would be no wonder that they do nothing here."""
     paths = [written(case, tmp_path) for case in LIVE]
+    for directory in DIRECTORIES.values():
+        if directory.live:
+            # The file alone, under the name of the directory.
+            filled(directory, tmp_path)
+            paths.append((tmp_path / directory.file / "in" / directory.live).rename(tmp_path / f"{directory.file}.pt"))
     command = [sys.executable, "-c", VICTIM, str(tmp_path / "canary"), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert set(done.stdout.split()) == {case.file for case in LIVE}, done.stderr[-2000:]
+    assert set(done.stdout.split()) == {path.name for path in paths}, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,6 +99,25 @@ def test_every_file_ends_as_it_should(family: str, tmp_path: Path) -> None:
             output.unlink()
         path.unlink()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("family", sorted({directory.family for directory in DIRECTORIES.values()}))
+def test_every_directory_ends_as_it_should(family: str, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    for directory in DIRECTORIES.values():
+        if directory.family != family:
+            continue
+        source = filled(directory, tmp_path)
+        started = time.process_time()
+        run = ckptconv_here(directory.command, source, output, "--no-fsync")
+        assert time.process_time() - started < 10, directory.file
+        assert run.code == directory.exit, f"{directory.file}: {run.err}"
+        assert not (tmp_path / "canary").exists(), directory.file
+        assert output.exists() == (run.code == 0)
+        if run.code:
+            assert len(run.err.splitlines()) == 1, run.err
+            assert str(source.parent) in run.err, run.err
+        output.unlink(missing_ok=True)
 
 
 def test_with_inert_an_attack_is_converted_and_still_does_nothing(tmp_path: Path) -> None:

@@ -117,6 +117,10 @@ def _locate_in(path: str, tag: str, options: dict[str, Any] | None) -> Place:
         raise UsageError(f"{path} has no file `latest` that says which tag to convert.", _offer("", tags))
     where = join(path, LATEST)
     named = read_text(where, MAX_TAG, options).strip()
+    if not named:
+        raise CorruptError(
+            f"{where} is empty, where the name of a tag was expected: the save was interrupted.", _offer("", tags)
+        )
     _check_tag(named, where, UnsafeError)
     if named not in tags:
         raise CorruptError(

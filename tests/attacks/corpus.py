@@ -605,9 +605,11 @@ for _name, (_exit, _why, _data) in NOT_CHECKPOINTS.items():
 
 
 def manifest() -> list[dict[str, object]]:
+    from .directories import DIRECTORIES
+
     return [
-        {"file": case.file, "family": case.family, "exit": case.exit, "live": case.live, "why": case.why}
-        for case in CASES.values()
+        {"file": case.file, "family": case.family, "exit": case.exit, "live": bool(case.live), "why": case.why}
+        for case in (*CASES.values(), *DIRECTORIES.values())
     ]
 
 
@@ -617,6 +619,8 @@ def manifest_text() -> str:
 
 
 if __name__ == "__main__":
+    from .directories import DIRECTORIES
+
     if sys.argv[1:] == ["--manifest"]:
         MANIFEST.write_text(manifest_text())
     else:
@@ -624,5 +628,9 @@ if __name__ == "__main__":
         target.mkdir(parents=True, exist_ok=True)
         for case in CASES.values():
             (target / case.file).write_bytes(case.make(str(target / "canary")))
+        for directory in DIRECTORIES.values():
+            place = target / directory.file / "in"
+            place.mkdir(parents=True)
+            directory.make(place, str(target / "canary"))
         (target / "manifest.json").write_text(manifest_text())
-        print(f"{len(CASES)} files in {target}")
+        print(f"{len(CASES)} files and {len(DIRECTORIES)} directories in {target}")
