@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 from . import live
 from .structure import dump, name_of, parse, tensors_of
 from .structure_reader import Decoder
-from .structure_writer import Encoder
+from .structure_writer import Encoder, walk
 from .tensors import DTYPE_RANK, LazyTensor
+
+__all__ = ["Flattened", "describe", "flatten", "plain_record", "remap", "unflatten", "walk"]
 
 
 class Flattened(NamedTuple):

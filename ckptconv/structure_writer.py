@@ -11,7 +11,7 @@ import math
 import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import EllipsisType
 from typing import Any, NamedTuple
@@ -153,6 +153,25 @@ FOREIGN = frozenset({Opaque, Global, Composite})
 # Written in place however often they occur.
 _CONSTANTS = frozenset({TorchConstant, NumpyScalar})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
+
+
+def walk(tree: Any) -> Iterator[Any]:
+    """Every container, tensor and object in a tree of lazy tensors, each once; strings, numbers and the like are not
+    among them."""
+    seen: set[int] = set()
+    stack = [tree]
+    while stack:
+        value = stack.pop()
+        kind = type(value)
+        if kind in _ATOMS or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        form = _FORMS.get(kind)
+        if form:
+            stack.extend(form.children(value))
+        elif kind is Tagged and value.facts.attributes is not None:
+            stack.append(value.facts.attributes)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing

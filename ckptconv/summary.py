@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from . import keymap, select
+from .bits import STORED_AS
 from .formats.source import Source
-from .tensors import LazyTensor
+from .tensors import LazyTensor, View
 
 
 def summarize(source: Source) -> dict[str, Any]:
     """Format, facts, totals by dtype, every tensor with dtype, shape and bytes, ties, and classes met in pickles."""
-    flat = keymap.flatten(source.weights)[0] if source.structured else dict(source.weights)
+    tensors = keymap.flatten(source.weights)[0] if source.structured else source.weights
+    # What safetensors has to store under another dtype is shown under its own.
+    flat = {name: tensor.tensor if _is_view(tensor) else tensor for name, tensor in tensors.items()}
     aliases = select.untie(flat, source.owners)
     totals: dict[str, dict[str, int]] = {}
     for name, tensor in flat.items():
@@ -33,6 +36,10 @@ def summarize(source: Source) -> dict[str, Any]:
         "warnings": source.warnings,
         "bytes_read": source.bytes_read,
     }
+
+
+def _is_view(tensor: LazyTensor) -> TypeGuard[View]:
+    return isinstance(tensor, View) and tensor.tensor.dtype.name in STORED_AS
 
 
 def _rows(flat: dict[str, LazyTensor]) -> Iterator[dict[str, Any]]:

@@ -956,13 +956,6 @@ def test_inspect_shows_what_is_there_and_reads_no_data(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- what is not a checkpoint
 
 
-def safetensors_bytes() -> bytes:
-    buffer = {"a": torch.ones(3)}
-    from safetensors.torch import save
-
-    return save(buffer)
-
-
 def tar_bytes() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -979,7 +972,7 @@ def zip_bytes() -> bytes:
 
 def script_bytes() -> bytes:
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), buffer)
+    torch.jit.save(torch.jit.freeze(torch.jit.script(torch.nn.Linear(2, 2).eval())), buffer)
     return buffer.getvalue()
 
 
@@ -992,10 +985,9 @@ NOT_CHECKPOINTS: dict[str, tuple[bytes | Callable[[], bytes], int, list[str]]] =
         b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", 4, ["git-lfs", "git lfs pull"],
     ),
     "a web page": (b"\n<!DOCTYPE html><html>Sign in</html>", 4, ["web page"]),
-    "safetensors": (safetensors_bytes, 5, ["safetensors file already"]),
     "a tar archive": (tar_bytes, 5, ["tar"]),
     "another zip archive": (zip_bytes, 5, ["zip archive", "readme.txt"]),
-    "a TorchScript archive": (script_bytes, 5, ["TorchScript", "torch.jit.load"]),
+    "a TorchScript archive without weights": (script_bytes, 5, ["TorchScript", "torch.jit.load"]),
     "a plain pickle": (pickle.dumps({"a": 1}), 5, ["plain pickle"]),
     "gzip": (b"\x1f\x8b\x08" + bytes(50), 5, ["gzip"]),
     "a GGUF file": (b"GGUF" + bytes(50), 5, ["GGUF"]),

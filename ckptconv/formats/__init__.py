@@ -10,13 +10,17 @@ from typing import Any
 from ckptconv import attacks
 from ckptconv.errors import UsageError
 from ckptconv.spool import is_pipe, take_pipe
-from ckptconv.storage import Entry, basename, dirname, is_remote, listing, look
+from ckptconv.storage import Entry, basename, dirname, is_remote, listing, look, open_reader
 
-from . import deepspeed, torch_file, torch_index, universal, zero_files
+from . import deepspeed, safetensors, torch_file, torch_index, universal, zero_files
 from .source import Source
 
-# The command for each family of formats.
-COMMANDS = {deepspeed.FAMILY: "zero-to-fp32", torch_file.FAMILY: "pt2safetensors"}
+# For each family of formats what a path of it is, and the command that takes it.
+FAMILIES = {
+    deepspeed.FAMILY: ("a DeepSpeed checkpoint", "zero-to-fp32 {}"),
+    torch_file.FAMILY: ("a single file", "pt2safetensors {}"),
+    safetensors.FAMILY: ("in safetensors already", "safetensors2pt {} OUTPUT.pt"),
+}
 
 
 def open_source(
@@ -57,12 +61,14 @@ def _open(
     if entry.kind == "missing":
         raise UsageError(f"{path} does not exist.", _nearby(path, options))
     names = listing(path, options) if entry.kind == "directory" else {}
-    found = _family(path, entry.kind, names, options)
+    found = _family(path, entry.kind, names, options, family)
     if torch_index.holds_set(names) and (family or found or torch_file.FAMILY) == torch_file.FAMILY:
         return torch_index.read(path, names, options)
     if family and found and family != found:
-        kind = "a DeepSpeed checkpoint" if found == deepspeed.FAMILY else "a single file"
-        raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {COMMANDS[found]} {path}")
+        kind, command = FAMILIES[found]
+        raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {command.format(path)}")
+    if found == safetensors.FAMILY:
+        return safetensors.read(path, options)
     if (found or family) == deepspeed.FAMILY:
         directory = universal.locate(path, tag, options)
         if directory is not None:
@@ -84,18 +90,40 @@ def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: boo
         return deepspeed.ranks_to_convert(path, tag, options)
 
 
-def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str, Any]) -> str:
-    """The family that a path belongs to by its name, its neighbours or the names in it; "" where that does not tell."""
+def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str, Any], expected: str) -> str:
+    """The family that a path belongs to by its name, its neighbours, the names in it, or how it begins; "" where that
+    does not tell.
+
+    A directory may hold checkpoints of several: the `expected` one, or else DeepSpeed's, is meant.
+    """
     if kind == "file":
+        if _is_safetensors(path, options):
+            return safetensors.FAMILY
         # A rank's file is a .pt like any other: it is converted as one unless the checkpoint around it is asked for.
         return "" if zero_files.is_rank_file(basename(path)) else torch_file.FAMILY
+    written = any(name.endswith((safetensors.SUFFIX, safetensors.INDEX_SUFFIX)) for name in names)
+    if written and expected == safetensors.FAMILY:
+        return expected
     if kind == "directory" and (
         {zero_files.LATEST, universal.LATEST} & set(names)
         or zero_files.is_tag_directory(names)
         or zero_files.tags_in(path, names, options)
     ):
         return deepspeed.FAMILY
-    return ""
+    return safetensors.FAMILY if written and expected != deepspeed.FAMILY else ""
+
+
+def _is_safetensors(path: str, options: dict[str, Any]) -> bool:
+    """By what it begins with; or by its name, unless it begins as a zip archive does."""
+    if path.endswith(safetensors.INDEX_SUFFIX):
+        return True
+    reader = open_reader(path, options)
+    try:
+        head = reader.read_at(0, min(reader.file.size, 16))
+    finally:
+        reader.close()
+    named = path.endswith(safetensors.SUFFIX) and not head.startswith(b"PK\x03\x04")
+    return named or safetensors.looks_like(head, reader.file.size)
 
 
 def _nearby(path: str, options: dict[str, Any]) -> str:

@@ -1,0 +1,508 @@
+"""Reads safetensors files, and sharded sets of them, by their headers; no tensor data is read.
+
+Source: https://huggingface.co/docs/safetensors and `safetensors/src/tensor.rs`. A file is the length of its header (8
+bytes, little-endian), the header, a JSON object, and the data. A sharded set has an index that says which file holds
+which tensor. Where a structure record lies in the metadata or beside the files, the tree it describes is put together
+again; where a tied name was stored under another, it is put back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import posixpath
+import re
+import zlib
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+from ckptconv import keymap, olmo
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.storage import (
+    Entry,
+    Options,
+    Reader,
+    basename,
+    dirname,
+    is_remote,
+    join,
+    listing,
+    look,
+    open_reader,
+    read_text,
+)
+from ckptconv.structure import FILE_NAME, METADATA_KEY
+from ckptconv.tensors import DTYPES_BY_CODE, DType, Stored, contiguous_strides
+from ckptconv.tree import Opaque
+from ckptconv.unpickle import MalformedError
+
+from .source import Source
+from .torch_container import MAX_PICKLE
+from .torch_objects import vocabulary
+from .torch_zip import what_it_is
+
+FAMILY = "safetensors"
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+MAX_HEADER = 100_000_000
+# An index names a tensor in some 100 bytes, a record in as many and its values.
+MAX_INDEX, MAX_RECORD = 256 << 20, 1 << 30
+# torch's own limit.
+MAX_DIMS = 64
+# Metadata keys that mean something, and are no tied names.
+RESERVED = frozenset({"format", "total_size", METADATA_KEY})
+METADATA = "__metadata__"
+# Dtypes whose elements are six bits, which torch does not have.
+_SIX_BITS = frozenset({"F6_E2M3", "F6_E3M2"})
+_MOST = 1 << 63
+# Entries of the metadata that are shown.
+_TOLD = 20
+# Read at once where every request takes long.
+_FAR = 1 << 18
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_AGAIN = "Copy or download it again."
+
+
+def looks_like(head: bytes, size: int) -> bool:
+    """Whether a file of `size` bytes that begins with `head` is safetensors."""
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= min(size - 8, MAX_HEADER)
+
+
+def locate(directory: str, options: Options | None = None) -> str | None:
+    """The file in `directory` that stands for the safetensors output in it: an index, or the only file; None if there
+    is none."""
+    names = [name for name, entry in listing(directory, options).items() if entry.kind == "file"]
+    for found in (
+        [name for name in names if name == f"model{INDEX_SUFFIX}"],
+        [name for name in names if name == f"model{SUFFIX}"],
+        [name for name in names if name.endswith(INDEX_SUFFIX)],
+        [name for name in names if name.endswith(SUFFIX)],
+    ):
+        if len(found) == 1:
+            return join(directory, found[0])
+        if found:
+            raise UsageError(
+                f"{directory} holds several safetensors files, and no index that says which belong together: "
+                f"{_some(found)}.",
+                "Give the one that is meant.",
+            )
+    return None
+
+
+def read(path: str, options: Options | None = None) -> Source:
+    """Open a safetensors file, a sharded set by its index, or either by its directory.
+
+    Raises CorruptError for a file or set that contradicts itself or is not whole, UnsafeError for an index that leads
+    out of its directory, UnsupportedError for a dtype that torch has not.
+    """
+    asked = path
+    warnings = []
+    if look(path, options).kind == "directory":
+        found = locate(path, options)
+        if found is None:
+            raise UsageError(f"{path} is a directory without safetensors files.")
+        path = found
+        single = join(asked, f"model{SUFFIX}")
+        if path.endswith(INDEX_SUFFIX) and look(single, options).kind == "file":
+            warnings.append(f"{single} was left alone: the index beside it is taken for what is meant.")
+    if path.endswith(INDEX_SUFFIX):
+        found_set = _read_set(path, options)
+        beside = True
+    else:
+        found_set = _read_single(path, options, warnings)
+        beside = basename(path) == f"model{SUFFIX}" or asked != path
+    if found_set.record is None and beside:
+        found_set.record, found_set.record_path = _record_beside(path, options)
+    return _source(asked, found_set, warnings, options)
+
+
+@dataclass
+class _Set:
+    """What the files of an output hold together: tensors in order, metadata, the record and where it stands."""
+
+    path: str
+    tensors: dict[str, Stored] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    record: str | None = None
+    record_path: str = ""
+    inputs: dict[str, Hashable] = field(default_factory=dict)
+    size: int = 0
+    bytes_read: int = 0
+
+
+def _source(path: str, found: _Set, warnings: list[str], options: Options | None) -> Source:
+    tree: Any = found.tensors
+    opaque: list[str] = []
+    aliases = _aliases(found)
+    name, structured = "safetensors", True
+    if found.record is not None:
+        tree = _restored(found)
+        if '["opaque"' in found.record:
+            opaque = list(dict.fromkeys(node.name for node in keymap.walk(tree) if type(node) is Opaque))
+    elif olmo.is_olmo(found.tensors):
+        name = "safetensors with OLMo's map"
+        tree, opaque = _olmo(found, options)
+    else:
+        structured = False
+        tree = {**found.tensors, **{removed: found.tensors[kept] for removed, kept in aliases.items()}}
+    told = {key: text[:200] for key, text in found.metadata.items() if key != METADATA_KEY and key not in aliases}
+    told = dict(itertools.islice(told.items(), _TOLD))
+    return Source(
+        format=name,
+        family=FAMILY,
+        path=path,
+        weights=tree,
+        structured=structured,
+        owners=aliases if not structured else {},
+        facts={
+            "size": found.size,
+            "files": len(found.inputs),
+            "structure record": "yes" if found.record is not None else "no",
+            **({"metadata": told} if told else {}),
+        },
+        opaque=opaque,
+        warnings=warnings,
+        inputs=found.inputs,
+        bytes_read=found.bytes_read,
+    )
+
+
+def _restored(found: _Set) -> Any:
+    """The tree that the record describes."""
+    try:
+        return keymap.unflatten(found.tensors, found.record, live_values=False)
+    except CkptconvError as error:
+        raise type(error)(f"{found.record_path}: {error.message}", error.hint) from error
+
+
+def _aliases(found: _Set) -> dict[str, str]:
+    """Names that were stored under another, {removed: kept}: a metadata entry that leads to a tensor, and is none."""
+    return {
+        removed: kept
+        for removed, kept in found.metadata.items()
+        if removed not in RESERVED and removed not in found.tensors and kept in found.tensors
+    }
+
+
+def _olmo(found: _Set, options: Options | None) -> tuple[dict[Any, Any], list[str]]:
+    """The tree of a file whose names are pickles of paths, which are read and not run."""
+
+    def content(tensor: Stored) -> bytes:
+        if tensor.dtype.name != "uint8" or tensor.nbytes > MAX_PICKLE:
+            raise CorruptError(
+                f"{tensor.file.path}: a pickled value is stored as {tensor.nbytes} bytes of {tensor.dtype}; at most "
+                f"{MAX_PICKLE} bytes of uint8 are read."
+            )
+        reader = open_reader(tensor.file, options)
+        try:
+            found.bytes_read += tensor.nbytes
+            return reader.read_at(tensor.offset, tensor.nbytes)
+        finally:
+            reader.close()
+
+    def storage(pid: Any) -> NoReturn:
+        raise MalformedError("has a persistent id, which nothing in this file answers")
+
+    return olmo.restore(found.tensors, content, where=found.path, vocabulary=vocabulary(storage))
+
+
+# ------------------------------------------------------------------------------------------------- files and indices
+
+
+def _read_single(path: str, options: Options | None, warnings: list[str]) -> _Set:
+    header = _read_file(look(path, options), options)
+    shard = _SHARD.search(basename(path))
+    if shard and int(shard[1]) > 1:
+        warnings.append(f"{path} is one of {int(shard[1])} files; give their directory or index for all of them.")
+    return _Set(
+        path,
+        header.tensors,
+        header.metadata,
+        header.metadata.get(METADATA_KEY),
+        path,
+        {basename(path): header.identity},
+        header.size,
+        header.bytes_read,
+    )
+
+
+def _read_set(path: str, options: Options | None) -> _Set:
+    text = read_text(path, MAX_INDEX, options)
+    index = _parse(text, path, "index")
+    files, metadata = (index.get("weight_map"), index.get("metadata") or {}) if type(index) is dict else (None, None)
+    if type(files) is not dict or not all(type(name) is str for name in files.values()) or type(metadata) is not dict:
+        raise CorruptError(f"{path} is no index: it has no weight_map from the names of tensors to those of files.")
+    directory = dirname(path)
+    wanted: dict[str, dict[str, None]] = {}
+    for tensor, name in files.items():
+        wanted.setdefault(name, {})[tensor] = None
+    for name in wanted:
+        _check_inside(name, path)
+    names = sorted(wanted)
+    entries = {name: look(join(directory, name), options) for name in names}
+    missing = [name for name in names if entries[name].kind != "file"]
+    if missing:
+        raise CorruptError(
+            f"{path} names {len(names)} files, of which {len(missing)} are not there: {_some(missing)}.",
+            "Copy or download them too.",
+        )
+    found = _Set(path, bytes_read=len(text))
+    for name in names:
+        header = _read_file(entries[name], options)
+        _check_contents(join(directory, name), path, header.tensors, wanted.pop(name))
+        found.tensors.update(header.tensors)
+        found.metadata.update(header.metadata)
+        found.inputs[name] = header.identity
+        found.size += header.size
+        found.bytes_read += header.bytes_read
+    # The record of one of several files says nothing of the others.
+    found.metadata.pop(METADATA_KEY, None)
+    found.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
+    return found
+
+
+def _check_inside(name: str, index: str) -> None:
+    """Raise UnsafeError unless `name` names a file in the directory of `index`, or below it."""
+    parts = re.split(r"[/\\]", name)
+    if not name or "\0" in name or ".." in parts or posixpath.isabs(name) or "://" in name or re.match(r"\w:|\\", name):
+        raise UnsafeError(
+            f"{index} names the file {name[:100]!r}, which does not lie in its directory. No honest index does that.",
+            "Do not trust its source.",
+        )
+
+
+def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    lacking = sorted(wanted.keys() - tensors.keys())
+    if lacking:
+        raise CorruptError(
+            f"{path} lacks {_tensors(lacking)} that {basename(index)} says it holds: {_some(lacking)}.", _AGAIN
+        )
+    extra = sorted(tensors.keys() - wanted.keys())
+    if extra:
+        raise CorruptError(
+            f"{path} holds {_tensors(extra)} that {basename(index)} does not say it holds: {_some(extra)}.",
+            "The index is of another version of these files.",
+        )
+
+
+def _record_beside(path: str, options: Options | None) -> tuple[str | None, str]:
+    """The structure record in a file of its own beside `path`, and its path."""
+    beside = join(dirname(path), FILE_NAME)
+    if look(beside, options).kind != "file":
+        return None, ""
+    return read_text(beside, MAX_RECORD, options), beside
+
+
+# ----------------------------------------------------------------------------------------------------------- headers
+
+
+class _Header(NamedTuple):
+    """What one file's header says: its tensors in the order of the data, and its metadata."""
+
+    tensors: dict[str, Stored]
+    metadata: dict[str, str]
+    identity: Hashable
+    size: int
+    bytes_read: int
+
+
+class _Entry(NamedTuple):
+    """What a header says of a tensor; none of it is checked."""
+
+    dtype: Any
+    shape: Any
+    offsets: Any
+
+
+def _read_file(entry: Entry, options: Options | None) -> _Header:
+    """Read the header of one file."""
+    reader = open_reader(entry.file, options)
+    try:
+        raw, bytes_read = _raw_header(reader)
+    finally:
+        reader.close()
+    file = reader.file
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise _corrupt(file.path, f"its header is not UTF-8: {error.reason} at byte {error.start}") from None
+    identity = (file.size, file.stamp, zlib.crc32(raw))
+    unicode = not _SURROGATE.search(raw)
+    start = 8 + len(raw)
+    del raw
+    header = _parse(text, file.path, "header")
+    del text
+    if type(header) is not dict:
+        raise _corrupt(file.path, "its header is not a JSON object of tensors")
+    metadata = header.pop(METADATA, None) or {}
+    if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
+        raise _corrupt(file.path, "its metadata is not an object of strings")
+    if not unicode:
+        _check_unicode(file.path, (*header, *metadata, *metadata.values()))
+    tensors = dict(_tensors_of(header, reader, start))
+    return _Header(tensors, metadata, identity, file.size, bytes_read)
+
+
+def _raw_header(reader: Reader) -> tuple[bytes, int]:
+    """The bytes of the header, and how many bytes were read for it."""
+    path, size = reader.file.path, reader.file.size
+    head = reader.read_at(0, min(size, _FAR if is_remote(path) else 512))
+    length = int.from_bytes(head[:8], "little")
+    if len(head) < 9 or head[8:9] != b"{":
+        what = what_it_is(head[:512], size)
+        if what:
+            raise type(what)(f"{path} {what.message}", what.hint)
+    if len(head) < 8:
+        raise _corrupt(path, f"it has {size} bytes, fewer than the length of a header takes")
+    if length > MAX_HEADER:
+        raise LimitError(
+            f"{path} is not a sound safetensors file: it begins with {head[:16]!r}, which says that its header has "
+            f"{length} bytes; at most {MAX_HEADER} are read."
+        )
+    if length > size - 8:
+        raise _corrupt(path, f"its header of {length} bytes goes beyond its {size} bytes")
+    if head[8:9] != b"{":
+        raise _corrupt(path, f"its header begins with {head[8:24]!r}, and not with an object")
+    raw = head[8 : 8 + length]
+    bytes_read = 8 + length
+    if len(raw) < length:
+        raw += reader.read_at(len(head), length - len(raw))
+    return raw, max(bytes_read, len(head))
+
+
+def _tensors_of(header: dict[str, Any], reader: Reader, start: int) -> Iterable[tuple[str, Stored]]:
+    """The tensors that `header`, which is emptied, describes, in the order of the data, which begins at `start`."""
+    file = reader.file
+    entries: list[tuple[int, int, str, _Entry]] = []
+    for name, entry in header.items():
+        if type(entry) is not _Entry:
+            raise _corrupt(file.path, f"{_named(name)} has no dtype, shape and data_offsets")
+        offsets = entry.offsets
+        if type(offsets) is not list or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
+            raise _corrupt(file.path, f"{_named(name)} has data_offsets that are not two counts")
+        entries.append((offsets[0], offsets[1], name, entry))
+    header.clear()
+    entries.sort(key=lambda entry: entry[:2])
+    shapes: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    at = 0
+    end = file.size - start
+    for begin, stop, name, entry in entries:
+        dtype = _dtype(file.path, name, entry.dtype)
+        shape, nbytes = _shape(file.path, name, entry, dtype)
+        if begin != at:
+            kind = "overlaps what lies before it" if begin < at else "leaves a hole before it"
+            raise _corrupt(file.path, f"{_named(name)} begins at byte {begin} of the data, which {kind}: {at} is next")
+        if stop - begin != nbytes:
+            what = f"{entry.dtype} of shape {_brief(entry.shape)}"
+            raise _corrupt(file.path, f"{_named(name)} has {stop - begin} bytes, where {what} has {nbytes}")
+        if stop > end:
+            raise _corrupt(
+                file.path, f"{_named(name)} ends at byte {stop} of the data, which has {end}: it was cut short", _AGAIN
+            )
+        shape, strides = shapes.setdefault(shape, (shape, contiguous_strides(shape)))
+        yield name, Stored(file, start + begin, dtype, shape, strides)
+        at = stop
+    if at != end:
+        raise _corrupt(file.path, f"its tensors end at byte {at} of the data, which has {end}")
+
+
+def _dtype(path: str, name: str, code: Any) -> DType:
+    if type(code) is not str:
+        raise _corrupt(path, f"{_named(name)} has a dtype that is not text")
+    dtype = DTYPES_BY_CODE.get(code)
+    if dtype is None:
+        why = "has six bits, which no dtype of torch has" if code in _SIX_BITS else "is not known"
+        raise UnsupportedError(f"{path}: {_named(name)} is of dtype {code[:40]!r}, which {why}.")
+    return dtype
+
+
+def _shape(path: str, name: str, entry: _Entry, dtype: DType) -> tuple[tuple[int, ...], int]:
+    """The shape as torch counts it, and its bytes."""
+    shape = entry.shape
+    if type(shape) is not list or not all(_is_count(extent) for extent in shape):
+        raise _corrupt(path, f"{_named(name)} has a shape that is not a list of counts")
+    if len(shape) > MAX_DIMS:
+        raise UnsupportedError(f"{path}: {_named(name)} has {len(shape)} dimensions; torch knows at most {MAX_DIMS}.")
+    reach = 1
+    for extent in shape:
+        reach *= max(extent, 1)
+        if reach >= _MOST:
+            raise _corrupt(path, f"{_named(name)} has a shape of more elements than can be counted: {_brief(shape)}")
+    numel = math.prod(shape)
+    if dtype.code == "F4":
+        if numel % 2:
+            raise _corrupt(path, f"{_named(name)} has {numel} elements of four bits, which are not whole bytes")
+        if shape[-1] % 2:
+            raise UnsupportedError(
+                f"{path}: {_named(name)} has rows of {shape[-1]} elements of four bits, which torch cannot hold."
+            )
+        shape, numel = [*shape[:-1], shape[-1] // 2], numel // 2
+    return tuple(shape), numel * dtype.itemsize
+
+
+# ----------------------------------------------------------------------------------------------------------- details
+
+
+class _TwiceError(ValueError):
+    """A name that an object has twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Any:
+    """A JSON object; that of a tensor in the form that takes least memory."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise _TwiceError(Counter(name for name, _ in pairs).most_common(1)[0][0])
+    if type(made.get("shape")) is list and type(made.get("data_offsets")) is list:
+        return _Entry(made.get("dtype"), made["shape"], made["data_offsets"])
+    return made
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"it has {name}, which is no JSON")
+
+
+def _parse(text: str, path: str, what: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except _TwiceError as error:
+        raise _corrupt(path, f"its {what} has {_named(str(error))} twice") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise _corrupt(path, f"its {what} is not JSON that can be read ({why[:200]})") from None
+
+
+def _check_unicode(path: str, texts: Iterable[str]) -> None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise _corrupt(path, f"{_named(text)} holds half of a surrogate pair, which is not Unicode text") from None
+
+
+def _corrupt(path: str, reason: str, hint: str = "") -> CorruptError:
+    return CorruptError(f"{path} is not a sound safetensors file: {reason}.", hint)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _named(name: str) -> str:
+    return repr(name if len(name) <= 100 else f"{name[:100]}…")
+
+
+def _brief(numbers: list[int]) -> str:
+    return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:8]))}, …]"
+
+
+def _tensors(names: list[str]) -> str:
+    return "a tensor" if len(names) == 1 else f"{len(names)} tensors"
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    few = ", ".join(map(_named, names[:most]))
+    return f"{few} and {len(names) - most} more" if len(names) > most else few
