@@ -178,7 +178,7 @@ class TorchFile:
 
     `opaque` and `globals` name the classes and functions that were kept as inert data, and all that were mentioned.
     `records` are the storages of the container, used or not. `bytes_read` counts what was read to find all this out.
-    `container` is its name for people.
+    `container` is its name for people, `warnings` what they should know.
     """
 
     value: Any
@@ -189,3 +189,4 @@ class TorchFile:
     records: Records
     bytes_read: int
     container: str
+    warnings: tuple[str, ...] = ()

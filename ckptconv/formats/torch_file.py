@@ -69,6 +69,7 @@ def read(path: str, options: dict[str, Any] | None = None) -> Source:
         opaque=[str(name) for name in torch_file.opaque],
         mentioned=[str(name) for name in torch_file.globals],
         records={torch_file.file.path: torch_file.records},
+        warnings=list(torch_file.warnings),
         inputs={basename(path): fingerprint(torch_file)},
         bytes_read=torch_file.bytes_read,
     )

@@ -194,6 +194,7 @@ def _source(
         opaque=_all(each.opaque for each in opened.values()),
         mentioned=_all(each.globals for each in opened.values()),
         records={each.file.path: each.records for each in opened.values()},
+        warnings=_all(each.warnings for each in opened.values()),
         inputs={file: fingerprint(each) for file, each in opened.items()},
         bytes_read=sum(each.bytes_read for each in opened.values()),
         shards=[each.file.path for each in opened.values()],

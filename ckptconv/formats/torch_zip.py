@@ -16,15 +16,17 @@ import operator
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from ckptconv.formats import torch_script
 from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of
 from ckptconv.formats.torch_objects import Storage, storage_id, vocabulary
 from ckptconv.spool import check_ratio
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File, Packed
-from ckptconv.unpickle import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, load
+from ckptconv.unpickle import DEFAULT_LIMITS, Limits, Loaded, MalformedError, RefusedError, load
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
@@ -61,8 +63,8 @@ _METHODS = {_DEFLATED: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "
 def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     """Open a zip archive that torch.save wrote: the whole file, or `size` bytes of it from byte `start`.
 
-    Raises CorruptError for an archive that contradicts itself or is truncated, UnsupportedError for one that is not
-    a checkpoint (TorchScript, another kind of file), or whose tensors are compressed.
+    Of a TorchScript archive, the weights. Raises CorruptError for an archive that contradicts itself or is truncated,
+    UnsupportedError for one that is not a checkpoint, or whose tensors are compressed in an uncommon way.
     """
     archive = _Archive(reader, start, reader.file.size - start if size is None else size)
     byteorder = archive.read("byteorder", b"little")
@@ -73,7 +75,12 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     archive.locate(archive.rows.items())
     storages = _Storages(archive, byteorder == b"big")
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
-    loaded = load(pickle, vocabulary(storages.resolve), where=where, limits=limits)
+    words = vocabulary(storages.resolve)
+    if archive.is_script:
+        words = replace(words, constructors={**words.constructors, **torch_script.CONSTRUCTORS})
+    loaded = load(pickle, words, where=where, limits=limits)
+    if archive.is_script:
+        return _script(archive, loaded, byteorder.decode())
     return TorchFile(
         loaded.value,
         reader.file,
@@ -83,6 +90,22 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
         archive.records(),
         archive.bytes_read,
         "zip archive",
+    )
+
+
+def _script(archive: _Archive, loaded: Loaded, byteorder: str) -> TorchFile:
+    """The weights of a TorchScript archive, whose data.pkl holds a module."""
+    weights = torch_script.weights(loaded.value, archive.find, archive.file.path)
+    return TorchFile(
+        weights.tensors,
+        archive.file,
+        tuple(cls for cls in loaded.opaque if cls.module.partition(".")[0] != "__torch__"),
+        loaded.globals,
+        byteorder,
+        archive.records(),
+        archive.bytes_read,
+        "script archive",
+        (torch_script.told(weights.others),) if weights.others else (),
     )
 
 
@@ -326,13 +349,13 @@ class _Archive:
                 f"{self._name} is a zip archive, but not one of torch.save: it has {what} among its "
                 f"{len(self.rows)} members ({some}{', …' if len(self.rows) > 5 else ''})."
             )
-        prefix = prefixes[0]
-        if prefix + "constants.pkl" in self.rows or any(name.startswith(prefix + "code/") for name in self.rows):
-            raise UnsupportedError(
-                f"{self._name} is a TorchScript archive: a program with its weights, not a checkpoint.",
-                "Load it with torch.jit.load, and save its state_dict() with torch.save.",
-            )
-        return prefix
+        return prefixes[0]
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a TorchScript archive: a program with its weights."""
+        code = self.prefix + "code/"
+        return self.prefix + "constants.pkl" in self.rows or any(name.startswith(code) for name in self.rows)
 
     def _overlap(self, row: int, end: int) -> CorruptError:
         return self.corrupt(
@@ -427,6 +450,10 @@ class _Archive:
         )
 
     # ---- small members
+
+    def find(self, name: str) -> bytes | None:
+        """The content of a small member, if it is there."""
+        return self.read(name) if self.prefix + name in self.rows else None
 
     def read(self, name: str, default: bytes | None = None) -> bytes:
         """The whole content of the member of this name without the prefix, with its checksum checked."""

@@ -1,0 +1,182 @@
+"""The weights of TorchScript archives (torch.jit.save): what `torch.jit.load(…).state_dict()` gives, from data alone.
+
+Source: `torch/csrc/jit/serialization/{export_module,pickler,python_print}.cpp`. Such an archive is a zip archive like
+any other, whose `data.pkl` holds the module as an object: its class is named `__torch__.…`, and its state is a dict of
+its attributes in the order of their slots. What is a parameter and what a buffer only its class says, which is source
+text under `code/`: a class that begins `class NAME(Module):` and then names both in two lists. The text is searched for
+these lines, and nothing in it is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.tensors import LazyTensor, Tagged, same_bytes
+from ckptconv.tree import Composite, Global, Opaque
+from ckptconv.unpickle import Constructor
+
+_NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
+# Objects of these classes are made by C++ code, from a state of their own.
+_NATIVE = "__torch__.torch.classes"
+_ADVICE = "Load it with torch.jit.load, and save its state_dict() with torch.save."
+_SHOWN = 5
+
+
+class Weights(NamedTuple):
+    """Parameters and buffers by the path of attributes, and the paths of other attributes that hold tensors."""
+
+    tensors: OrderedDict[str, Any]
+    others: list[str]
+
+
+class _Class(NamedTuple):
+    parameters: frozenset[str]
+    buffers: frozenset[str]
+
+
+def weights(value: Any, read: Callable[[str], bytes | None], where: str) -> Weights:
+    """The state dict of the module `value`, the content of data.pkl. `read` gives the members of the archive `where`.
+
+    Raises UnsupportedError where it cannot be told what torch would give, or where that would lack weights.
+    """
+    modules = _Modules(read, where)
+    if not modules.is_module(value):
+        raise modules.unsupported("it does not hold a module whose class its code tells")
+    found: OrderedDict[str, Any] = OrderedDict()
+    rest: dict[str, Any] = {}
+    modules.collect(value, "", found, rest, [])
+    if not found:
+        raise modules.unsupported("its modules have neither parameters nor buffers; frozen modules have none")
+    known = {same_bytes(tensor) for tensor in found.values() if isinstance(tensor, LazyTensor)}
+    others = [
+        name
+        for name, held in rest.items()
+        if any(same_bytes(tensor) not in known for tensor in modules.tensors_in(name, held))
+    ]
+    return Weights(OrderedDict((name, _detached(tensor)) for name, tensor in found.items()), others)
+
+
+def told(others: list[str]) -> str:
+    """What to say of tensors that are no weights."""
+    some = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")
+    return (
+        f"{len(others)} attributes hold tensors that are neither parameters nor buffers, and are not converted: {some}."
+    )
+
+
+def _detached(tensor: Any) -> Any:
+    if isinstance(tensor, Tagged):
+        return Tagged(tensor.tensor, replace(tensor.facts, requires_grad=False))
+    return tensor
+
+
+class _Modules:
+    """The modules of an archive, and what its code says of their classes."""
+
+    def __init__(self, read: Callable[[str], bytes | None], where: str) -> None:
+        self._read = read
+        self._where = where
+        self._classes: dict[Global, _Class | None] = {}
+
+    def unsupported(self, reason: str) -> UnsupportedError:
+        return UnsupportedError(f"{self._where} is a TorchScript archive, and {reason}.", _ADVICE)
+
+    def is_module(self, value: Any) -> bool:
+        return isinstance(value, Opaque) and isinstance(value.cls, Global) and self._class(value.cls) is not None
+
+    def _class(self, cls: Global) -> _Class | None:
+        if cls not in self._classes:
+            self._classes[cls] = self._described(cls)
+        return self._classes[cls]
+
+    def _described(self, cls: Global) -> _Class | None:
+        """What the code says of a class; None if it is no module."""
+        if cls.module.partition(".")[0] != "__torch__":
+            return None
+        code = self._read(f"code/{cls.module.replace('.', '/')}.py")
+        lines = iter((code or b"").decode("utf-8", "replace").splitlines())
+        if f"class {cls.name}(Module):" not in lines:
+            return None
+        lists: dict[str, frozenset[str]] = {}
+        for line in lines:
+            if line.strip() and not line.startswith("  "):
+                break
+            key, equals, names = line[2:].partition(" = ")
+            if equals and key in ("__parameters__", "__buffers__") and key not in lists:
+                match = _NAMES.fullmatch(names.strip())
+                if match is None:
+                    raise self.unsupported(f"the {key} of its class {cls} cannot be read")
+                lists[key] = frozenset(re.findall('"([^"]*)"', match[1]))
+        if len(lists) != 2:
+            raise self.unsupported(f"its class {cls} does not say which attributes are parameters and buffers")
+        return _Class(lists["__parameters__"], lists["__buffers__"])
+
+    def collect(
+        self, module: Opaque, prefix: str, found: dict[str, Any], rest: dict[str, Any], above: list[Opaque]
+    ) -> None:
+        """Put the parameters and buffers of a module and those in it into `found`, all other attributes into `rest`."""
+        if any(each is module for each in above):
+            raise CorruptError(f"{self._where} has a module, {prefix.rstrip('.')}, that contains itself.")
+        described, state = self._class(module.cls), module.state[0] if len(module.state) == 1 else None
+        assert described is not None
+        if type(state) is not dict or not all(type(name) is str for name in state):
+            raise self.unsupported(f"its module {prefix.rstrip('.') or module.cls} has a state of its own making")
+        for kind in described:
+            for name in state:
+                if name in kind:
+                    self._add(prefix + name, state[name], found)
+        weights = described.parameters | described.buffers
+        for name, value in state.items():
+            if self.is_module(value):
+                self.collect(value, f"{prefix}{name}.", found, rest, [*above, module])
+            elif name not in weights:
+                rest[prefix + name] = value
+
+    def _add(self, name: str, value: Any, found: dict[str, Any]) -> None:
+        if value is None:
+            return
+        if not isinstance(value, (LazyTensor, Composite)) or name in found:
+            raise self.unsupported(f"its parameter {name} is no tensor, or is there twice")
+        found[name] = value
+
+    def tensors_in(self, name: str, value: Any) -> Iterator[LazyTensor]:
+        """The tensors in a value of any kind. Raises UnsupportedError if it has some that only C++ code can get out."""
+        seen: set[int] = set()
+        pending = [value]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, LazyTensor):
+                yield item
+            elif id(item) not in seen:
+                seen.add(id(item))
+                if isinstance(item, Opaque) and str(item.cls).startswith(_NATIVE):
+                    raise self.unsupported(f"its {name} is packed ({item.name}): the weights in it have no plain form")
+                pending.extend(_parts(item))
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return (*value.keys(), *value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    if isinstance(value, Composite):
+        return value.parts.values()
+    if isinstance(value, Opaque):
+        return (value.args, value.kwargs, *value.state, *value.appended, *value.items)
+    return ()
+
+
+def _first(args: tuple[Any, ...]) -> Any:
+    return args[0] if args else NotImplemented
+
+
+# Lists and dicts whose elements have a type that TorchScript must not forget.
+CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
+    ("torch.jit._pickle", name): _first
+    for name in ("build_boollist", "build_doublelist", "build_intlist", "build_tensorlist", "restore_type_tag")
+}

@@ -1,0 +1,79 @@
+"""Files that old releases of torch wrote (tests/data/torch/make.py) are read as the present one reads them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import DATA, ckptconv_here
+from evaluate import evaluate
+from torch_reference import bits, same
+
+from ckptconv.formats.torch_file import read_torch
+
+RELEASES = sorted(path for path in (DATA / "torch").iterdir() if path.is_dir())
+FILES = sorted(path for release in RELEASES for path in release.glob("*.pt"))
+
+
+def names(path: Path) -> str:
+    return f"{path.parent.name}-{path.stem}"
+
+
+def loaded(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(path, weights_only=False, map_location="cpu")
+
+
+def of_kind(*kinds: str) -> list[Path]:
+    return [path for path in FILES if path.name.split(".")[0] in kinds]
+
+
+def test_there_are_files_of_several_releases() -> None:
+    assert [path.name for path in RELEASES] == ["1.13.0", "2.0.1", "2.4.1"]
+    assert len(FILES) == 24
+
+
+@pytest.mark.parametrize("path", of_kind("training"), ids=names)
+def test_training_checkpoints(path: Path) -> None:
+    same(read_torch(str(path)).value, loaded(path))
+
+
+@pytest.mark.parametrize("path", of_kind("tensors"), ids=names)
+def test_tensors(path: Path) -> None:
+    # The same tensors are in both formats, and torch cannot read 8-bit floats from a stream, though it writes them.
+    ours, theirs = read_torch(str(path)).value, loaded(path.parent / "tensors.pt")
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        if tensor.is_conj() or tensor.is_neg():
+            # What torch keeps as a flag is no different from the values it stands for.
+            assert evaluate(ours[name]) == bits(tensor.resolve_conj().resolve_neg()), name
+        else:
+            same(ours[name], tensor)
+
+
+@pytest.mark.parametrize("path", of_kind("module"), ids=names)
+def test_whole_modules_are_kept_as_data_with_their_tensors(path: Path) -> None:
+    file, model = read_torch(str(path)), loaded(path)
+    assert "torch.nn.modules.linear.Linear" in map(str, file.opaque)
+    parameters = file.value.state[0]["_parameters"]
+    for name in ("weight", "bias"):
+        assert evaluate(parameters[name]) == bits(getattr(model, name))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("path", of_kind("scripted", "traced"), ids=names)
+def test_scripts(path: Path) -> None:
+    ours, theirs = read_torch(str(path)).value, torch.jit.load(str(path)).state_dict()
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        same(ours[name], tensor)
+
+
+@pytest.mark.parametrize("path", of_kind("training", "scripted", "traced", "module"), ids=names)
+def test_all_are_converted(path: Path, tmp_path: Path) -> None:
+    run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors")
+    assert run.code == 0, run.err
