@@ -107,8 +107,8 @@ _zero(
 for _rank in (0, 1):
     _zero(
         UNSAFE, f"live_rank_{_rank}", f"os.system in the optimizer file of rank {_rank}",
-        lambda checkpoint, tag, canary, file=OPTIM.format(_rank): _with_prelude(
-            tag / file, called(SYSTEM, touch(canary))
+        lambda checkpoint, tag, canary, rank=_rank: _with_prelude(
+            tag / OPTIM.format(rank), called(SYSTEM, touch(canary))
         ),
         live=f"checkpoint/global_step3/{OPTIM.format(_rank)}",
     )  # fmt: skip

@@ -1,0 +1,127 @@
+"""What users read when something is wrong: the whole text of one error of each kind, on stderr and as JSON."""
+
+from __future__ import annotations
+
+import signal
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from attacks.assemble import DATA, members, number, pickled, tensor, zipped
+from attacks.corpus import CASES
+from checkpoints import ckptconv_here
+
+from ckptconv import cli
+from ckptconv.errors import ERROR_KINDS, CkptconvError, DifferenceError, StoppedError
+
+TIB = 1 << 40
+# An element that is repeated to 4 TiB; its header will have 200 bytes.
+EXPANDED = zipped(members(pickled(tensor(None, 0, (1 << 20, 1 << 20), (0, 0)))))
+SOUND = zipped(members(pickled(tensor())))
+
+# kind: exit code, what makes the file, further arguments, and the text. {path} is the input, {out} the output.
+ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] = {
+    "failed": (
+        1,
+        lambda: SOUND,
+        ["--no-clobber"],
+        "{out} exists, and --no-clobber forbids replacing it. Nothing was written.",
+        "",
+    ),
+    "usage": (2, lambda: None, [], "{path} does not exist.", ""),
+    "unsafe": (
+        3,
+        lambda: CASES["live_os_system.pt"].make("canary"),
+        [],
+        (
+            "{path} (archive/data.pkl): this file is an attack: it calls os.system, which torch.load would run. "
+            "Nothing was run, and nothing written."
+        ),
+        "Tell whoever it came from. With --inert its tensors are converted all the same; nothing runs then either.",
+    ),
+    "corrupt": (
+        4,
+        lambda: SOUND[:-40],
+        [],
+        (
+            f"{{path}} is not a sound zip archive: it begins like one, but its {len(SOUND) - 40} bytes do not end with "
+            "a directory: it was cut short, or something was appended."
+        ),
+        "Copy or download it again.",
+    ),
+    "limit": (
+        4,
+        lambda: EXPANDED,
+        [],
+        (
+            f"{{out}} would have {4 * TIB + 200} bytes, made of {len(EXPANDED)}: tensors such as 'tensor' of {4 * TIB} "
+            f"bytes repeat the same elements. At most {64 * len(EXPANDED) + (256 << 20)} bytes are written of so little. "
+            "Nothing was written."
+        ),
+        "Leave it out with --exclude 'tensor', or save a contiguous copy of it.",
+    ),
+    "unsupported": (5, lambda: b"\x1f\x8b\x08" + bytes(100), [], "{path} is compressed with gzip.", "Unpack it first."),
+}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_the_whole_text(kind: str, tmp_path: Path) -> None:
+    code, make, arguments, message, hint = ERRORS[kind]
+    path, output = tmp_path / "model.pt", tmp_path / "out.safetensors"
+    data = make()
+    if data is not None:
+        path.write_bytes(data)
+    if kind == "failed":
+        output.write_bytes(b"something")
+    run = ckptconv_here("pt2safetensors", path, output, *arguments)
+    message = message.format(path=path, out=output)
+    assert (run.code, run.out) == (code, "")
+    assert run.err == f"ckptconv: {message}{' ' if hint else ''}{hint}\n"
+    described = ckptconv_here("pt2safetensors", path, output, *arguments, "--json").json
+    assert described == {"ok": False, "error": {"exit_code": code, "kind": kind, "message": message, "hint": hint}}
+
+
+def test_a_flipped_bit(tmp_path: Path) -> None:
+    path, output = tmp_path / "model.pt", tmp_path / "out.safetensors"
+    torch.save({"layer.weight": torch.frombuffer(bytearray(DATA), dtype=torch.float32)}, path)
+    data = bytearray(path.read_bytes())
+    at = data.index(DATA)
+    data[at] ^= 1
+    path.write_bytes(data)
+    run = ckptconv_here("pt2safetensors", path, output, "--checksum")
+    assert run.code == 4
+    assert run.err == (
+        f"ckptconv: {path}: the data of 'layer.weight' has changed since it was written: the CRC-32 of bytes {at} to "
+        f"{at + 24} is {zlib.crc32(data[at : at + 24]):08x}, and the archive records "
+        f"{zlib.crc32(DATA):08x}. Nothing was written. Copy or download the file again.\n"
+    )
+
+
+def test_a_signal() -> None:
+    for sent, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        with pytest.raises(StoppedError) as caught:
+            cli._stop(sent, None)
+        assert caught.value.exit_code == code
+        assert str(caught.value) == f"Stopped by {sent.name}. Nothing was put under a final name."
+
+
+def test_the_kinds_are_all_there_are() -> None:
+    kinds = {kind.kind for kind in ERROR_KINDS}
+    assert kinds == {*ERRORS, DifferenceError.kind, StoppedError.kind}
+    assert {each.kind for each in CkptconvError.__subclasses__()} <= kinds
+
+
+def test_message_and_hint_make_one_paragraph() -> None:
+    assert str(DifferenceError("a differs from b.", "Convert again.")) == "a differs from b. Convert again."
+    assert str(DifferenceError("a differs from b.")) == "a differs from b."
+
+
+def test_no_number_is_in_two_minds(tmp_path: Path) -> None:
+    """A file of one number has no tensors: a question of use, not of damage."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(zipped(members(pickled(number(7)))))
+    run = ckptconv_here("pt2safetensors", path)
+    assert run.code == 2
+    assert run.err == f"ckptconv: There is no tensor in {path}: nothing to convert.\n"
