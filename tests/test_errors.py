@@ -57,8 +57,8 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         [],
         (
             f"{{out}} would have {4 * TIB + 200} bytes, made of {len(EXPANDED)}: tensors such as 'tensor' of {4 * TIB} "
-            f"bytes repeat the same elements. At most {64 * len(EXPANDED) + (256 << 20)} bytes are written of so little. "
-            "Nothing was written."
+            f"bytes repeat the same elements. At most {64 * len(EXPANDED) + (256 << 20)} bytes are written of so "
+            "little. Nothing was written."
         ),
         "Leave it out with --exclude 'tensor', or save a contiguous copy of it.",
     ),
