@@ -6,12 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test fuzz lint format bench clean
+.PHONY: help install demo test test-deepspeed fuzz lint format bench clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
 	@echo "make demo      a ZeRO-3 checkpoint of 100 M parameters, converted before your eyes"
 	@echo "make test      the tests"
+	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
 	@echo "make fuzz      a minute of hostile and broken files"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff format and mend"
@@ -35,6 +36,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-deepspeed: $(INSTALLED)
+	$(BIN)/python scripts/test_deepspeed.py $(DEEPSPEED_FLAGS)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -W ignore tests/fuzz.py --seconds 60 $(FUZZ_FLAGS)

@@ -371,6 +371,5 @@ def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
     (tmp_path / "config.json").write_text("{}")
     refused(2, "holds none", path=tmp_path)

@@ -222,6 +222,19 @@ def test_a_rank_that_is_there_twice_is_named(tmp_path: Path) -> None:
     refused(tmp_path, checkpoint, 4, "rank 1", optim, f"bf16_{optim}")
 
 
+def test_a_rank_that_is_a_copy_of_another_is_named(tmp_path: Path) -> None:
+    tag = tag_of(checkpoint := copy_of("z3_fp32_w4", tmp_path))
+    optim = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+    shutil.copy(tag / optim.format(1), tag / optim.format(2))
+    refused(tmp_path, checkpoint, 4, optim.format(1), optim.format(2), "copy of the other")
+
+
+def test_the_model_file_of_rank_0_is_needed(tmp_path: Path) -> None:
+    tag = tag_of(checkpoint := copy_of("z3_fp32_w4", tmp_path))
+    (tag / "zero_pp_rank_0_mp_rank_00_model_states.pt").unlink()
+    refused(tmp_path, checkpoint, 4, "rank 0", "ranks 1, 2, 3")
+
+
 def test_a_file_left_from_a_larger_run_is_named(tmp_path: Path) -> None:
     tag = tag_of(checkpoint := copy_of("z3_bf16_w2", tmp_path))
     optim = "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"

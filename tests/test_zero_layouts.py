@@ -368,11 +368,35 @@ def mixture(ep: int, experts: int = 4, layers: int = 2) -> Model:
     return replace(model, ep={2: ep})
 
 
-@pytest.mark.parametrize("release", ["0.5.4", "0.6.0", "0.19.8"])
+@pytest.mark.parametrize("release", ["0.5.0", "0.5.4", "0.8.2", "0.13.0", "0.19.3", "0.19.8"])
 @pytest.mark.parametrize(("ep", "world"), [(1, 2), (2, 2), (2, 4), (4, 4), (4, 8)])
 @pytest.mark.parametrize("stage", [None, 1, 2])
 def test_experts_get_their_global_numbers(stage: int | None, ep: int, world: int, release: str, tmp_path: Path) -> None:
     check_model(tmp_path, mixture(ep), Save(stage=stage, world=world, release=RELEASES[release]))
+
+
+@pytest.mark.parametrize(("release", "round_robin"), [("0.6.0", False), ("0.8.0", False), ("0.13.0", True)])
+def test_experts_that_nothing_tells_apart_are_refused(release: str, round_robin: bool, tmp_path: Path) -> None:
+    """From 0.6.0 to 0.19.2 no shapes were listed, and from 0.8.2 fragments were, wrong under round robin."""
+    save = Save(release=RELEASES[release], round_robin=round_robin)
+    refused(write(tmp_path / "checkpoint", mixture(2), save), UnsupportedError, "param_shapes is missing", "0.8.1")
+
+
+def test_shapes_that_are_told_by_fragments_must_fit(tmp_path: Path) -> None:
+    tag = write(tmp_path / "checkpoint", mixture(2), Save(release=RELEASES["0.13.0"])) / TAG
+    other = write(tmp_path / "other", mixture(2, experts=2), Save(release=RELEASES["0.13.0"])) / TAG
+    model = dense()
+    model.groups[0]["emb.weight"] = values(12, 6, seed=1)
+    other = (
+        write(
+            tmp_path / "other2",
+            replace(mixture(2), groups=[*model.groups, mixture(2).groups[2]]),
+            Save(release=RELEASES["0.13.0"]),
+        )
+        / TAG
+    )
+    shutil.copy(other / "mp_rank_00_model_states.pt", tag / "mp_rank_00_model_states.pt")
+    refused(tag, CorruptError, "78 elements of 'emb.weight'", "[12, 6]")
 
 
 def test_groups_of_data_parallel_ranks_may_be_neighbours(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class Release:
     count_by_group: bool = False
     mappings: bool = False
     tuples: bool = False  # shapes are plain tuples in checkpoints with experts
+    experts_listed: bool = False  # param_shapes and all else in the model files of models with experts
     alignments: bool = False
     padding_by_rank: bool = False  # else all of it is noted on the last rank
     align: int = 1  # flat vectors are padded to so many times the ranks
@@ -68,6 +69,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "0.9.1": {"frozen": True},
     "0.9.2": {"shared": True},
     "0.13.0": {"tuples": True},
+    "0.19.3": {"experts_listed": True},
     "0.19.8": {"alignments": True, "padding_by_rank": True},
 }
 RELEASES: dict[str, Release] = {}
@@ -441,6 +443,9 @@ def _optim_states(optimizer: dict[str, Any], shapes: Sequence[Any], save: Save) 
 
 def _model_states(model: Model, save: Save, dp: int, shapes: Sequence[Any], pipeline: bool) -> dict[str, Any]:
     release = save.release
+    if (_experts(model) or model.fused) and not release.experts_listed:
+        counts = {"dp_world_size": save.world, "mp_world_size": math.prod(save.ranks)}
+        return {"module": _module(model, save), "lr_scheduler": None, "num_experts": [4], **counts, **save.client}
     zero = save.stage != 0
     tree: dict[str, Any] = {"module": None if pipeline else _module(model, save)}
     if release.buffer_names:
@@ -539,3 +544,6 @@ def _write_experts(tag: Path, model: Model, save: Save, mp: int) -> None:
             file[key] = part.clone()
     for name, tree in files.items():
         _save(tree, tag / name)
+    for ep_rank in range(max(model.ep.values(), default=0)):
+        state = _whole_optimizer(model, save) if save.stage == 0 else None
+        _save({"optimizer": state}, tag / f"expp_rank_{ep_rank}_mp_rank_{mp:02d}_optim_states.pt")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.storage import basename
-from ckptconv.tensors import File, LazyTensor
+from ckptconv.storage import basename, open_reader
+from ckptconv.tensors import File, LazyTensor, Stored
 from ckptconv.units import format_size
 
 from . import zero_files, zero_parallel
@@ -24,6 +24,9 @@ from .zero_files import Checkpoint
 from .zero_records import MAX_RANKS, ModelFile, OptimFile, Reading
 
 FAMILY = "deepspeed"
+
+# Partitions smaller than this may be alike by chance.
+_FEW_ELEMENTS = 16
 
 
 # What wrappers put before every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
@@ -132,6 +135,7 @@ def read(
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
         equal=weights.equal,
+        equal_states=weights.equal_states,
         inputs=opened.reading.inputs,
         bytes_read=opened.reading.bytes_read,
         model_rank=model_rank,
@@ -200,14 +204,23 @@ def _read_rank(opened: _Opened, mp: int) -> _Part:
     own = {dp: file for (dp, rank), file in files.model.items() if rank == mp}
     if not own:
         raise CorruptError(f"{files.directory} lacks the model file of model-parallel rank {mp}.")
-    model = opened.model(own[min(own)])
+    if 0 not in own:
+        raise CorruptError(
+            f"{files.directory} lacks the model file of rank 0, which alone has the buffers and ties that count: there "
+            f"are those of {_ranks_text(sorted(own))}.",
+            "Copy it beside the others.",
+        )
+    model = opened.model(own[0])
     experts = [file for (_, _, rank), file in sorted(files.experts.items()) if rank == mp]
     saved = {
         name.removeprefix("."): tensor for file in experts for name, tensor in opened.reading.tensors(file).items()
     }
     partitions = {dp: file for (dp, rank), file in files.optim.items() if rank == mp}
     if not partitions:
-        if not is_whole(model) or (model.module is None and not files.layers):
+        states = [opened.reading.read(file).value for (_, rank), file in files.expert_optims.items() if rank == mp]
+        # With experts the optimizers are in files of their own, and those are empty where ZeRO has them.
+        elsewhere = any(isinstance(each, dict) and each.get("optimizer", each) is None for each in states)
+        if not is_whole(model) or elsewhere or (model.module is None and not files.layers):
             raise CorruptError(
                 f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which hold the "
                 "master weights: there are only model files.",
@@ -300,8 +313,44 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
             f"{_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
             "Copy them beside the others.",
         )
+    _check_distinct(optims, reading)
     _check_steps(optims, reading)
     return optims
+
+
+def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
+    """Raise CorruptError where one rank's file is a copy of another's.
+
+    Partitions of a few elements, or of one value throughout, may honestly be the same.
+    """
+    seen: dict[tuple[int, int], OptimFile] = {}
+    for optim in optims:
+        records = reading.records.get(optim.file.path)
+        digest = records.digest() if records is not None else None
+        if digest is None or max((master.numel for master in optim.masters), default=0) < _FEW_ELEMENTS:
+            continue
+        other = seen.setdefault((optim.file.size, digest), optim)
+        if other is not optim and not _is_uniform(optim, reading):
+            raise CorruptError(
+                f"{optim.file.path} and {basename(other.file.path)} hold the very same partitions, and every rank "
+                "has its "
+                "own: one is a copy of the other.",
+                "Copy the right file there.",
+            )
+
+
+def _is_uniform(optim: OptimFile, reading: Reading) -> bool:
+    """Whether the largest partition begins with one value over and over; True where that cannot be told."""
+    master = max(optim.masters, key=lambda master: master.numel)
+    if not isinstance(master, Stored):
+        return True
+    item = master.dtype.itemsize
+    reader = open_reader(master.file, reading.options)
+    try:
+        beginning = reader.read_at(master.offset, min(master.numel, _FEW_ELEMENTS) * item)
+    finally:
+        reader.close()
+    return beginning == beginning[:item] * (len(beginning) // item)
 
 
 def _check_steps(optims: Sequence[OptimFile], reading: Reading) -> None:

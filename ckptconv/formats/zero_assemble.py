@@ -41,8 +41,9 @@ class Weights:
     groups: list[dict[str, Any]] = field(default_factory=list)
     unaccounted: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    # Pairs of tensors that are stored twice and must be equal, by name.
+    # Pairs of tensors that are stored twice and must be equal, by name: weights, and optimizer states.
     equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, LazyTensor]:
         """Names in the order in which DeepSpeed's own tool lists them."""
@@ -318,7 +319,7 @@ def assemble(
 
     Raises CorruptError where files contradict each other, UnsupportedError where the weights are elsewhere.
     """
-    shapes = _shapes(model, optims)
+    shapes = _shapes(model, optims, saved)
     _check_layout(model, optims, shapes, where)
     weights = Weights(where, optims[0].stage, len(optims))
     experts = _experts(model, optims, shapes)
@@ -336,14 +337,12 @@ def assemble(
     return weights
 
 
-def _shapes(model: ModelFile, optims: Sequence[OptimFile]) -> list[dict[str, Shape]]:
+def _shapes(model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, LazyTensor]) -> list[dict[str, Shape]]:
     """The shapes of the parameters by group of partitions."""
     first, groups = optims[0], len(optims[0].masters)
     shapes = model.shapes if model.shapes is not None else first.shapes
     if shapes is None:
-        raise CorruptError(
-            f"{model.file.path}: param_shapes is missing, so that nothing tells where a parameter begins."
-        )
+        shapes = [_mapped_shapes(group, model, optims, saved) for group in range(groups)]
     if len(shapes) == groups:
         return shapes
     release = model.release() or first.release()
@@ -371,6 +370,43 @@ def _shapes(model: ModelFile, optims: Sequence[OptimFile]) -> list[dict[str, Sha
         f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, and {first.file.path} has {groups} "
         "groups of partitions."
     )
+
+
+def _mapped_shapes(
+    group: int, model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, LazyTensor]
+) -> dict[str, Shape]:
+    """The shapes of a group's parameters where none are listed, as for models with experts from 0.6.0 to 0.19.2.
+
+    Since 0.8.2 every rank says which parts of which parameters its partition holds. Their shapes are those in the
+    module, and in the files of experts, whose numbers on the first expert-parallel rank are global ones.
+    """
+    world = len(optims)
+    zero = optims[0].config.get("zero_optimization")
+    reordered = isinstance(zero, dict) and zero.get("round_robin_gradients") is True
+    data_first = optims[0].config.get("use_data_before_expert_parallelism") is True
+    count = optims[0].count(group) or world
+    sizes: dict[str, int] = {}
+    for rank in zero_layout.ranks_of_group(world, count, data_first)[0] if world % count == 0 else ():
+        held = optims[rank].fragments[group] if group < len(optims[rank].fragments) else {}
+        for name, (_, numel) in sorted(held.items(), key=lambda item: item[1][0]):
+            sizes[name] = sizes.get(name, 0) + numel
+    if not sizes or reordered:
+        raise UnsupportedError(
+            f"{model.file.path}: param_shapes is missing, and nothing else tells where a parameter begins.",
+            "Releases of DeepSpeed from 0.6.0 to 0.8.1 saved models with experts so: load it with the release that "
+            "saved it, and save the model's state dict.",
+        )
+    shapes = {}
+    for name, size in sizes.items():
+        tensor = (model.module or {}).get(name, saved.get(name))
+        if tensor is None or tensor.numel != size:
+            found = "is nowhere" if tensor is None else f"has the shape {list(tensor.shape)}"
+            raise CorruptError(
+                f"{optims[0].file.path} and its like hold {size} elements of {name!r}, which {found} in the model and "
+                "expert files."
+            )
+        shapes[name] = tensor.shape
+    return shapes
 
 
 def complete(

@@ -27,14 +27,16 @@ _KINDS = {
     "model": re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt"),
     "expert": re.compile(r"(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt"),
     "layer": re.compile(r"layer_(?P<layer>\d+)(?:-model_(?P<mp>\d+))?-model_states\.pt"),
+    "expert_optim": re.compile(r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt"),
 }
-_FIELDS = {"optim": "optim", "model": "model", "expert": "experts", "layer": "layers"}
+_FIELDS = {"optim": "optim", "model": "model", "expert": "experts", "layer": "layers", "expert_optim": "expert_optims"}
 # What a file's numbers are called where two files have the same.
 _RANKS = {
     "optim": "data-parallel rank {dp} of model-parallel rank {mp}",
     "model": "data-parallel rank {dp} of model-parallel rank {mp}",
     "expert": "expert {expert} of layer {layer} of model-parallel rank {mp}",
     "layer": "layer {layer} of tensor-parallel rank {mp}",
+    "expert_optim": "expert-parallel rank {ep} of model-parallel rank {mp}",
 }
 
 
@@ -42,7 +44,8 @@ _RANKS = {
 class Checkpoint:
     """The files of one tag, by what they are, and the names of all others.
 
-    Ranks are (data-parallel, model-parallel), experts (layer, expert, model-parallel), layers (layer, tensor-parallel).
+    Ranks are (data-parallel, model-parallel), experts (layer, expert, model-parallel), layers (layer, tensor-parallel),
+    the optimizers of experts, which are in use without ZeRO, (expert-parallel, model-parallel).
     """
 
     directory: str
@@ -50,6 +53,7 @@ class Checkpoint:
     model: Mapping[tuple[int, int], File] = field(default_factory=dict)
     experts: Mapping[tuple[int, int, int], File] = field(default_factory=dict)
     layers: Mapping[tuple[int, int], File] = field(default_factory=dict)
+    expert_optims: Mapping[tuple[int, int], File] = field(default_factory=dict)
     others: tuple[str, ...] = ()
 
 
@@ -66,7 +70,7 @@ def is_tag_directory(names: Mapping[str, Entry]) -> bool:
 
 
 def kind_of(name: str) -> str:
-    """What a file of this name is: "optim", "model", "expert", "layer", or "" for none of a tag's."""
+    """What a file of this name is: "optim", "model", "expert", "layer", "expert_optim", or "" for none of a tag's."""
     return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name)), "")
 
 

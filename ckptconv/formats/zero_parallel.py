@@ -50,12 +50,18 @@ def unite_stages(
             else:
                 whole.trainable[name] = tensor
         for name, state in stage.states.items():
-            whole.states.setdefault(name, state)
+            kept = whole.states.setdefault(name, state)
+            whole.equal_states.extend(
+                (f"{name}.{key}", kept[key], value)
+                for key, value in state.items()
+                if kept is not state and isinstance(value, LazyTensor) and isinstance(kept.get(key), LazyTensor)
+            )
         _unite_groups(whole.groups, stage.groups)
         whole.frozen.update(stage.frozen)
         whole.buffers.update(stage.buffers)
         whole.aliases.update(stage.aliases)
         whole.equal.extend(stage.equal)
+        whole.equal_states.extend(stage.equal_states)
         whole.unaccounted.extend(stage.unaccounted)
         whole.warnings.extend(stage.warnings)
     tied = _tied_modules(whole.trainable)
@@ -283,6 +289,8 @@ def merge_ranks(ranks: Sequence[Weights], patterns: Patterns) -> Weights:
             merged.frozen[name] = merger.join(name, [_parameter(rank, name) for rank in ranks])
     for name in first.buffers:
         merged.buffers[name] = merger.equal(name, [rank.buffers[name] for rank in ranks])
+    # States are looked at only where they are converted.
+    merger.pairs = merged.equal_states
     for name in names:
         merged.states[name] = dict(merger.states(name))
     merged.states = {name: state for name, state in merged.states.items() if state}
@@ -306,6 +314,7 @@ class _Merger:
     ranks: Sequence[Weights]
     patterns: Patterns
     merged: Weights = field(init=False)
+    pairs: list[tuple[str, LazyTensor, LazyTensor]] = field(init=False)
 
     def __post_init__(self) -> None:
         first = self.ranks[0]
@@ -313,6 +322,8 @@ class _Merger:
         self.merged.unaccounted = list(dict.fromkeys(name for rank in self.ranks for name in rank.unaccounted))
         self.merged.warnings = [warning for rank in self.ranks for warning in rank.warnings]
         self.merged.equal = [pair for rank in self.ranks for pair in rank.equal]
+        self.merged.equal_states = [pair for rank in self.ranks for pair in rank.equal_states]
+        self.pairs = self.merged.equal
 
     @property
     def where(self) -> str:
@@ -335,7 +346,7 @@ class _Merger:
 
     def equal(self, name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
         """The first of tensors that must all be the same."""
-        self.merged.equal.extend((name, tensors[0], other) for other in tensors[1:])
+        self.pairs.extend((name, tensors[0], other) for other in tensors[1:])
         return tensors[0]
 
     def states(self, name: str) -> Iterator[tuple[str, Any]]:

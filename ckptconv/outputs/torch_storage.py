@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.tensors import (
+    BLOCK,
     DTYPES,
-    Concat,
     Convert,
-    Inline,
+    DType,
+    File,
     LazyTensor,
+    Move,
     Narrow,
+    Order,
+    Runs,
     Stored,
     View,
     contiguous_strides,
@@ -22,10 +28,9 @@ from ckptconv.tensors import (
     untagged,
 )
 
-# Views of more separate runs than this are not taken apart: no model has them.
-MAX_RUNS = 1_000_000
-_ZEROS = 1 << 16
 _BYTE = DTYPES["uint8"]
+# Where views interleave, so many bytes of the storage are put together at a time.
+_STRETCH = 1 << 16
 
 
 class Placed(NamedTuple):
@@ -35,65 +40,109 @@ class Placed(NamedTuple):
     offset: int
     strides: tuple[int, ...]
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first byte of the storage that it shows, and the one after the last."""
+        item = self.tensor.dtype.itemsize
+        if not self.tensor.numel:
+            return self.offset * item, self.offset * item
+        last = sum((extent - 1) * stride for extent, stride in zip(self.tensor.shape, self.strides, strict=True))
+        return self.offset * item, (self.offset + last + 1) * item
+
 
 def storage_of(views: Sequence[Placed], nbytes: int) -> LazyTensor:
     """The bytes of a storage of `nbytes` bytes that has `views` in it; what no view shows is zero.
 
-    Raises UnsupportedError for views too scattered to be taken apart.
+    Where views show the same bytes, the largest of them counts. Raises UnsupportedError for a transposed view that
+    cannot be brought back into the order of the storage.
     """
     first = views[0]
-    if len(views) == 1 and not first.offset and first.tensor.nbytes == nbytes and _flat(first):
-        return _bytes(first.tensor)
-    # Larger views first: what they show need not be taken from smaller ones.
-    runs: list[tuple[int, LazyTensor]] = []
-    covered: list[tuple[int, int]] = []
-    for view in sorted(views, key=lambda view: -view.tensor.nbytes):
-        for start, tensor in _runs(view):
-            for low, high in _uncovered(covered, start, start + tensor.nbytes):
-                runs.append(
-                    (low, tensor if high - low == tensor.nbytes else Narrow(tensor, 0, low - start, high - low))
-                )
-                bisect.insort(covered, (low, high))
-            if len(runs) > MAX_RUNS:
-                raise UnsupportedError(f"A tensor is a view of its storage in more than {MAX_RUNS} separate runs.")
-    parts: list[LazyTensor] = []
-    at = 0
-    for start, tensor in sorted(runs, key=lambda run: run[0]):
-        parts.extend(_zeros(start - at))
-        parts.append(tensor)
-        at = start + tensor.nbytes
-    parts.extend(_zeros(nbytes - at))
-    return parts[0] if len(parts) == 1 else Concat(tuple(parts)) if parts else Inline(b"", _BYTE, (0,))
+    if len(views) == 1 and not first.offset and first.tensor.nbytes == nbytes:
+        if is_contiguous(first.tensor.shape, first.strides):
+            return _bytes(first.tensor)
+        only = _prepared(first)
+        if not only.dims and only.low == 0 and only.run == nbytes:
+            return only.flat
+    ranked = sorted(views, key=lambda view: -view.tensor.nbytes)
+    return _Assembled(nbytes, tuple(_prepared(view) for view in ranked if view.tensor.numel))
 
 
-def _flat(view: Placed) -> bool:
-    return is_contiguous(view.tensor.shape, view.strides)
-
-
-def _bytes(tensor: LazyTensor) -> LazyTensor:
-    return View(untagged(tensor), _BYTE, (tensor.nbytes,))
-
-
-def _uncovered(covered: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The parts of an interval that lie in none of `covered`, which are sorted and apart."""
-    index = max(bisect.bisect_right(covered, (start, 1 << 64)) - 1, 0)
-    found = []
-    while index < len(covered) and covered[index][0] < stop:
-        low, high = covered[index]
-        if start < low:
-            found.append((start, low))
-        start = max(start, high)
-        index += 1
-    if start < stop:
-        found.append((start, stop))
-    return iter(found)
-
-
-def _runs(view: Placed) -> Iterator[tuple[int, LazyTensor]]:
-    """The dense runs of a view's elements in the storage: the byte each begins at, and its bytes."""
-    tensor, item = untagged(view.tensor), view.tensor.dtype.itemsize
-    if not tensor.numel:
+def overlaps(views: Sequence[Placed]) -> Iterator[tuple[LazyTensor, LazyTensor]]:
+    """Pairs of tensors that are all equal if, and only if, views agree wherever they show the same bytes."""
+    ranked = [_prepared(view) for view in sorted(views, key=lambda view: -view.tensor.nbytes) if view.tensor.numel]
+    # The same elements under two names agree.
+    ranked = list({(view.flat, view.low, view.dims): view for view in ranked}.values())
+    if _are_apart(ranked):
         return
+    whole = _Assembled(max(view.high for view in ranked), tuple(ranked))
+    for view in ranked:
+        yield view.flat, _Shown(whole, view)
+
+
+def _are_apart(views: Sequence[_Prepared]) -> bool:
+    """Whether no byte is shown twice, as far as that is easily told."""
+    if not all(view.is_plain for view in views):
+        return False
+    distances = {view.dims[0][1] if len(view.dims) == 1 else 0 for view in views}
+    row = distances.pop() if len(distances) == 1 else 0
+    # Columns of one matrix lie apart as they do in a row.
+    places = [(view.low % row, view.low % row + view.run) if row else (view.low, view.high) for view in views]
+    places.sort()
+    return all(one[1] <= other[0] for one, other in itertools.pairwise([*places, (row or math.inf, 0)]))
+
+
+def strides_of(tensor: LazyTensor, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides as they are recorded, or those of a tensor in C order where none are."""
+    return strides if len(strides) == len(tensor.shape) else contiguous_strides(tensor.shape)
+
+
+# --------------------------------------------------------------------------------------------------- views as runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A view as dense runs of `run` bytes: one for each index into `dims`, (extent, bytes apart) from the largest
+    distance to the smallest, the first at byte `low` of the storage. `flat` has their bytes, one after the other."""
+
+    flat: LazyTensor
+    low: int
+    high: int
+    run: int
+    dims: tuple[tuple[int, int], ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it shows no byte twice, as windows that slide over one another do."""
+        reach = self.run
+        for extent, distance in reversed(self.dims):
+            if distance < reach:
+                return False
+            reach += (extent - 1) * distance
+        return True
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The runs that touch bytes `start` to `stop` of the storage: the byte each begins at, there and in `flat`."""
+        reaches = [self.run]
+        for extent, distance in reversed(self.dims):
+            reaches.append(reaches[-1] + (extent - 1) * distance)
+        reaches.reverse()
+
+        def walk(level: int, base: int, index: int) -> Iterator[tuple[int, int]]:
+            if level == len(self.dims):
+                yield base, index * self.run
+                return
+            extent, distance = self.dims[level]
+            first = max((start - base - reaches[level + 1]) // distance + 1, 0)
+            last = min(-((base - stop) // distance), extent)
+            for at in range(first, last):
+                yield from walk(level + 1, base + at * distance, index * extent + at)
+
+        return walk(0, self.low, 0)
+
+
+def _prepared(view: Placed) -> _Prepared:
+    tensor, item = untagged(view.tensor), view.tensor.dtype.itemsize
+    low, high = view.span
     # In the order of memory, a transposed view is as dense as any.
     dims = sorted(range(len(tensor.shape)), key=lambda dim: (-view.strides[dim], dim))
     dims = [dim for dim in dims if tensor.shape[dim] > 1]
@@ -112,40 +161,169 @@ def _runs(view: Placed) -> Iterator[tuple[int, LazyTensor]]:
     while inner and strides[inner - 1] == run:
         inner -= 1
         run *= shape[inner]
-    flat = _bytes(tensor)
-    for number, index in enumerate(itertools.product(*map(range, shape[:inner]))):
-        start = view.offset + sum(i * stride for i, stride in zip(index, strides, strict=False))
-        yield start * item, Narrow(flat, 0, number * run * item, run * item)
+    apart = tuple((extent, stride * item) for extent, stride in zip(shape[:inner], strides[:inner], strict=True))
+    return _Prepared(_bytes(tensor), low, high, run * item, apart)
+
+
+def _bytes(tensor: LazyTensor) -> LazyTensor:
+    return View(untagged(tensor), _BYTE, (tensor.nbytes,))
 
 
 def _permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     """`tensor` with its dimensions in the order `dims`; those left out have one element."""
     if isinstance(tensor, Convert):
         return Convert(_permuted(tensor.tensor, dims), tensor.kernel, tensor.dtype)
+    if isinstance(tensor, Narrow):
+        return _permuted(_narrowed(tensor.tensor, tensor), dims)
     if isinstance(tensor, Stored):
-        shape, strides = tensor.shape, tensor.strides
-        return Stored(
-            tensor.file,
-            tensor.offset,
-            tensor.dtype,
-            tuple(shape[dim] for dim in dims),
-            tuple(strides[dim] for dim in dims),
-        )
-    if isinstance(tensor, Narrow) and isinstance(tensor.tensor, Stored):
-        whole = tensor.tensor
-        offset = whole.offset + tensor.start * whole.strides[tensor.dim] * whole.dtype.itemsize
-        return _permuted(Stored(whole.file, offset, whole.dtype, tensor.shape, whole.strides), dims)
+        shape, strides = (tuple(numbers[dim] for dim in dims) for numbers in (tensor.shape, tensor.strides))
+        return Stored(tensor.file, tensor.offset, tensor.dtype, shape, strides)
     raise UnsupportedError("A transposed tensor that shares its storage cannot be put back in its place.")
 
 
-def _zeros(nbytes: int) -> Iterator[LazyTensor]:
-    block = Inline(bytes(_ZEROS), _BYTE, (_ZEROS,)) if nbytes >= _ZEROS else None
-    if block is not None:
-        yield from itertools.repeat(block, nbytes // _ZEROS)
-    if nbytes % _ZEROS:
-        yield Inline(bytes(nbytes % _ZEROS), _BYTE, (nbytes % _ZEROS,))
+def _narrowed(tensor: LazyTensor, cut: Narrow) -> LazyTensor:
+    """What `cut` cuts out of `tensor`, by other strides of what is stored."""
+    if isinstance(tensor, Convert):
+        return Convert(_narrowed(tensor.tensor, cut), tensor.kernel, tensor.dtype)
+    if isinstance(tensor, Narrow):
+        return _narrowed(_narrowed(tensor.tensor, tensor), cut)
+    if isinstance(tensor, Stored):
+        offset = tensor.offset + cut.start * tensor.strides[cut.dim] * tensor.dtype.itemsize
+        return Stored(tensor.file, offset, tensor.dtype, cut.shape, tensor.strides)
+    return cut
 
 
-def strides_of(tensor: LazyTensor, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides as they are recorded, or those of a tensor in C order where none are."""
-    return strides if len(strides) == len(tensor.shape) else contiguous_strides(tensor.shape)
+# --------------------------------------------------------------------------------------------------- put together
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembled(LazyTensor):
+    """`size` bytes in which views lie; of those that show the same bytes the first counts, and what none shows is
+    zero."""
+
+    size: int
+    views: tuple[_Prepared, ...]
+    # The views by where they begin, and for each how far it and those before it reach.
+    order: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    lows: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    reach: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        order = sorted(range(len(self.views)), key=lambda number: self.views[number].low)
+        object.__setattr__(self, "order", tuple(order))
+        object.__setattr__(self, "lows", tuple(self.views[number].low for number in order))
+        reach = itertools.accumulate((self.views[number].high for number in order), max)
+        object.__setattr__(self, "reach", tuple(reach))
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return _BYTE
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (self.size,)
+
+    def inputs(self) -> Iterator[File]:
+        for view in self.views:
+            yield from view.flat.inputs()
+
+    def origin(self) -> tuple[str, int]:
+        return self.views[0].flat.origin() if self.views else ("", 0)
+
+    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        while start < stop:
+            views = self._touching(start, start + 1)
+            after = bisect.bisect_right(self.lows, start)
+            end = min(stop, self.lows[after]) if after < len(self.lows) else stop
+            if not views:
+                yield from _zeros(start, end, limit)
+            elif len(views) == 1 and not views[0].dims:
+                view = views[0]
+                end = min(end, view.high)
+                yield from _shifted(view.flat, start - view.low, end - view.low, view.low, limit)
+            else:
+                end = min(start + min(_STRETCH, limit), stop)
+                yield from self._stretch(self._touching(start, end), start, end, limit)
+            start = end
+
+    def _touching(self, start: int, stop: int) -> list[_Prepared]:
+        """The views that may show something of an interval, the one that counts most first."""
+        first = bisect.bisect_right(self.reach, start)
+        last = bisect.bisect_left(self.lows, stop)
+        numbers = sorted(self.order[first:last])
+        return [self.views[number] for number in numbers if self.views[number].high > start]
+
+    @staticmethod
+    def _stretch(views: Sequence[_Prepared], start: int, stop: int, limit: int) -> Iterator[Move]:
+        covered: list[tuple[int, int]] = []
+        for view in views:
+            for begin, source in view.runs(start, stop):
+                low, high = max(begin, start), min(begin + view.run, stop)
+                for piece in _uncovered(covered, low, high):
+                    bisect.insort(covered, piece)
+                    yield from _shifted(
+                        view.flat, source + piece[0] - begin, source + piece[1] - begin, begin - source, limit
+                    )
+        for low, high in _uncovered(covered, start, stop):
+            yield from _zeros(low, high, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown(LazyTensor):
+    """What `view` shows of `whole`, one run after the other."""
+
+    whole: _Assembled
+    view: _Prepared
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return _BYTE
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.view.flat.shape
+
+    def inputs(self) -> Iterator[File]:
+        return self.whole.inputs()
+
+    def origin(self) -> tuple[str, int]:
+        return self.whole.origin()
+
+    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        run = self.view.run
+        while start < stop:
+            index, within = divmod(start, run)
+            end = min(start + run - within, stop)
+            base = self.view.low
+            for extent, distance in reversed(self.view.dims):
+                index, at = divmod(index, extent)
+                base += at * distance
+            yield from _shifted(self.whole, base + within, base + within + end - start, start - base - within, limit)
+            start = end
+
+
+def _shifted(tensor: LazyTensor, start: int, stop: int, distance: int, limit: int) -> Iterator[Move]:
+    """The moves of an interval of `tensor`, to a place `distance` further on."""
+    for move in tensor.moves(start, stop, "output", limit):
+        yield move._replace(target=move.target.shifted(distance))
+
+
+def _zeros(start: int, stop: int, limit: int) -> Iterator[Move]:
+    for at in range(start, stop, limit):
+        length = min(limit, stop - at)
+        yield Move(Runs(at, length), None, bytes(length))
+
+
+def _uncovered(covered: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
+    """The parts of an interval that lie in none of `covered`, which are sorted and apart."""
+    index = max(bisect.bisect_right(covered, (start, math.inf)) - 1, 0)
+    found = []
+    while index < len(covered) and covered[index][0] < stop:
+        low, high = covered[index]
+        if start < low:
+            found.append((start, low))
+        start = max(start, high)
+        index += 1
+    if start < stop:
+        found.append((start, stop))
+    return found
