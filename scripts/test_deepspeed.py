@@ -31,7 +31,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"
-TIMEOUT = 60, 15  # seconds that a launch may take to begin, and with each case
+TIMEOUT = 180, 90  # seconds that a launch may take to begin, and with each case
 CASES, NOTES, LOG = "cases.json", "notes.{}.pt", "log.{}.txt"
 RIGHT = "right"
 
