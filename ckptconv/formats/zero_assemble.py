@@ -207,7 +207,7 @@ def _experts(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Map
     return _Experts(
         {layer: max(found) + 1 for layer, found in numbers.items()},
         {f"{layer.prefix}.{name}": layer.experts for layer in model.fused for name in FUSED},
-        optims[0].config.get("use_data_before_expert_parallelism") is True,
+        _data_first(optims),
     )
 
 
@@ -356,20 +356,35 @@ def _shapes(model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, L
             )
         world, named = len(optims), list(shapes[0].items())
         sizes = [math.prod(shape) for _, shape in named]
-        held = [sum(optim.masters[group].numel for optim in optims) for group in range(groups)]
         if first.stage == 3:
-            sizes, held = [-(-size // world) for size in sizes], [master.numel for master in first.masters]
-        ranges = zero_layout.split_list(sizes, held, 1 if first.stage == 3 else world)
+            sizes, held = [-(-size // world) for size in sizes], [(master.numel, 1) for master in first.masters]
+        else:
+            ranks = [_first_ranks(group, optims) for group in range(groups)]
+            held = [
+                (sum(optims[rank].masters[group].numel for rank in own), len(own)) for group, own in enumerate(ranks)
+            ]
+        ranges = zero_layout.split_list(sizes, held)
         if ranges is not None:
             return [dict(named[each.start : each.stop]) for each in ranges]
+        elements = ", ".join(str(size) for size, _ in held[:8])
         raise CorruptError(
-            f"{model.file.path} lists {len(named)} parameters of {sum(sizes)} elements without their groups, and those "
-            f"of {first.file.path}, which have {', '.join(map(str, held[:8]))} elements, cannot be told from them."
+            f"{first.file.path} lists {len(named)} parameters of {sum(sizes)} elements without their groups, and which "
+            f"are in its groups of {elements} elements cannot be told."
         )
     raise CorruptError(
         f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, and {first.file.path} has {groups} "
         "groups of partitions."
     )
+
+
+def _first_ranks(group: int, optims: Sequence[OptimFile]) -> list[int]:
+    """The data-parallel ranks that hold a group; of experts, those of the first expert-parallel rank."""
+    count = optims[0].count(group) or len(optims)
+    return zero_layout.ranks_of_group(len(optims), min(count, len(optims)), _data_first(optims))[0]
+
+
+def _data_first(optims: Sequence[OptimFile]) -> bool:
+    return optims[0].config.get("use_data_before_expert_parallelism") is True
 
 
 def _mapped_shapes(
@@ -380,13 +395,10 @@ def _mapped_shapes(
     Since 0.8.2 every rank says which parts of which parameters its partition holds. Their shapes are those in the
     module, and in the files of experts, whose numbers on the first expert-parallel rank are global ones.
     """
-    world = len(optims)
     zero = optims[0].config.get("zero_optimization")
     reordered = isinstance(zero, dict) and zero.get("round_robin_gradients") is True
-    data_first = optims[0].config.get("use_data_before_expert_parallelism") is True
-    count = optims[0].count(group) or world
     sizes: dict[str, int] = {}
-    for rank in zero_layout.ranks_of_group(world, count, data_first)[0] if world % count == 0 else ():
+    for rank in _first_ranks(group, optims):
         held = optims[rank].fragments[group] if group < len(optims[rank].fragments) else {}
         for name, (_, numel) in sorted(held.items(), key=lambda item: item[1][0]):
             sizes[name] = sizes.get(name, 0) + numel

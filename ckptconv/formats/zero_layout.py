@@ -79,17 +79,17 @@ def _shaped(flat: LazyTensor, shape: Shape) -> LazyTensor:
     return flat if flat.shape == shape else View(flat, flat.dtype, shape)
 
 
-def split_list(sizes: Sequence[int], held: Sequence[int], unit: int) -> list[range] | None:
+def split_list(sizes: Sequence[int], held: Sequence[tuple[int, int]]) -> list[range] | None:
     """Which of a list of parameters of `sizes` elements are in each group, for releases before 0.5.4, which wrote one
     list for all groups.
 
-    A group has `held` elements, of which some may be padding up to the next multiple of `unit`. None where there is no
-    way to do it, or more than one.
+    `held` tells of every group its elements, of which some may be padding up to the next multiple of a second number.
+    None where there is no way to do it, or more than one.
     """
     ends = list(itertools.accumulate(sizes, initial=0))
     # By how many parameters are taken already: where the groups before ended; None if they may have in several ways.
     ways: dict[int, list[int] | None] = {0: []}
-    for size in held:
+    for size, unit in held:
         after: dict[int, list[int] | None] = {}
         for start, cuts in ways.items():
             for stop in range(bisect.bisect_right(ends, ends[start] + size) - 1, start - 1, -1):
