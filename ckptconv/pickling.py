@@ -7,6 +7,7 @@ Source: CPython's `Lib/pickle.py`; what each type becomes is what Python 3 write
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .errors import UsageError
 from .order import ordered
+from .tensors import DTYPES
 from .tree import Global, NumpyArray, NumpyScalar, Size, TorchConstant
 
 _BATCH = 1000
@@ -176,6 +178,8 @@ class _Pickler:
         if number is not None:
             self.out.append(self.get(number))
             return
+        if not all(part.isprintable() for part in value):  # a new line would end the name, and begin an instruction
+            raise UsageError(f"The name {str(value)[:100]!r} cannot be written into a pickle.")
         self.texts[value] = self.count
         self.out.append(b"c" + f"{value.module}\n{value.name}\n".encode() + self.put())
 
@@ -247,16 +251,31 @@ def _ordered(value: OrderedDict[Any, Any]) -> Call:
     return Call(Global("collections", "OrderedDict"), (), state=vars(value) or None, items=value.items())
 
 
+# What constants of torch are called. Whatever else a record says is not written: torch would look it up.
+_CONSTANT_NAMES = {
+    "dtype": re.compile(rf"{'|'.join(DTYPES)}|u?int[1-7]"),
+    "qscheme": re.compile("per_(tensor|channel)_(affine|symmetric)|per_channel_affine_float_qparams"),
+    "memory_format": re.compile("contiguous_format|channels_last|channels_last_3d|preserve_format"),
+}
+_NUMPY_DTYPE = re.compile("[<>|=][biufcSUV][0-9]{1,9}")
+
+
 def _constant(value: TorchConstant) -> Any:
     if value.kind == "device":
-        name, colon, index = value.name.partition(":")
-        return Call(Global("torch", "device"), (name, int(index)) if colon else (name,))
+        name, _, index = value.name.partition(":")
+        numbered = index.isascii() and index.isdecimal() and len(index) < 10
+        return Call(Global("torch", "device"), (name, int(index)) if numbered else (value.name,))
     if value.kind == "layout":
         return Call(Global("torch.serialization", "_get_layout"), (f"torch.{value.name}",))
+    names = _CONSTANT_NAMES.get(value.kind)
+    if not names or not names.fullmatch(value.name):
+        raise UsageError(f"torch has no {value.kind[:40]!r} named {value.name[:40]!r} that could be written.")
     return Global("torch", value.name)
 
 
 def _numpy_dtype(dtype: str) -> Call:
+    if not _NUMPY_DTYPE.fullmatch(dtype):
+        raise UsageError(f"A numpy value of dtype {dtype[:40]!r} cannot be written into a pickle.")
     order, kind, digits = dtype[0], dtype[1], dtype[2:]
     size = int(digits) if kind in "SUV" else -1
     element = size * 4 if kind == "U" else size

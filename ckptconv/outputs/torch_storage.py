@@ -178,7 +178,7 @@ def _permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     if isinstance(tensor, Stored):
         shape, strides = (tuple(numbers[dim] for dim in dims) for numbers in (tensor.shape, tensor.strides))
         return Stored(tensor.file, tensor.offset, tensor.dtype, shape, strides)
-    raise UnsupportedError("A transposed tensor that shares its storage cannot be put back in its place.")
+    raise _cannot_permute()
 
 
 def _narrowed(tensor: LazyTensor, cut: Narrow) -> LazyTensor:
@@ -190,7 +190,11 @@ def _narrowed(tensor: LazyTensor, cut: Narrow) -> LazyTensor:
     if isinstance(tensor, Stored):
         offset = tensor.offset + cut.start * tensor.strides[cut.dim] * tensor.dtype.itemsize
         return Stored(tensor.file, offset, tensor.dtype, cut.shape, tensor.strides)
-    return cut
+    raise _cannot_permute()
+
+
+def _cannot_permute() -> UnsupportedError:
+    return UnsupportedError("A transposed tensor that shares its storage cannot be put back in its place.")
 
 
 # --------------------------------------------------------------------------------------------------- put together

@@ -6,18 +6,41 @@ Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`; what is wr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.errors import UnsupportedError
+from ckptconv import live
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.foreign import class_of
+from ckptconv.keymap import walk
 from ckptconv.pickling import Call, PersistentId, dumps
 from ckptconv.plan import FilePlan
-from ckptconv.tensors import LazyTensor, Tagged, TensorFacts, untagged
+from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, contiguous_strides, untagged
 from ckptconv.tree import Composite, Global, Opaque, TorchConstant
 
-from .torch_storage import Placed, storage_of, strides_of
+from .torch_storage import Placed, overlaps, storage_of, strides_of
 from .torch_zip import file_plan
+
+# A storage is written whole if its views show half of it, or it is small; else as far as they reach. Views that lie
+# further apart than this many times what they show do not share a storage any more.
+_SPARSE = 64
+_SMALL = 1 << 20
+# The parts of each kind of composite, as the functions that make it take them, and these functions.
+_PARTS = {
+    "sparse_coo": ("indices", "values", "shape"),
+    "sparse_csr": ("crow_indices", "col_indices", "values", "shape"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values", "shape"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values", "shape"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values", "shape"),
+    "nested": ("values", "sizes", "strides", "storage_offsets"),
+    "meta": ("dtype", "shape", "strides", "requires_grad"),
+    "quantized": ("values", "qscheme"),
+}
+_REBUILDING = {"nested": "_rebuild_nested_tensor", "meta": "_rebuild_meta_tensor_no_storage"}
+# The kinds of tensors that are no class of their own; a buffer is an attribute.
+PLAIN_KINDS = frozenset({"tensor", "buffer"})
+KINDS = PLAIN_KINDS | {"parameter"}
 
 # The classes of typed storages; tensors of other dtypes lie in untyped ones.
 _CLASSES = {
@@ -39,17 +62,12 @@ _CLASSES = {
     "quint4x2": "QUInt4x2",
     "quint2x4": "QUInt2x4",
 }
+_DTYPES = {cls: dtype for dtype, cls in _CLASSES.items()}
 
 
 def plan_tree(name: str, tree: Any, stem: str = "archive", writable: frozenset[Global] = frozenset()) -> FilePlan:
-    """The archive `name` of `tree`. Tensors that shared a storage share it again.
-
-    Objects of classes that are known by name only are written if their class is in `writable`. Raises UnsupportedError
-    for others: whoever loads the file would run what they name.
-    """
-    storages = _Storages(writable)
-    description = dumps(tree, storages.reduce)
-    return file_plan(name, description, storages.contents(), stem)
+    """The archive `name` of `tree`, as `TorchTree` says."""
+    return TorchTree(tree, writable).plan(name, stem)
 
 
 def _utils(name: str) -> Global:
@@ -57,113 +75,201 @@ def _utils(name: str) -> Global:
 
 
 @dataclass
-class _Storages:
-    """The storages met so far, by what their tensors have in common, each with the views of it."""
+class _Room:
+    """A storage as it is written: its place in the archive, from which byte on it has what the tensors shared, how
+    many bytes, and the class of storage; None where its views are of several dtypes."""
 
-    writable: frozenset[Global] = frozenset()
-    numbers: dict[Hashable, int] = field(default_factory=dict)
-    sizes: list[int] = field(default_factory=list)
-    views: list[list[Placed]] = field(default_factory=list)
+    number: int
+    start: int
+    nbytes: int
+    cls: str | None
+    views: list[Placed] = field(default_factory=list)
 
-    def contents(self) -> list[LazyTensor]:
-        return [storage_of(views, size) for views, size in zip(self.views, self.sizes, strict=True)]
 
-    def reduce(self, value: Any) -> Any:
+class TorchTree:
+    """A tree on its way into an archive. Tensors that shared a storage share it again.
+
+    Objects of classes that are known by name only, and these classes, are written if the class is in `writable`.
+    Raises UnsupportedError for others: whoever loads the file would run what they name. With `plain`, a tensor of a
+    subclass becomes one of torch's own class.
+    """
+
+    def __init__(self, tree: Any, writable: frozenset[Global] = frozenset(), *, plain: bool = False) -> None:
+        self._writable = frozenset(map(str, writable))
+        self._plain = plain
+        self._rooms: list[_Room] = []
+        self._shared: dict[Hashable, _Room | None] = {}
+        self.tensors = 0
+        self._arrange(tree)
+        self._description = dumps(tree, self._reduce)
+
+    def plan(self, name: str, stem: str = "archive") -> FilePlan:
+        """The archive; `stem` is the directory in it."""
+        contents = [storage_of(room.views, room.nbytes) for room in self._rooms]
+        return file_plan(name, self._description, contents, stem)
+
+    def overlaps(self) -> Iterator[tuple[LazyTensor, LazyTensor]]:
+        """Pairs of tensors that are equal unless views of one storage have changed since they were saved."""
+        for room in self._rooms:
+            if len(room.views) > 1:
+                yield from overlaps(room.views)
+
+    def _arrange(self, tree: Any) -> None:
+        """Find which tensors share a storage, and what is to be written of it."""
+        shared: dict[Hashable, list[Tagged]] = {}
+        for node in walk(tree):
+            if isinstance(node, LazyTensor):
+                self.tensors += 1
+                facts = node.facts if isinstance(node, Tagged) else TensorFacts()
+                if facts.kind not in KINDS and not self._plain:
+                    self._refuse(facts.kind)
+                if isinstance(node, Tagged) and facts.storage is not None and node.numel:
+                    shared.setdefault(facts.storage, []).append(node)
+            elif class_of(node):
+                self._refuse(class_of(node))
+        for storage, leaves in shared.items():
+            self._shared[storage] = self._room_of(leaves)
+
+    def _refuse(self, cls: str) -> None:
+        """Raise UnsupportedError for a class that is not to be written."""
+        if cls not in self._writable:
+            raise UnsupportedError(f"{cls} is known by name only, and cannot be written for torch.")
+
+    @staticmethod
+    def _room_of(leaves: list[Tagged]) -> _Room | None:
+        """What is to be written of the storage of `leaves`; None if each is to have one of its own."""
+        spans = [Placed(leaf, leaf.facts.storage_offset, strides_of(leaf, leaf.facts.strides)).span for leaf in leaves]
+        low, high = min(low for low, _ in spans), max(high for _, high in spans)
+        shown = sum(min(leaf.nbytes, high - low) for leaf, (low, high) in zip(leaves, spans, strict=True))
+        nbytes = leaves[0].facts.storage_nbytes
+        if nbytes <= 2 * shown + _SMALL:
+            low, high = 0, max(nbytes, high)
+        low -= low % 64  # where elements of any size begin
+        if high - low > _SPARSE * shown + _SMALL:
+            return None
+        dtypes = {leaf.dtype for leaf in leaves}
+        cls = _CLASSES.get(leaves[0].dtype.name) if len(dtypes) == 1 else None
+        if cls is not None:
+            high -= (high - low) % leaves[0].dtype.itemsize  # less than an element, which none shows
+        return _Room(-1, low, high - low, cls)
+
+    # -- values that are not Python's own
+
+    def _reduce(self, value: Any) -> Any:
         if isinstance(value, LazyTensor):
-            return self.leaf(value)
+            return self._leaf(value)
         if isinstance(value, Composite):
-            return self.composite(value)
+            return self._composite(value)
         if isinstance(value, Opaque):
-            return self.object(value)
+            return self._object(value)
         return None
 
-    def object(self, value: Opaque) -> Call:
+    @staticmethod
+    def _object(value: Opaque) -> Call:
         """An object as its pickle had it made."""
-        if value.cls not in self.writable or not isinstance(value.args, tuple) or value.kwargs or len(value.state) > 1:
+        made = type(value.cls) is Global and isinstance(value.args, tuple) and value.call in ("reduce", "newobj")
+        if not made or value.kwargs or len(value.state) > 1:
             raise UnsupportedError(f"An object of {value.name} is known by name only, and cannot be written for torch.")
         state = value.state[0] if value.state else None
         if value.call == "newobj":
             return Call(Global("copy_reg", "__newobj__"), (value.cls, *value.args), state, value.appended, value.items)
         return Call(value.cls, value.args, state, value.appended, value.items)
 
-    def leaf(self, leaf: LazyTensor) -> Call:
+    def _leaf(self, leaf: LazyTensor) -> Call:
         """A tensor, and what it is beside its bytes: a parameter, a subclass, attributes."""
         facts = leaf.facts if isinstance(leaf, Tagged) else TensorFacts()
-        plain = facts.kind in ("tensor", "buffer")
-        made = self.tensor(leaf, facts, facts.requires_grad and plain)
-        if facts.kind == "parameter":
-            arguments: tuple[Any, ...] = (made, facts.requires_grad, OrderedDict())
-            if facts.attributes:
-                return Call(_utils("_rebuild_parameter_with_state"), (*arguments, facts.attributes))
-            return Call(_utils("_rebuild_parameter"), arguments)
-        if not facts.attributes and plain:
-            return made
-        cls = Global("torch", "Tensor") if plain else Global(*facts.kind.rpartition(".")[::2])
-        return Call(
-            Global("torch._tensor", "_rebuild_from_type_v2"), (made.function, cls, made.args, facts.attributes or {})
+        parameter = facts.kind == "parameter"
+        made = self._tensor(leaf, facts, facts.requires_grad and not parameter)
+        if parameter:
+            return _parameter(made, facts.requires_grad, facts.attributes)
+        subclass = facts.kind not in PLAIN_KINDS and not self._plain
+        return _described(made, facts.kind if subclass else "torch.Tensor", facts.attributes)
+
+    def _tensor(self, leaf: LazyTensor, facts: TensorFacts, requires_grad: bool) -> Call:
+        room, offset, strides = self._place(leaf, facts)
+        arguments: tuple[Any, ...] = (
+            _persistent(room),
+            offset,
+            tuple(leaf.shape),
+            strides,
+            requires_grad,
+            OrderedDict(),
         )
+        if room.cls is not None:
+            return Call(_utils("_rebuild_tensor_v2"), arguments)
+        return Call(_utils("_rebuild_tensor_v3"), (*arguments, TorchConstant("dtype", leaf.dtype.name)))
 
-    def tensor(self, leaf: LazyTensor, facts: TensorFacts, requires_grad: bool) -> Call:
-        dtype, shape = leaf.dtype, leaf.shape
-        strides = strides_of(leaf, facts.strides if facts.storage is not None else ())
-        cls = _CLASSES.get(dtype.name)
-        arguments = (self.storage(leaf, facts, strides, cls), *self.place(facts), tuple(shape), strides)
-        if cls is None:
-            dtype_constant = TorchConstant("dtype", dtype.name)
-            return Call(_utils("_rebuild_tensor_v3"), (*arguments, requires_grad, OrderedDict(), dtype_constant))
-        return Call(_utils("_rebuild_tensor_v2"), (*arguments, requires_grad, OrderedDict()))
+    def _place(self, leaf: LazyTensor, facts: TensorFacts) -> tuple[_Room, int, tuple[int, ...]]:
+        """The storage that a tensor lies in, the element at which it begins there, and its strides."""
+        strides = strides_of(leaf, facts.strides)
+        room = self._shared.get(facts.storage) if facts.storage is not None and leaf.numel else None
+        offset = 0
+        if room is not None:
+            offset = facts.storage_offset - room.start // leaf.dtype.itemsize
+            if room.number < 0:
+                room.number = len(self._rooms)
+                self._rooms.append(room)
+        else:
+            if not live.is_dense(leaf.shape, strides):
+                strides = contiguous_strides(leaf.shape)
+            room = _Room(len(self._rooms), 0, leaf.nbytes, _CLASSES.get(leaf.dtype.name))
+            self._rooms.append(room)
+        room.views.append(Placed(untagged(leaf), offset, strides))
+        return room, offset, strides
 
-    @staticmethod
-    def place(facts: TensorFacts) -> tuple[int]:
-        return (facts.storage_offset if facts.storage is not None else 0,)
-
-    def storage(self, leaf: LazyTensor, facts: TensorFacts, strides: tuple[int, ...], cls: str | None) -> PersistentId:
-        tensor = untagged(leaf)
-        key: Hashable = facts.storage if facts.storage is not None else ("own", len(self.sizes))
-        number = self.numbers.get(key)
-        if number is None:
-            number = self.numbers[key] = len(self.sizes)
-            self.sizes.append(facts.storage_nbytes if facts.storage is not None else tensor.nbytes)
-            self.views.append([])
-        self.views[number].append(Placed(tensor, *self.place(facts), strides))
-        size = self.sizes[number]
-        if cls is None:
-            return PersistentId(("storage", Global("torch.storage", "UntypedStorage"), str(number), "cpu", size))
-        count = size // tensor.dtype.itemsize
-        return PersistentId(("storage", Global("torch", f"{cls}Storage"), str(number), "cpu", count))
-
-    def composite(self, value: Composite) -> Call:
+    def _composite(self, value: Composite) -> Call:
         """A tensor that is made of several."""
         parts = value.parts
-        if value.kind == "sparse_coo":
-            layout = TorchConstant("layout", value.kind)
-            coalesced = (parts["is_coalesced"],) if "is_coalesced" in parts else ()
-            inner = (parts["indices"], parts["values"], parts["shape"], *coalesced)
-            made = Call(_utils("_rebuild_sparse_tensor"), (layout, inner))
-        elif value.kind.startswith("sparse_"):
-            layout = TorchConstant("layout", value.kind)
-            made = Call(_utils("_rebuild_sparse_tensor"), (layout, tuple(list(parts.values())[:4])))
-        elif value.kind == "nested":
-            names = ("values", "sizes", "strides", "storage_offsets")
-            made = Call(_utils("_rebuild_nested_tensor"), tuple(parts[name] for name in names))
-        elif value.kind == "meta":
-            names = ("dtype", "shape", "strides", "requires_grad")
-            made = Call(_utils("_rebuild_meta_tensor_no_storage"), tuple(parts[name] for name in names))
-        elif value.kind == "quantized":
-            made = self.quantized(parts)
+        lacking = [name for name in _PARTS[value.kind] if name not in parts]
+        if lacking:
+            raise CorruptError(f"A {value.kind} tensor lacks its {', '.join(lacking)}: its record is not sound.")
+        if value.kind == "quantized":
+            made = self._quantized(parts)
         else:
-            raise UnsupportedError(f"A tensor of class {value.kind} is known by name only, and cannot be written.")
+            arguments = tuple(parts[name] for name in _PARTS[value.kind])
+            if value.kind.startswith("sparse_"):
+                more = tuple(parts[name] for name in ("is_coalesced",) if name in parts)
+                arguments = (TorchConstant("layout", value.kind), (*arguments, *more))
+            made = Call(_utils(_REBUILDING.get(value.kind, "_rebuild_sparse_tensor")), arguments)
         if parts.get("class") == "parameter":
-            return Call(_utils("_rebuild_parameter"), (made, bool(parts.get("requires_grad")), OrderedDict()))
-        return made
+            return _parameter(made, bool(parts.get("requires_grad")), parts.get("attributes"))
+        return _described(made, "torch.Tensor", parts.get("attributes"))
 
-    def quantized(self, parts: dict[str, Any]) -> Call:
+    def _quantized(self, parts: Mapping[str, Any]) -> Call:
         values = parts["values"]
-        facts = values.facts if isinstance(values, Tagged) else TensorFacts()
-        strides = strides_of(values, facts.strides if facts.storage is not None else ())
-        storage = self.storage(values, facts, strides, _CLASSES[values.dtype.name])
         names = ("scale", "zero_point") if "scale" in parts else ("scales", "zero_points", "axis")
+        if not isinstance(values, LazyTensor) or not all(name in parts for name in names):
+            raise CorruptError("A quantized tensor lacks its values or its scale: its record is not sound.")
+        facts = values.facts if isinstance(values, Tagged) else TensorFacts()
+        room, offset, strides = self._place(values, facts)
         quantizer = (parts["qscheme"], *(parts[name] for name in names))
-        shape, strides = tuple(parts.get("shape", values.shape)), parts.get("strides", strides)
-        arguments = (storage, *self.place(facts), shape, strides, quantizer)
+        # Of values smaller than a byte, the bytes are a flat tensor.
+        shape, strides = parts.get("shape", values.shape), parts.get("strides", strides)
+        shape = tuple(shape) if isinstance(shape, tuple) else shape
+        arguments: tuple[Any, ...] = (_persistent(room), offset, shape, strides, quantizer)
         return Call(_utils("_rebuild_qtensor"), (*arguments, facts.requires_grad, OrderedDict()))
+
+
+def _persistent(room: _Room) -> PersistentId:
+    if room.cls is None:
+        return PersistentId(
+            ("storage", Global("torch.storage", "UntypedStorage"), str(room.number), "cpu", room.nbytes)
+        )
+    count = room.nbytes // DTYPES[_DTYPES[room.cls]].itemsize
+    return PersistentId(("storage", Global("torch", f"{room.cls}Storage"), str(room.number), "cpu", count))
+
+
+def _parameter(made: Call, requires_grad: bool, attributes: Any) -> Call:
+    arguments: tuple[Any, ...] = (made, requires_grad, OrderedDict())
+    if attributes:
+        return Call(_utils("_rebuild_parameter_with_state"), (*arguments, attributes))
+    return Call(_utils("_rebuild_parameter"), arguments)
+
+
+def _described(made: Call, cls: str, attributes: Any) -> Call:
+    """A tensor of a class of its own, or with attributes."""
+    if cls == "torch.Tensor" and not attributes:
+        return made
+    module, _, name = cls.rpartition(".")
+    function = Global("torch._tensor", "_rebuild_from_type_v2")
+    return Call(function, (made.function, Global(module, name), made.args, attributes or {}))
