@@ -127,6 +127,9 @@ CONVERTING = {
     "no_progress": _option(bool, False, "--no-progress", help="Show no progress."),
 }
 
+# Of these, what chooses names and files of safetensors.
+NAMING = {"max_shard_size", "strip_prefix", "rename", "tied", "checksum"}
+
 
 def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command `options` beside the parameters it names itself; they arrive in its `**options`."""
@@ -176,6 +179,28 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
     ckptconv pt2safetensors --key state_dict epoch=3.ckpt model.safetensors
     """
     _convert("pt2safetensors", "torch", source, output, options)
+
+
+@app.command("safetensors2pt", cls=_Command)
+@_taking({name: option for name, option in CONVERTING.items() if name not in NAMING})
+def safetensors2pt(
+    source: Input,
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", show_default=False)],
+    drop_opaque: Annotated[
+        bool, typer.Option("--drop-opaque", help="Leave out objects of classes that are known by name only.")
+    ] = False,
+    **options: Any,
+) -> None:
+    """Write a .pt file of a safetensors file or directory.
+
+    With the structure record that pt2safetensors keeps, torch.load gives back the very state that was saved once:
+    containers, order, parameters, shared tensors. INPUT is a file, an index or a directory; OUTPUT ends in .pt, .pth,
+    .bin or .ckpt.
+
+    \b
+    ckptconv safetensors2pt model.safetensors model.pt
+    """
+    _convert("safetensors2pt", "safetensors", source, output, {**options, "drop_opaque": drop_opaque})
 
 
 @app.command("zero-to-fp32", cls=_Command)
@@ -256,7 +281,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     from .units import parse_count, parse_size
 
     output = _output(command, options)
-    limit, jobs = options["max_shard_size"], options["jobs"]
+    limit, jobs = options.get("max_shard_size"), options["jobs"]
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
     options["jobs"] = None if jobs is None else parse_count(jobs, "--jobs", MOST_JOBS)
     options["memory"] = parse_size(options["memory"], "--memory")
@@ -264,7 +289,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     options["clobber"] = not options.pop("no_clobber")
     options["storage_options"] = _storage_options(options["storage_options"])
     for name in ("include", "exclude", "rename"):
-        options[name] = tuple(options[name] or ())
+        options[name] = tuple(options.get(name) or ())
     with output.progress() as progress:
         report = convert(
             source,

@@ -16,10 +16,12 @@ from . import foreign, keymap, select
 from .checksums import Checksums
 from .errors import CorruptError, FailedError, LimitError, UsageError
 from .formats import open_source, ranks_to_convert
+from .formats import safetensors as safetensors_input
 from .formats.source import Source
 from .move import Progress, Tally, carry_out, same
 from .outputs import safetensors, universal
 from .plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
+from .restore import SUFFIXES, Restored, plan_restored
 from .spool import SpoolingReaders, is_pipe
 from .staging import DirectoryStaging, FileStaging, Staging, TreeStaging
 from .storage import (
@@ -34,12 +36,9 @@ from .storage import (
     normalize,
     peak_rss,
 )
+from .structure import FILE_NAME, METADATA_KEY
 from .tensors import File, LazyTensor
 
-STRUCTURE_KEY = "ckptconv.structure"
-STRUCTURE_FILE = "ckptconv.structure.json"
-# Metadata keys that mean something: a tensor removed under such a name could not be recorded.
-RESERVED = {"format", "total_size", STRUCTURE_KEY}
 # What an output of ours consists of; of these, a new output replaces what an earlier one left.
 OUTPUT_NAMES = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
@@ -76,6 +75,7 @@ class Options:
     universal: str = ""
     per_rank: bool = False
     exclude_frozen_parameters: bool = False
+    drop_opaque: bool = False
     inert: bool = False
     checksum: bool = False
     spool_dir: str = ""
@@ -96,6 +96,7 @@ class Report:
     """What a conversion did, or would do with `dry_run`. Sizes are in bytes.
 
     `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.
+    `dropped` names entries that were left out as their class is known by name only: {entry: class}.
     """
 
     input: str
@@ -114,24 +115,37 @@ class Report:
     seconds: float = 0.0
     peak_rss_bytes: int = 0
     dry_run: bool = False
+    dropped: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`)."""
+    """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`).
+
+    `is_torch`: the file is one for torch.load, and else all are safetensors.
+    """
 
     path: str
     is_file: bool
     is_tree: bool = False
+    is_torch: bool = False
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a conversion: where it goes, its plan, and the names it stores under another: {removed: kept}."""
+    """One output of a conversion: where it goes, its plan, and the names it stores under another: {removed: kept}.
+
+    `restored` is what else is known of a `.pt` file.
+    """
 
     target: Target
     plan: Plan
     aliases: dict[str, str]
+    restored: Restored | None = None
+
+    @property
+    def tensors(self) -> int:
+        return self.restored.tensors if self.restored else sum(file.tensors for file in self.plan.files)
 
 
 def convert(
@@ -143,9 +157,10 @@ def convert(
     publishing: Callable[[], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Convert `source`, a path or an opened `Source`, to safetensors at `output`.
+    """Convert `source`, a path or an opened `Source`, to safetensors at `output`, or from safetensors to a `.pt` file.
 
-    `output` ends in ".safetensors" for one file, else it is a directory; by default it stands beside the input.
+    `output` ends in ".safetensors" for one file, else it is a directory; by default it stands beside the input. The
+    name of a file for torch.load ends in .pt, .pth, .bin or .ckpt.
     `options` are the fields of `Options`. `progress` is called with the bytes written since the last call, from any
     thread; `announce` once with how many there will be, before the first; `publishing` when all is staged, before the
     first output gets its name. Raises a `CkptconvError`; then nothing new stands under a final name.
@@ -186,21 +201,23 @@ def convert(
     if tally.overflows:
         values = "1 value was" if tally.overflows == 1 else f"{tally.overflows:,} values were"
         warnings.append(f"{values} too large for {chosen.dtype} and became infinite.")
+    warnings.extend(text for each in outputs if each.restored for text in each.restored.warnings())
     counts: Counter[str] = Counter()
     for one in sources:
         counts.update(one.counts)
     return Report(
         input=sources[0].path,
         outputs=[
-            OutputFile(_final(each.target, file), file.size, file.tensors)
+            OutputFile(_final(each.target, file), file.size, each.tensors if each.restored else file.tensors)
             for each in outputs
             for file in each.plan.files
         ],
         format=sources[0].format,
-        tensors=sum(file.tensors for each in outputs for file in each.plan.files),
+        tensors=sum(each.tensors for each in outputs),
         aliases={alias: kept for each in outputs for alias, kept in each.aliases.items()},
         counts=dict(counts),
-        opaque=list(dict.fromkeys(name for one in sources for name in one.opaque)),
+        # None of these is kept in a .pt file.
+        opaque=list(dict.fromkeys(name for one in sources for name in one.opaque)) if not outputs[0].restored else [],
         warnings=warnings,
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read + checksums.extra_bytes,
@@ -210,6 +227,7 @@ def convert(
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss(),
         dry_run=chosen.dry_run,
+        dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
     )
 
 
@@ -258,6 +276,12 @@ def _of_rank(target: Target, source: Source) -> Target:
 
 
 def _weights(source: Source, target: Target, options: Options) -> Output:
+    if target.is_torch:
+        if source.family != safetensors_input.FAMILY:
+            raise _not_a_directory(target.path)
+        chosen = {name: getattr(options, name) for name in ("key", "include", "exclude", "drop_opaque")}
+        restored = plan_restored(source, target.path, dtype=options.dtype or "keep", **chosen)
+        return Output(target, restored.plan, {}, restored)
     return Output(target, *make_plan(source, target, options))
 
 
@@ -284,7 +308,10 @@ def resolve_output(path: str, options: Options) -> Target:
     if is_remote(path):
         raise UsageError(f"{path}: writing to a URL is not supported; give a local path.")
     entry = look(path)
-    is_file = path.endswith(safetensors.SUFFIX)
+    is_torch = path.endswith(SUFFIXES) and options.family in ("", safetensors_input.FAMILY)
+    is_file = is_torch or path.endswith(safetensors.SUFFIX)
+    if options.family == safetensors_input.FAMILY and not is_torch:
+        raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
     if entry.kind == "other":
         raise UsageError(
             f"{path} is a pipe or a device, and an output is put under its name by a rename.",
@@ -292,15 +319,12 @@ def resolve_output(path: str, options: Options) -> Target:
         )
     if is_file and entry.kind == "directory":
         raise UsageError(
-            f"{path} is a directory, and a name that ends in .safetensors is one file.",
+            f"{path} is a directory, and a name that ends in {os.path.splitext(path)[1]} is one file.",
             "Remove it, or choose another name.",
         )
     # A directory of such a name is meant only where a slash says so.
     if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
-        raise UsageError(
-            f"{path} is the name of a file, and an output that does not end in .safetensors is a directory.",
-            f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
-        )
+        raise _not_a_directory(path)
     if is_file and look(dirname(path)).kind != "directory":
         raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
     if not options.clobber:
@@ -309,7 +333,14 @@ def resolve_output(path: str, options: Options) -> Target:
             present = next((join(path, name) for name in listing(path) if OUTPUT_NAMES.fullmatch(name)), "")
         if present:
             raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
-    return Target(path, is_file)
+    return Target(path, is_file, is_torch=is_torch)
+
+
+def _not_a_directory(path: str) -> UsageError:
+    return UsageError(
+        f"{path} is the name of a file, and an output that does not end in .safetensors is a directory.",
+        f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
+    )
 
 
 def default_output(source: Source) -> str:
@@ -366,7 +397,7 @@ def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, d
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
     owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
     aliases = {} if options.tied == "duplicate" else select.untie(tensors, owners)
-    aliases = {alias: kept for alias, kept in aliases.items() if alias not in RESERVED}
+    aliases = {alias: kept for alias, kept in aliases.items() if alias not in safetensors_input.RESERVED}
     if structure is None and source.structured and any(old != new for old, new in new_names.items()):
         structure = keymap.plain_record(flat)
     structure = keymap.remap(structure, {old: new_names.get(old) for old in flat}, aliases)
@@ -466,7 +497,7 @@ def _file_plans(
     groups: list[list[str]] | None = None,
 ) -> tuple[FilePlan, ...]:
     """One file, or files of at most `limit` bytes of tensors, or one for each of `groups` of names."""
-    record = {} if structure is None else {STRUCTURE_KEY: structure}
+    record = {} if structure is None else {METADATA_KEY: structure}
     if target.is_file:
         return (safetensors.file_plan(basename(target.path), tensors, {"format": "pt", **aliases, **record}),)
     if groups is None:
@@ -477,7 +508,7 @@ def _file_plans(
     files = [safetensors.file_plan(name, content, {"format": "pt", **extra}) for name, content in contents.items()]
     if structure is not None:
         data = structure.encode()
-        files.append(FilePlan(STRUCTURE_FILE, len(data), (Literal(0, data),)))
+        files.append(FilePlan(FILE_NAME, len(data), (Literal(0, data),)))
     if len(groups) > 1:
         files.append(safetensors.index_plan(contents, aliases))
     return tuple(files)
@@ -523,6 +554,14 @@ def _publish(
         for name, one, other in equal:
             if not same(one, other, readers):
                 raise CorruptError(f"{name!r} is stored twice, in {_places(one, other)}, and the two differ.")
+        for output in outputs:
+            for one, other in output.restored.overlaps() if output.restored else ():
+                if not same(one, other, readers):
+                    raise CorruptError(
+                        f"{_places(one)}: tensors that share memory, as the structure record says, differ in what they "
+                        "share: one of them was changed since.",
+                        "Change them alike, or convert them one without the other (--exclude).",
+                    )
         stagings = [stack.enter_context(_staging(output, options)) for output in outputs]
         syncing = stack.enter_context(Syncing())
         for output, staging in zip(outputs, stagings, strict=True):
