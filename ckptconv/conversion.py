@@ -550,7 +550,8 @@ def _publish(
     total = Tally()
     with ExitStack() as stack:
         readers = stack.enter_context(SpoolingReaders(storage_options, options.spool_dir))
-        readers.check_space(inputs)
+        if any(file.packed for file in inputs):
+            readers.expect(_packed(output.plan for output in outputs))
         for name, one, other in equal:
             if not same(one, other, readers):
                 raise CorruptError(f"{name!r} is stored twice, in {_places(one, other)}, and the two differ.")
@@ -593,6 +594,15 @@ def _publish(
         for output, staging in zip(outputs, stagings, strict=True):
             staging.commit([file.name for file in output.plan.files])
     return total
+
+
+def _packed(plans: Iterable[Plan]) -> Counter[File]:
+    """The packed files that the plans read, and how many bytes of tensors come from each."""
+    found: Counter[File] = Counter()
+    for plan in plans:
+        for part in (part for file in plan.files for part in file.parts if isinstance(part, Data)):
+            found.update({file: part.nbytes for file in part.tensor.inputs() if file.packed})
+    return found
 
 
 def _places(*tensors: LazyTensor) -> str:

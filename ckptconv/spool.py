@@ -7,6 +7,7 @@ there. A deflated record is unpacked when the first of its bytes is asked for, a
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import os
@@ -15,7 +16,7 @@ import secrets
 import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .errors import CorruptError, FailedError, LimitError, UsageError
 from .storage import DescriptorReader, Options, Reader, Readers, check_space, hold, is_remote, reason
@@ -27,7 +28,7 @@ STANDARD_INPUT_NAME = "<stdin>"
 # A byte of deflate stands for 1,032 at most: two bits for 258.
 MAX_RATIO = 1032
 # What is read and what is unpacked at a time, and what is asked for at a time from far away.
-CHUNK = 1 << 18
+CHUNK = 1 << 17
 _FAR_CHUNK = 1 << 22
 _ELSEWHERE = "Name a directory with more room: --spool-dir."
 # Names of descriptors that were open before: what a shell puts in the place of <(...).
@@ -43,11 +44,13 @@ def default_directory() -> str:
 
 
 class Spool:
-    """A temporary file without a name in `directory`. It grows, and is read from several threads."""
+    """A temporary file without a name in `directory`, for several threads. It grows, and room in it is used again."""
 
     def __init__(self, directory: str = "") -> None:
         self.directory = directory or default_directory()
         self._end = 0
+        # Room that was given back: where it begins, and how much, in order and never side by side.
+        self._free: list[tuple[int, int]] = []
         self._lock = threading.Lock()
         self._fd = -1
 
@@ -62,9 +65,27 @@ class Spool:
     def room(self, size: int) -> int:
         """Where there is room for `size` bytes that nothing else is put into."""
         with self._lock:
+            for index, (start, length) in enumerate(self._free):
+                if length >= size:
+                    self._free[index : index + 1] = [(start + size, length - size)] if length > size else []
+                    return start
             start = self._end
             self._end += size
             return start
+
+    def give_back(self, start: int, size: int) -> None:
+        """Let other things be put where there was room for `size` bytes."""
+        if not size:
+            return
+        with self._lock:
+            at = bisect.bisect(self._free, (start, size))
+            stop = start + size
+            if at < len(self._free) and self._free[at][0] == stop:
+                stop += self._free.pop(at)[1]
+            if at and sum(self._free[at - 1]) == start:
+                at -= 1
+                start = self._free.pop(at)[0]
+            self._free.insert(at, (start, stop - start))
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Put `data` at `offset`. Raises FailedError where the disk is full."""
@@ -184,7 +205,8 @@ def check_ratio(name: str, packed: int, size: int) -> None:
 class SpoolingReaders(Readers):
     """Readers of files and of what is packed in them, which is unpacked into a temporary file in `directory`.
 
-    `bytes_unpacked` counts the bytes that were read for that.
+    What is unpacked is let go when as many bytes of it were read as `expect` said, or as there are. Should more be
+    read, it is unpacked again, which costs no more than the reading did. `bytes_unpacked` counts what was read for it.
     """
 
     def __init__(self, options: Options | None = None, directory: str = "") -> None:
@@ -192,32 +214,42 @@ class SpoolingReaders(Readers):
         self.bytes_unpacked = 0
         self._spool = Spool(directory)
         self._contents: dict[File, _Content] = {}
+        self._expected: Mapping[File, int] = {}
         self._table = threading.Lock()
 
-    def check_space(self, files: Iterable[File]) -> None:
-        """Raise FailedError if those of `files` that are packed have no room once they are unpacked."""
-        size = sum(file.size for file in files if file.packed)
+    def expect(self, reading: Mapping[File, int]) -> None:
+        """Prepare for `reading` so many bytes of packed files. Raises FailedError if the largest has no room."""
+        self._expected = reading
+        size = max((file.size for file in reading), default=0)
         if size:
             self._spool.check_space(size)
 
     def open(self, file: File) -> Reader:
-        return super().open(file) if file.packed is None else _PackedReader(file, self.unpacked)
+        return super().open(file) if file.packed is None else _PackedReader(file, self)
 
-    def unpacked(self, file: File) -> tuple[int, int]:
-        """The descriptor and the offset of the content of a packed file, which is unpacked now if it was not yet."""
+    def fill_unpacked(self, file: File, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill `buffers` from the content of a packed file, which is unpacked now if it is not yet."""
         assert file.packed is not None
         with self._table:
-            content = self._contents.get(file)
-            if content is None:
-                content = self._contents[file] = _Content(self._spool.room(file.size))
+            content = self._contents.setdefault(file, _Content())
         with content.lock:
-            if not content.ready:
+            if content.start < 0:
+                start = self._spool.room(file.size)
                 with self.reading(file.packed.file) as reader:
-                    _inflate(file, file.packed, reader, content.start, self._spool)
-                content.ready = True
+                    _inflate(file, file.packed, reader, start, self._spool)
+                content.start, content.left = start, max(file.size, self._expected.get(file, 0))
                 with self._table:
                     self.bytes_unpacked += file.packed.nbytes
-        return self._spool.descriptor, content.start
+            content.users += 1
+        try:
+            DescriptorReader(file, self._spool.descriptor).fill(content.start + offset, buffers)
+        finally:
+            with content.lock:
+                content.users -= 1
+                content.left -= sum(map(len, buffers))
+                if content.left <= 0 and not content.users:
+                    self._spool.give_back(content.start, file.size)
+                    content.start = -1
 
     def __enter__(self) -> SpoolingReaders:
         return self
@@ -229,24 +261,26 @@ class SpoolingReaders(Readers):
 
 
 class _Content:
-    """Where the content of a packed file is in the spool, and whether it is there yet."""
+    """Where the content of a packed file is in the spool (-1: it is not there), how many more bytes are likely to be
+    read from it, and how many threads do."""
 
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.ready = False
+    __slots__ = ("left", "lock", "start", "users")
+
+    def __init__(self) -> None:
+        self.start = -1
+        self.left = self.users = 0
         self.lock = threading.Lock()
 
 
 class _PackedReader(Reader):
     """Reads from the spool, and has it filled before."""
 
-    def __init__(self, file: File, unpacked: Callable[[File], tuple[int, int]]) -> None:
+    def __init__(self, file: File, readers: SpoolingReaders) -> None:
         self.file = file
-        self._unpacked = unpacked
+        self._readers = readers
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        fd, start = self._unpacked(self.file)
-        DescriptorReader(self.file, fd).fill(start + offset, buffers)
+        self._readers.fill_unpacked(self.file, offset, buffers)
 
 
 def _inflate(file: File, packed: Packed, reader: Reader, start: int, spool: Spool) -> None:
