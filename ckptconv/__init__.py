@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .formats import open_source as open  # noqa: A004
     from .formats.source import Source
     from .keymap import flatten, unflatten
+    from .mapped import load_state_dict
 
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
 # the name of a function: the import system would put the one in the place of the other.
@@ -22,11 +23,23 @@ _HOMES = {
     "Source": ("formats.source", "Source"),
     "convert": ("conversion", "convert"),
     "flatten": ("keymap", "flatten"),
+    "load_state_dict": ("mapped", "load_state_dict"),
     "open": ("formats", "open_source"),
     "unflatten": ("keymap", "unflatten"),
 }
 
-__all__ = ["CkptconvError", "Options", "Report", "Source", "__version__", "convert", "flatten", "open", "unflatten"]
+__all__ = [
+    "CkptconvError",
+    "Options",
+    "Report",
+    "Source",
+    "__version__",
+    "convert",
+    "flatten",
+    "load_state_dict",
+    "open",
+    "unflatten",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -67,13 +67,16 @@ def describe(
     return Flattened(flat, dump(root, encoder.nodes, encoder.storages), fixed)
 
 
-def unflatten(flat: Mapping[str, Any], structure: str | None, *, live_values: bool | None = None) -> Any:
+def unflatten(
+    flat: Mapping[str, Any], structure: str | None, *, live_values: bool | None = None, lay_out: bool = True
+) -> Any:
     """The tree that `structure` describes, with its tensors from `flat`: LazyTensors, torch tensors or numpy arrays.
 
     LazyTensors come back `Tagged` where the record knows more of them than their bytes. torch tensors come back as
     parameters, with their attributes, and sharing memory as the record says; they may share it with `flat`. Constants
     of torch and numpy values become live objects if `live_values`; by default where torch is imported and no tensor is
-    lazy. Nothing else that the record names is made: it stays `Global` and `Opaque`.
+    lazy. Nothing else that the record names is made: it stays `Global` and `Opaque`. Tensors whose dimensions lay in
+    another order are laid out so again, as copies, unless `lay_out` is false.
 
     Raises UnsupportedError for a version that is not known, CorruptError for a record that is malformed or does not fit
     `flat`, LimitError for one that is built to take forever.
@@ -82,7 +85,7 @@ def unflatten(flat: Mapping[str, Any], structure: str | None, *, live_values: bo
         return dict(flat)
     if live_values is None:
         live_values = live.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
-    return Decoder(parse(structure), flat, live_values).tree()
+    return Decoder(parse(structure), flat, live_values, lay_out).tree()
 
 
 def remap(

@@ -200,10 +200,11 @@ class Decoder:
     """Reads one record. Containers that can be changed exist before what is in them, so that cycles close; what cannot
     be changed is made from the inside out."""
 
-    def __init__(self, record: Record, flat: Mapping[str, Any], live_values: bool) -> None:
+    def __init__(self, record: Record, flat: Mapping[str, Any], live_values: bool, lay_out: bool = True) -> None:
         self.record = record
         self.flat = flat
         self.live_values = live_values
+        self.lay_out = lay_out
         self.table: list[Any] = [_UNREAD] * len(record.nodes)
         self.costs: dict[int, tuple[int, int]] = {}
         self.hashed = 0
@@ -438,7 +439,7 @@ class Decoder:
             tensor = self._lazy(leaf, untagged(tensor), kind, grad, attributes)
         elif live.is_tensor(tensor) and live.is_plain(tensor):
             view = self._view(leaf, tensor, tensor.element_size())
-            strides = _dense(leaf, tensor)
+            strides = _dense(leaf, tensor) if self.lay_out else None
             tensor = live.tensor(tensor, kind, grad, strides, view is not None or name in self.used)
             if view is not None:
                 storage, nbytes, offset, layout = view

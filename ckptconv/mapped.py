@@ -1,0 +1,191 @@
+"""State dicts as tensors of torch over a memory map of the checkpoint: nothing is copied, nothing named in it runs."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from . import keymap, select
+from .errors import CorruptError, FailedError
+from .formats import open_source, torch_file
+from .formats.source import Source
+from .move import carry_out
+from .plan import Data, FilePlan
+from .restore import SUFFIXES
+from .spool import SpoolingReaders
+from .storage import Options, Writer, basename, dirname, is_remote, join, look, normalize, reason
+from .tensors import File, LazyTensor, Stored, Tagged, View, contiguous_strides
+
+# Linux counts a private map against the memory there is, unless it is told not to: the pages that are written will be.
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+_MEMORY = 8 << 20
+
+
+def load_state_dict(
+    path: str | os.PathLike[str], *, key: str = "", storage_options: Mapping[str, Any] | None = None
+) -> Any:
+    """The state dict in a safetensors output, a `.pt` file, or any other checkpoint, with tensors of torch.
+
+    The tensors lie in a private map of the files: they take no memory until they are used, and are read when they are.
+    To change one in place is possible, and does not change the file. They share memory as the tensors that were saved
+    did. What does not lie in a file as it is needed (in the other byte order, not aligned, in pieces on several ranks,
+    compressed, far away) is copied into memory; so are tensors that overlap in part, out of a safetensors file.
+
+    With a structure record, or of a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
+    name. `key` takes a subtree, as in "state_dict". Objects of classes that are known by name only stay
+    `ckptconv.tree.Opaque`. Raises a `CkptconvError`, and warns where a `.pt` file beside `path` is newer.
+    """
+    import torch
+
+    path = normalize(path)
+    _warn_of_newer(path)
+    options = dict(storage_options or {})
+    source = open_source(path, storage_options=options)
+    tree = select.subtree(source.weights, key, path) if key else source.weights
+    tensors, structure, _ = keymap.describe(tree, tagged=True)
+    with _Memory(torch, source, options) as memory, warnings.catch_warnings():
+        # Where a private map is refused, torch warns that memory cannot be written.
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        flat = {name: memory.tensor(tensor) for name, tensor in tensors.items()}
+    return keymap.unflatten(flat, structure, live_values=True, lay_out=False)
+
+
+def _warn_of_newer(path: str) -> None:
+    """Warn of a file for torch beside a safetensors file that has changed since that was made."""
+    stem, suffix = os.path.splitext(path)
+    if suffix != ".safetensors" or is_remote(path):
+        return
+    stems = [stem, join(dirname(path), "pytorch_model")] if basename(stem) == "model" else [stem]
+    for original in (before + ending for before in stems for ending in SUFFIXES):
+        try:
+            newer = os.stat(original).st_mtime_ns > os.stat(path).st_mtime_ns
+        except OSError:
+            continue
+        if newer:
+            warnings.warn(
+                f"{original} is newer than {path}, which is loaded: convert it again if they should be the same.",
+                stacklevel=3,
+            )
+
+
+class _Memory:
+    """The files of a source as memory, and the tensors in it."""
+
+    def __init__(self, torch: ModuleType, source: Source, options: Options) -> None:
+        self._torch = torch
+        # In files of torch, what tensors share is where it was; elsewhere each has its own elements.
+        self._in_place = source.family == torch_file.FAMILY
+        self._dtype = source.default_dtype
+        self._readers = SpoolingReaders(options)
+        self._maps: dict[File, mmap.mmap | None] = {}
+        self._storages: dict[tuple[File, int, int], Any] = {}
+
+    def __enter__(self) -> _Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readers.close()
+
+    def tensor(self, leaf: LazyTensor) -> Any:
+        """The tensor of torch that `leaf` describes."""
+        assert isinstance(leaf, Tagged)
+        tensor = select.converted("", leaf.tensor, self._dtype, widen_only=True)
+        if not tensor.numel:
+            return self._torch.empty(tensor.shape, dtype=getattr(self._torch, tensor.dtype.name))
+        stored = _stored(tensor)
+        if stored is not None:
+            start, nbytes = stored.offset, stored.nbytes
+            if self._in_place and leaf.facts.storage is not None:
+                start -= leaf.facts.storage_offset * _itemsize(leaf.tensor)
+                nbytes = leaf.facts.storage_nbytes
+            made = self._mapped(stored, start, nbytes)
+            if made is not None:
+                return made
+        return self._copied(tensor)
+
+    def _mapped(self, stored: Stored, start: int, nbytes: int) -> Any:
+        """A view of `nbytes` bytes from byte `start` of a file; None where they cannot be used as they lie."""
+        item = stored.dtype.itemsize
+        if start % item or (stored.offset - start) % item:
+            return None
+        storage = self._storage(stored.file, start, nbytes)
+        if storage is None:
+            return None
+        empty = self._torch.empty(0, dtype=getattr(self._torch, stored.dtype.name))
+        return empty.set_(storage, (stored.offset - start) // item, stored.shape, stored.strides)
+
+    def _storage(self, file: File, start: int, nbytes: int) -> Any:
+        place = (file, start, nbytes)
+        storage = self._storages.get(place)
+        if storage is None:
+            if file not in self._maps:
+                self._maps[file] = _map(file)
+            memory = self._maps[file]
+            if memory is None:
+                return None
+            flat = self._torch.frombuffer(memory, dtype=self._torch.uint8, count=nbytes, offset=start)
+            storage = self._storages[place] = flat.untyped_storage()
+        return storage
+
+    def _copied(self, tensor: LazyTensor) -> Any:
+        flat = self._torch.empty(tensor.nbytes, dtype=self._torch.uint8)
+        plan = FilePlan("", tensor.nbytes, (Data(0, tensor, ""),))
+        carry_out(plan, _Filling(flat), self._readers, jobs=1, memory=_MEMORY)
+        return flat.view(getattr(self._torch, tensor.dtype.name)).reshape(tensor.shape)
+
+
+class _Filling(Writer):
+    """Puts what is written into a tensor of bytes."""
+
+    positioned = True
+
+    def __init__(self, flat: Any) -> None:
+        self._view = memoryview(flat.numpy())
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        self._view[offset : offset + len(data)] = data
+
+
+def _stored(tensor: LazyTensor) -> Stored | None:
+    """`tensor` as elements that lie in a file; None if it is anything else."""
+    if isinstance(tensor, View):
+        inner = _stored(tensor.tensor)
+        if inner is None:
+            return None
+        if tensor.shape == (*inner.shape, 2) and inner.dtype.kind == "c":
+            return Stored(
+                inner.file, inner.offset, tensor.dtype, tensor.shape, (*(2 * stride for stride in inner.strides), 1)
+            )
+        if inner.contiguous:
+            return Stored(inner.file, inner.offset, tensor.dtype, tensor.shape, contiguous_strides(tensor.shape))
+        same = tensor.shape == inner.shape and tensor.dtype.itemsize == inner.dtype.itemsize
+        return Stored(inner.file, inner.offset, tensor.dtype, inner.shape, inner.strides) if same else None
+    return tensor if isinstance(tensor, Stored) else None
+
+
+def _itemsize(tensor: LazyTensor) -> int:
+    """The bytes of an element; of a complex number that is stored as a pair, of both."""
+    pair = isinstance(tensor, View) and tensor.tensor.dtype.kind == "c"
+    return 2 * tensor.dtype.itemsize if pair else tensor.dtype.itemsize
+
+
+def _map(file: File) -> mmap.mmap | None:
+    """A private map of a whole file; None for one that is not on this machine as it is."""
+    if file.packed or is_remote(file.path) or look(file.path).kind != "file":
+        return None
+    try:
+        with open(file.path, "rb") as opened:
+            if os.fstat(opened.fileno()).st_size != file.size:
+                raise CorruptError(f"{file.path} changed while it was opened.", "Load it again.")
+            try:
+                protection = mmap.PROT_READ | mmap.PROT_WRITE
+                return mmap.mmap(opened.fileno(), file.size, mmap.MAP_PRIVATE | _NO_RESERVE, protection)
+            except OSError:
+                return mmap.mmap(opened.fileno(), file.size, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise FailedError(f"{file.path} cannot be mapped: {reason(error)}.") from error
