@@ -31,8 +31,9 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"
-TIMEOUT = 180, 90  # seconds that a launch may take to begin, and with each case
-CASES, NOTES, LOG = "cases.json", "notes.{}.pt", "log.{}.txt"
+PATIENCE = 180  # seconds in which a case must be done; most take two, but a launch takes ten, and others may be busy
+CASES, PENDING, NOTES, LOG = "cases.json", "pending.json", "notes.{}.pt", "log.{}.txt"
+FAILED = "not_trained.txt"
 RIGHT = "right"
 
 Case: TypeAlias = dict[str, Any]
@@ -405,10 +406,9 @@ def train(directory: Path) -> None:
     # It can be computed, if slowly, whatever DeepSpeed thinks of CPUs.
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     rank = torch.distributed.get_rank()
-    for case in json.loads((directory / CASES).read_text()):
+    for case in json.loads((directory / PENDING).read_text()):
         place = directory / case["name"]
-        if rank == 0:
-            place.mkdir(exist_ok=True)
+        place.mkdir(exist_ok=True)
         torch.distributed.barrier()
         engine: Any = None
         try:
@@ -418,7 +418,9 @@ def train(directory: Path) -> None:
             engine.save_checkpoint(str(place / "checkpoint"), **options)
             torch.save({"weights": weights, "states": states}, place / NOTES.format(rank))
         except Exception:
-            (place / "not_trained.txt").write_text(traceback.format_exc())
+            if not (place / FAILED).exists():
+                (place / FAILED).write_text(traceback.format_exc())
+            os._exit(1)  # the other ranks may wait for this one for ever
         finally:
             if engine is not None:
                 engine.destroy()
@@ -532,9 +534,29 @@ def free_port() -> int:
 
 
 def launch(python: Path, cases: Sequence[Case], directory: Path) -> None:
-    """Train `cases`, all of one kind and number of ranks, one process for each rank."""
+    """Train `cases`, all of one kind and number of ranks. One that fails takes its ranks with it: others train on."""
     directory.mkdir(parents=True)
     (directory / CASES).write_text(json.dumps(cases))
+    pending = list(cases)
+    while pending:
+        (directory / PENDING).write_text(json.dumps(pending))
+        _run_ranks(python, pending, directory)
+        while pending and _is_noted(pending[0], directory):
+            del pending[0]
+        if pending:
+            failed = directory / pending.pop(0)["name"] / FAILED
+            failed.parent.mkdir(exist_ok=True)
+            if not failed.exists():
+                failed.write_text(f"no end; see {directory / LOG.format(0)}")
+
+
+def _is_noted(case: Case, directory: Path) -> bool:
+    place = directory / case["name"]
+    return all((place / NOTES.format(rank)).exists() for rank in range(case["world"])) and not (place / FAILED).exists()
+
+
+def _run_ranks(python: Path, cases: Sequence[Case], directory: Path) -> None:
+    """One process for each rank, until all end, one fails, or nothing happens any more."""
     world = cases[0]["world"]
     settings = {
         "DS_ACCELERATOR": "cpu",
@@ -549,18 +571,22 @@ def launch(python: Path, cases: Sequence[Case], directory: Path) -> None:
     ranks = []
     for rank in range(world):
         own = {**os.environ, **settings, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with (directory / LOG.format(rank)).open("w") as log:
+        with (directory / LOG.format(rank)).open("a") as log:
             command = [str(python), __file__, "--train", str(directory)]
             ranks.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
-    end = time.monotonic() + TIMEOUT[0] + TIMEOUT[1] * len(cases)
+    done, since = 0, time.monotonic()
     try:
-        for process in ranks:
-            process.wait(max(end - time.monotonic(), 1))
-    except subprocess.TimeoutExpired:
-        print(f"{directory.name}: the ranks do not end; see {directory / LOG.format(0)}", file=sys.stderr)
+        while any(process.poll() is None for process in ranks) and not any(process.poll() for process in ranks):
+            time.sleep(0.2)
+            noted = len(list(directory.glob(f"*/{NOTES.format('*')}")))
+            if noted > done:
+                done, since = noted, time.monotonic()
+            if time.monotonic() - since > PATIENCE:
+                break
     finally:
         for process in ranks:
             process.kill()
+            process.wait()
 
 
 def official_verdicts(python: Path, directory: Path) -> dict[str, str]:
@@ -585,11 +611,9 @@ def check(python: Path, cases: Sequence[Case], directory: Path) -> int:
         launch(python, own, place)
         official = official_verdicts(python, place)
         for case in own:
-            reason = place / case["name"] / "not_trained.txt"
-            noted = all((place / case["name"] / NOTES.format(rank)).exists() for rank in range(world))
-            if reason.exists() or not noted:
-                text = reason.read_text().strip().splitlines()[-1] if reason.exists() else "no end; see the logs"
-                print(f"{case['name']:<44} not trained: {text[:100]}")
+            if not _is_noted(case, place):
+                reason = (place / case["name"] / FAILED).read_text().strip().splitlines()[-1]
+                print(f"{case['name']:<44} not trained: {reason[:100]}", flush=True)
                 continue
             trained += 1
             weights, states = judge_ours(case, place)
@@ -619,7 +643,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         judge_official(options.official)
         return 0
     python = environment(options.version)
-    directory = ROOT / "build" / f"deepspeed-checkpoints-{options.version or 'latest'}"
+    directory = ROOT / "build" / f"deepspeed-checkpoints-{options.version or 'latest'}-{options.seed}"
     return 1 if check(python, make_cases(options.rounds, options.seed), directory) else 0
 
 

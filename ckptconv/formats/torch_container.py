@@ -23,6 +23,10 @@ MAX_PICKLE = 1 << 30
 WINDOW = 1 << 20
 _GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
 
+# How far the end of a pickle is looked for, before it is read to find its end.
+_SEARCHED = 1 << 26
+# Those without frames begin all alike.
+_PROTOCOLS = (b"\x80\x02", b"\x80\x03")
 AGAIN = "Copy or download it again."
 _PLAIN = Vocabulary()
 
@@ -78,11 +82,19 @@ class Pickles:
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(f"{self._reader.file.path} is not a sound file of torch.save: {reason}.", hint)
 
-    def load(self, what: str, words: Vocabulary = _PLAIN) -> Loaded:
-        """The next pickle, which is `what` for people."""
+    def load(self, what: str, words: Vocabulary = _PLAIN, before: bytes = b"") -> Loaded:
+        """The next pickle, which is `what` for people.
+
+        `before` is how the pickle after it most likely begins. Where that is not to be seen, this one has hardly ended,
+        and a large one is not read again and again in vain.
+        """
         length = self._window
         while True:
             data = self._ahead(length)
+            end = b"." + data[:2] + before if before and data[:2] in _PROTOCOLS else b""
+            if end not in data and len(data) >= length < min(_SEARCHED, MAX_PICKLE):
+                length *= 2
+                continue
             try:
                 loaded = load(data, words, where=self.where(what), limits=self._limits)
             except TruncatedError:

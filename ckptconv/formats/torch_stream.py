@@ -59,7 +59,7 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
         raise pickles.corrupt(f"its facts about the machine are of type {type(machine).__name__}, not a dict")
     storages = _Storages(reader.file, swapped=machine.get("little_endian") is False)
 
-    pickles.load("the object", _surveyed(storages))
+    pickles.load("the object", _surveyed(storages), before=b"]")
     pickled = pickles.last
     keys = pickles.load("the keys of its storages").value
     storages.place(_checked_keys(keys, storages, pickles), pickles.position)
