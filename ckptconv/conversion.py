@@ -38,6 +38,7 @@ from .storage import (
 )
 from .structure import FILE_NAME, METADATA_KEY
 from .tensors import File, LazyTensor
+from .unpickle import no_garbage
 
 # What an output of ours consists of; of these, a new output replaces what an earlier one left.
 OUTPUT_NAMES = re.compile(
@@ -177,11 +178,13 @@ def convert(
         if path or (path is not None and plan is _weights)
     }
     chosen = replace(chosen, spool_dir=chosen.spool_dir or _beside(targets.values()))
-    sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen, bool(targets))
-    if not targets:
-        targets = {_weights: resolve_output(default_output(sources[0]), chosen)}
-        chosen = replace(chosen, spool_dir=chosen.spool_dir or _beside(targets.values()))
-    outputs = [plan(one, _of_rank(target, one), chosen) for one in sources for plan, target in targets.items()]
+    # A million small objects live until the end: to look for garbage among them takes longer than to make them.
+    with no_garbage():
+        sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen, bool(targets))
+        if not targets:
+            targets = {_weights: resolve_output(default_output(sources[0]), chosen)}
+            chosen = replace(chosen, spool_dir=chosen.spool_dir or _beside(targets.values()))
+        outputs = [plan(one, _of_rank(target, one), chosen) for one in sources for plan, target in targets.items()]
     if announce:
         announce(sum(each.plan.nbytes for each in outputs))
     read = list(dict.fromkeys(file for each in outputs for file in each.plan.inputs()))

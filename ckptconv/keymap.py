@@ -7,15 +7,15 @@ cyclic, or share anything. Pure: no tensor data is read, and nothing that a reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from . import live
 from .structure import dump, name_of, parse, tensors_of
 from .structure_reader import Decoder
-from .structure_writer import Encoder, walk
-from .tensors import DTYPE_RANK, LazyTensor
+from .structure_writer import METADATA, Encoder, walk
+from .tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
 
 __all__ = ["Flattened", "describe", "flatten", "plain_record", "remap", "unflatten", "walk"]
 
@@ -58,6 +58,10 @@ def describe(
     `leave_out` is called with every `Opaque`, `Global` and `Composite`, and the name that a tensor in its place would
     have: it says whether that is to be left out, as a tensor is by `remap`.
     """
+    plain = None if tagged else _plain_tensors(tree)
+    if plain is not None:
+        in_order = not keep_order or _in_file_order(plain)
+        return Flattened(plain, None if in_order else plain_record(plain), frozenset())
     encoder = Encoder(leave_out, tagged)
     encoder.survey(tree)
     root = encoder.encode(tree)
@@ -121,6 +125,35 @@ def remap(
 def plain_record(names: Iterable[str]) -> str:
     """The record of a plain dict of tensors with these keys, in this order."""
     return dump(["dict", *chain.from_iterable((name, {}) for name in names)], [], [])
+
+
+def _plain_tensors(tree: Any) -> dict[str, Any] | None:
+    """The tensors of a state dict as most are: ordinary ones, each alone in its storage, under ASCII names.
+
+    Then there is nothing to say of the tree, and nothing to look for in it. None for any other tree.
+    """
+    if type(tree) is not dict:
+        return None
+    flat: dict[str, Any] = {}
+    storages: set[Hashable] = set()
+    for name, value in tree.items():
+        if type(value) is not Tagged or type(name) is not str or not name.isascii() or name == METADATA:
+            return None
+        tensor, facts = value.tensor, value.facts
+        if (
+            type(tensor) is not Stored
+            or facts.storage is None
+            or facts.storage in storages
+            or facts.requires_grad
+            or facts.attributes is not None
+            or facts.kind != "tensor"
+            or tensor.dtype.code is None
+            or not tensor.contiguous
+        ):
+            return None
+        storages.add(facts.storage)
+        flat[name] = tensor
+    return flat
 
 
 def _is_plain(root: Sequence[Any]) -> bool:

@@ -460,4 +460,4 @@ def _fill(target: Any, source: Any) -> None:
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether elements laid out by `strides` lie densely, with the dimensions in some order."""
     order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
-    return is_contiguous([shape[dim] for dim in order], [strides[dim] for dim in order])
+    return is_contiguous(tuple(shape[dim] for dim in order), tuple(strides[dim] for dim in order))

@@ -19,7 +19,7 @@ from . import kernels
 from .crc import combine
 from .plan import Data, FilePlan, Late, Literal
 from .storage import MAX_BUFFERS, Readers, Writer
-from .tensors import BLOCK, GAP, File, LazyTensor, Move, Runs
+from .tensors import BLOCK, GAP, File, LazyTensor, Move, Runs, Stored
 
 Progress: TypeAlias = Callable[[int], None]
 # Told of everything that is read for the output: the file, where in it, and what is there.
@@ -161,7 +161,12 @@ class _Worker:
             if isinstance(part, Literal):
                 out[base + start : base + stop] = part.data[start:stop]
                 continue
-            for move in part.tensor.moves(start, stop, "output", self.unit):
+            tensor = part.tensor
+            if type(tensor) is Stored and tensor.contiguous:
+                # What most of them are, and all there may be 200,000 of.
+                reads.setdefault(tensor.file, []).append((tensor.offset + start, out[base + start : base + stop]))
+                continue
+            for move in tensor.moves(start, stop, "output", self.unit):
                 target, file, source, steps = move
                 if file is None or steps or target.grid or source.grid:  # type: ignore[union-attr]
                     to = out[base + target.offset : base + target.offset + target.length]

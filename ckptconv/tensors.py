@@ -9,6 +9,7 @@ joining of partitions, follows from that question being answerable for any inter
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
@@ -218,7 +219,9 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+# Tensors are many, and their shapes are few.
+@functools.lru_cache(maxsize=4096)
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether elements of `shape` laid out by `strides` (in elements) lie densely in C order."""
     step = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
@@ -710,7 +713,7 @@ def _gather(file: File, base: int, box: _Box, item: int, limit: int) -> Move:
     source = Runs(base + box.origin * item, run, tuple(dims[axis] for axis in reversed(grid)))
     shape = tuple(count for count, _ in dims)
     picked = tuple(packed.get(axis, 0) for axis in range(len(dims)))
-    if step == box.target.nbytes and is_contiguous(shape, [stride // item for stride in picked]):
+    if step == box.target.nbytes and is_contiguous(shape, tuple(stride // item for stride in picked)):
         return Move(box.target, file, source)
     return Move(box.target, file, source, (Gather(shape, picked, item),))
 

@@ -116,7 +116,7 @@ def load(
     an attack, where they are refused (`attacks.refused`), be it sound or not: some fire before the pickle breaks.
     """
     data = bytes(data)
-    with _no_garbage():
+    with no_garbage():
         try:
             return _run(_Machine(data, vocabulary, where, start, limits, lean=True))
         except _NotStoredError:
@@ -138,7 +138,7 @@ def _run(machine: _Machine) -> Loaded:
 
 
 @contextlib.contextmanager
-def _no_garbage() -> Iterator[None]:
+def no_garbage() -> Iterator[None]:
     """Without the search for garbage, of which there is none: among millions of new objects it takes a third of the
     time."""
     enabled = gc.isenabled()

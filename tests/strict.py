@@ -190,7 +190,7 @@ def _significant(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     dims = sorted(zip(strides or contiguous_strides(shape), shape, strict=True), reverse=True)
-    return is_contiguous([extent for _, extent in dims], [stride for stride, _ in dims])
+    return is_contiguous(tuple(extent for _, extent in dims), tuple(stride for stride, _ in dims))
 
 
 def _lazy_facts(tensor: Any) -> TensorFacts:

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +32,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from strict import assert_same, text
 
-from ckptconv import olmo
+from ckptconv import keymap, olmo
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.keymap import flatten, plain_record, remap, unflatten
+from ckptconv.keymap import describe, flatten, plain_record, remap, unflatten
 from ckptconv.tensors import (
     DTYPE_RANK,
     DTYPES,
@@ -246,6 +247,34 @@ def test_facts_that_a_file_needs_no_telling_are_no_reason_for_a_record() -> None
     flat, structure = flatten({"a": alone})
     assert structure is None
     assert flat == {"a": alone.tensor}
+
+
+_views = st.builds(
+    view,
+    st.integers(0, 12).map(str),
+    st.integers(0, 3),
+    st.sampled_from([(2, 3), (6,), (), (0, 2)]),
+    st.just(()),
+    requires_grad=st.sampled_from([False, False, False, True]),
+    kind=st.sampled_from(["tensor", "tensor", "tensor", "parameter"]),
+).flatmap(lambda made: st.sampled_from([made, _laid_out(made, contiguous_strides(made.shape)), made.tensor]))
+
+
+def _laid_out(tagged: Tagged, strides: tuple[int, ...]) -> Tagged:
+    reversed_ones = tuple(reversed(strides)) if tagged.facts.storage_offset == 3 else strides
+    return Tagged(replace(tagged.tensor, strides=reversed_ones), replace(tagged.facts, strides=reversed_ones))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.dictionaries(st.sampled_from(["a", "b", "", "ä", "__metadata__", "long" * 100, "c", "d"]), _views))
+def test_the_short_way_for_plain_state_dicts_leads_where_the_long_one_does(tree: dict[str, Any]) -> None:
+    tree = {name: leaf for name, leaf in tree.items() if len(getattr(leaf, "tensor", leaf).strides) == len(leaf.shape)}
+    for keep_order in (True, False):
+        short = describe(tree, keep_order=keep_order)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(keymap, "_plain_tensors", lambda tree: None)
+            assert short == describe(tree, keep_order=keep_order)
+            assert list(short.tensors) == list(describe(tree).tensors)
 
 
 def test_plain_record_keeps_the_keys_and_the_order_of_a_plain_dict() -> None:

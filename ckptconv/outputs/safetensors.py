@@ -28,6 +28,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
     ordered = sorted(tensors.items(), key=lambda item: (-DTYPE_RANK[item[1].dtype.name], item[0]))
     # Text at once: as dicts, the entries of a header take five times the memory.
     entries = [f'"{METADATA}":{_json(dict(sorted(metadata.items())))}']
+    texts: dict[tuple[str, tuple[int, ...]], str] = {}
     at = 0
     for key, tensor in ordered:
         if key == METADATA:
@@ -35,10 +36,13 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
                 f"{name}: a tensor cannot be named {METADATA} in safetensors.",
                 f"Give it another name: --rename {METADATA}=NAME.",
             )
+        kind = tensor.dtype.name, tensor.shape
+        text = texts.get(kind)
+        if text is None:
+            shape = ",".join(map(str, _shape(tensor)))
+            text = texts[kind] = f'"dtype":"{_code(name, key, tensor)}","shape":[{shape}]'
         end = at + tensor.nbytes
-        shape = ",".join(map(str, _shape(tensor)))
-        code = _code(name, key, tensor)
-        entries.append(f'{_json(key)}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{at},{end}]}}')
+        entries.append(f'{_json(key)}:{{{text},"data_offsets":[{at},{end}]}}')
         at = end
     head = _header(name, entries)
     del entries
