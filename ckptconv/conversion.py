@@ -205,6 +205,8 @@ def convert(
         values = "1 value was" if tally.overflows == 1 else f"{tally.overflows:,} values were"
         warnings.append(f"{values} too large for {chosen.dtype} and became infinite.")
     warnings.extend(text for each in outputs if each.restored for text in each.restored.warnings())
+    if not any(each.tensors for each in outputs):
+        warnings.append(f"{sources[0].path} holds no tensor: only its structure is kept.")
     counts: Counter[str] = Counter()
     for one in sources:
         counts.update(one.counts)
@@ -393,10 +395,11 @@ def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, d
     flat, structure, fixed = _flattened(source, tree, options)
     new_names = _new_names(source, flat, options)
     tensors = {new: flat[old] for old, new in new_names.items()}
-    if not flat:
+    # A whole state without a tensor is kept by its record alone; a part that was asked for is a slip.
+    if not flat and (options.key or not source.structured):
         where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
         raise UsageError(f"There is no tensor {where}: nothing to convert.")
-    if not tensors:
+    if flat and not tensors:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
     owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
     aliases = {} if options.tied == "duplicate" else select.untie(tensors, owners)
@@ -427,7 +430,7 @@ def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[lis
     for name, tensor in tensors.items():
         path = next((file.stored.path for file in tensor.inputs()), shards[0])
         groups[path].append(name)
-    return [group for group in groups.values() if group]
+    return [group for group in groups.values() if group] or [[]]
 
 
 def _flattened(source: Source, tree: Any, options: Options) -> keymap.Flattened:
@@ -435,16 +438,21 @@ def _flattened(source: Source, tree: Any, options: Options) -> keymap.Flattened:
     if not source.structured:
         return keymap.Flattened(dict(tree), None, frozenset())
     lacking: dict[str, str] = {}
+    left_out: list[str] = []
 
     def leave_out(name: str, node: Any) -> bool:
         reason = foreign.lacks_data(node)
         if reason and select.is_chosen(name, options.include, options.exclude):
             lacking[name] = reason
+        elif reason:
+            left_out.append(name)
         return bool(reason)
 
     flattened = keymap.describe(tree, leave_out=leave_out)
     if lacking:
         raise foreign.without_data(source.path, lacking)
+    if left_out and not flattened.tensors:
+        raise UsageError(f"Nothing is left to convert: all {len(left_out)} tensors are excluded.")
     return flattened
 
 

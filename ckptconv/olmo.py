@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .errors import CorruptError, UnsafeError
-from .unpickle import Vocabulary, load
+from .unpickle import WHOLE_TREES, Vocabulary, load
 
 # How a pickle of protocols 2 to 5 begins.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -47,7 +47,8 @@ def restore(
         path, is_pickled = _path(name, where)
         value = tensor
         if is_pickled:
-            loaded = load(read(tensor), vocabulary or Vocabulary(), where=f"{where}, the value of {_shown(path)}")
+            place = f"{where}, the value of {_shown(path)}"
+            loaded = load(read(tensor), vocabulary or Vocabulary(), where=place, limits=WHOLE_TREES)
             opaque.update((str(cls), None) for cls in loaded.opaque)
             value = loaded.value
         target = tree

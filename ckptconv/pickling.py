@@ -257,7 +257,7 @@ _CONSTANT_NAMES = {
     "qscheme": re.compile("per_(tensor|channel)_(affine|symmetric)|per_channel_affine_float_qparams"),
     "memory_format": re.compile("contiguous_format|channels_last|channels_last_3d|preserve_format"),
 }
-_NUMPY_DTYPE = re.compile("[<>|=][biufcSUV][0-9]{1,9}")
+_NUMPY_DTYPE = re.compile("([<>|=])([biufcSUV])([0-9]{1,9})|([<>])([mM])8(?:\\[([0-9]{0,9})([A-Za-z]{1,2})\\])?")
 
 
 def _constant(value: TorchConstant) -> Any:
@@ -274,9 +274,14 @@ def _constant(value: TorchConstant) -> Any:
 
 
 def _numpy_dtype(dtype: str) -> Call:
-    if not _NUMPY_DTYPE.fullmatch(dtype):
+    found = _NUMPY_DTYPE.fullmatch(dtype)
+    if not found:
         raise UsageError(f"A numpy value of dtype {dtype[:40]!r} cannot be written into a pickle.")
-    order, kind, digits = dtype[0], dtype[1], dtype[2:]
+    order, kind, digits, dated, counting, count, unit = found.groups()
+    if counting:
+        counted = (None, ((unit or "generic").encode(), int(count or 1), 1, 1))
+        dates = (4, dated, None, None, None, -1, -1, 0, counted)
+        return Call(Global("numpy", "dtype"), (f"{counting}8", False, True), state=dates)
     size = int(digits) if kind in "SUV" else -1
     element = size * 4 if kind == "U" else size
     state = (3, order, None, None, None, element, 4 if kind == "U" else 1 if size > 0 else -1, 0)

@@ -61,7 +61,9 @@ class Limits:
     `key_nodes`, `key_depth`: size of a dictionary key or set element, with shared parts counted each time they occur.
     `same_hash`: keys of one container that have the same hash (strings and bytes are hashed with a secret, and are
     not counted).
-    `depth`: containers inside containers; whoever walks the tree may recurse. Python's pickler gives up below 1,000.
+    `depth`: containers inside containers; whoever walks the tree may recurse. Python's pickler gives up below 1,000,
+    unless it is told not to.
+    `cyclic`: whether lists, dictionaries and the like may lead back to themselves, as objects may.
     """
 
     depth: int = 256
@@ -69,9 +71,12 @@ class Limits:
     key_nodes: int = 10_000
     key_depth: int = 100
     same_hash: int = 64
+    cyclic: bool = False
 
 
 DEFAULT_LIMITS = Limits()
+# For trees that are kept whole, by those who do not recurse.
+WHOLE_TREES = Limits(depth=10_000, int_bytes=1 << 16, cyclic=True)
 
 
 @dataclass(frozen=True)
@@ -262,13 +267,14 @@ class _Deques:
 
 _ATOMS = frozenset((type(None), bool, int, float, str, bytes))
 _SEQUENCES = frozenset((list, tuple, set, frozenset, deque, Size))
+_SLICED = _ATOMS | {list, tuple, dict}
 # Modules of the builtins in Python 3 and 2. Their names at protocols 0 to 2 are Python 2's.
 _BUILTINS = ("builtins", "__builtin__")
 _LATIN1 = frozenset(("latin1", "latin-1", "iso-8859-1", "iso8859-1"))
 _FACTORIES: dict[tuple[str, str], Any] = {
     (module, made.__name__): made
     for module in _BUILTINS
-    for made in (list, dict, set, frozenset, tuple, int, float, bool, str, bytes, complex)
+    for made in (list, dict, set, frozenset, tuple, int, float, bool, str, bytes, bytearray, complex)
 } | {
     ("__builtin__", "long"): int,
     ("__builtin__", "unicode"): str,
@@ -325,8 +331,8 @@ def _number(made: Callable[..., Any], kinds: tuple[type, ...]) -> Constructor:
 
 
 def _slice(args: tuple[Any, ...]) -> Any:
-    """slice(stop), slice(start, stop), slice(start, stop, step); of nothing that contains anything."""
-    return slice(*args) if 1 <= len(args) <= 3 and all(type(arg) in _ATOMS for arg in args) else NotImplemented
+    """slice(stop), slice(start, stop), slice(start, stop, step); not of slices, which Python frees by recursion."""
+    return slice(*args) if 1 <= len(args) <= 3 and all(type(arg) in _SLICED for arg in args) else NotImplemented
 
 
 def _bytes(args: tuple[Any, ...]) -> Any:
@@ -493,7 +499,7 @@ class _Machine:
             value = self._loop()
             self.memo.clear()
             # Shared parts are few bytes each time they are referred to.
-            _check_nesting(value, self.limits.depth, 1_000_000 + 16 * (self.pos - self.start))
+            _check_nesting(value, self.limits, 1_000_000 + 16 * (self.pos - self.start))
         except _NotStoredError:
             if self.lean:
                 raise
@@ -870,15 +876,18 @@ _CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
         *itertools.chain.from_iterable(opaque.items),
     ),
     Composite: lambda composite: composite.parts.values(),
+    slice: lambda bounds: (bounds.start, bounds.stop, bounds.step),
     Tagged: lambda tensor: (tensor.facts.attributes,),
 }
 
 
-def _check_nesting(value: Any, deepest: int, most: int) -> None:
+def _check_nesting(value: Any, limits: Limits, most: int) -> None:
     """Check that a walk over the tree that goes into shared parts each time comes to an end, soon, and not too deep.
 
-    Only objects, which have an identity, may lead back to themselves.
+    Objects, which have an identity, may lead back to themselves: whoever walks looks out for them. Other containers
+    may if `limits` say so.
     """
+    deepest = limits.depth
     # By identity, of containers that are finished: nodes inside, counted each time, and levels.
     finished: dict[int, tuple[int, int]] = {}
     unfinished: set[int] = set()
@@ -906,7 +915,7 @@ def _check_nesting(value: Any, deepest: int, most: int) -> None:
                             raise ExcessiveError(f"is nested more than {deepest} levels deep")
                     elif id(child) not in unfinished:
                         break
-                    elif kind is not Opaque:
+                    elif kind is not Opaque and not limits.cyclic:
                         raise MalformedError(f"makes a {kind.__name__} that contains itself")
             else:
                 path.pop()

@@ -128,7 +128,8 @@ class _Pairing:
             isinstance(left, (tuple, frozenset)) and not left
         ):
             return False
-        if type(left).__module__.partition(".")[0] in ("torch", "numpy") and not hasattr(left, "shape"):
+        module = type(left).__module__.partition(".")[0]
+        if module in ("torch", "numpy") and not is_tensor(left) and not hasattr(left, "shape"):
             return False  # constants, and sizes
         if id(left) in self.forwards:
             assert self.forwards[id(left)][1] is right, f"{path}: shared in the first tree, not in the second"
@@ -149,10 +150,10 @@ class _Pairing:
             assert left.device == right.device, path
             assert left.layout is right.layout, path
             assert _data(left) == _data(right), f"{path}: different elements"
-        assert tuple(left.shape) == tuple(right.shape), path
+        assert _shape(left) == _shape(right), path
         assert left_facts.kind == right_facts.kind, f"{path}: {left_facts.kind} against {right_facts.kind}"
         assert left_facts.requires_grad == right_facts.requires_grad, path
-        self.views.append((left_facts, right_facts, tuple(left.shape), path))
+        self.views.append((left_facts, right_facts, _shape(left), path))
         return left_facts.attributes, right_facts.attributes
 
     def check_sharing(self) -> None:
@@ -203,7 +204,8 @@ def _lazy_facts(tensor: Any) -> TensorFacts:
 
 def _torch_facts(tensor: Any) -> TensorFacts:
     kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-    if tensor.layout is not sys.modules["torch"].strided or tensor.is_meta or tensor.is_quantized or not tensor.numel():
+    made_of_several = tensor.layout is not sys.modules["torch"].strided or tensor.is_quantized or tensor.is_nested
+    if made_of_several or tensor.is_meta or not tensor.numel():
         return TensorFacts(kind, tensor.requires_grad, vars(tensor))
     return TensorFacts(
         kind,
@@ -216,6 +218,12 @@ def _torch_facts(tensor: Any) -> TensorFacts:
     )
 
 
+def _shape(tensor: Any) -> tuple[int, ...]:
+    if not isinstance(tensor, LazyTensor) and tensor.is_nested:
+        return (tensor.size(0),)
+    return tuple(tensor.shape)
+
+
 def _data(tensor: Any) -> Any:
     """All the bytes of a tensor of torch, whatever they mean."""
     torch = sys.modules["torch"]
@@ -224,6 +232,9 @@ def _data(tensor: Any) -> Any:
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         return _data(tensor._indices()), _data(tensor._values()), tensor.is_coalesced()
+    if tensor.is_nested:
+        offsets = tensor._nested_tensor_storage_offsets()
+        return _data(tensor.values()), tensor._nested_tensor_size().tolist(), offsets.tolist()
     if tensor.layout is not torch.strided:
         return _data(tensor.values()), repr(tensor)
     if tensor.is_quantized:

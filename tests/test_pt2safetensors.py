@@ -1017,8 +1017,20 @@ def test_inputs_that_are_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tree", [{}, {"epoch": 3}, [], None, 5, "text", {"a": {"b": [1, 2.5, None]}}])
-def test_a_file_without_a_tensor_has_nothing_to_convert(tree: Any, tmp_path: Path) -> None:
-    refused(2, "no tensor", saved(tmp_path, tree))
+@pytest.mark.parametrize("output", ["out.safetensors", "out"])
+def test_a_state_without_a_tensor_is_kept_by_its_record(tree: Any, output: str, tmp_path: Path) -> None:
+    run = converted(saved(tmp_path, tree), tmp_path / output)
+    assert "holds no tensor" in run.err
+    assert_same_tree(tree, rebuilt(tmp_path / output))
+
+
+def test_a_part_without_a_tensor_or_one_of_which_all_is_excluded_is_a_slip(tmp_path: Path) -> None:
+    tree = {"weight": torch.ones(1), "epoch": 3, "groups": [{"lr": 0.1}]}
+    refused(2, "no tensor under 'epoch'", saved(tmp_path, tree), "--key", "epoch")
+    refused(2, "no tensor under 'groups.0'", saved(tmp_path, tree), "--key", "groups.0")
+    refused(2, "Nothing is left", saved(tmp_path, tree), "--exclude", "*")
+    refused(2, "Nothing is left", saved(tmp_path, {"w": torch.empty(2, device="meta")}), "--exclude", "w")
+    refused(2, "matches none of the 0 names", saved(tmp_path, {"epoch": 3}), "--include", "*")
 
 
 def test_storages_compressed_in_uncommon_ways_are_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from ckptconv import attacks, unpickle
 from ckptconv.errors import CkptconvError, UnsafeError
 from ckptconv.storage import Reader, basename, open_reader
 from ckptconv.tensors import File
+from ckptconv.unpickle import DEFAULT_LIMITS, WHOLE_TREES, Limits
 
 from .source import Source
 from .torch_container import TorchFile
@@ -21,17 +22,19 @@ FAMILY = "torch"
 _PICKLE_SCANNED = 1 << 20
 
 
-def read_torch(file: File | str, options: dict[str, Any] | None = None) -> TorchFile:
-    """Open a file that torch.save wrote. Reads its description only."""
+def read_torch(
+    file: File | str, options: dict[str, Any] | None = None, *, limits: Limits = DEFAULT_LIMITS
+) -> TorchFile:
+    """Open a file that torch.save wrote. Reads its description only; `limits` are those of its pickle."""
     reader = open_reader(file, options)
     try:
         head = reader.read_at(0, min(HEAD, reader.file.size))
         if is_stream(head):
-            return read_stream(reader)
+            return read_stream(reader, limits=limits)
         if is_tar(head):
-            return read_tar(reader)
+            return read_tar(reader, limits=limits)
         try:
-            return read_zip(reader)
+            return read_zip(reader, limits=limits)
         except CkptconvError:
             _refuse_attack(reader)
             raise
@@ -59,7 +62,7 @@ def fingerprint(torch_file: TorchFile) -> Hashable:
 
 def read(path: str, options: dict[str, Any] | None = None) -> Source:
     """Open a .pt, .pth, .bin or .ckpt file: the weights are whatever tree it holds."""
-    torch_file = read_torch(path, options)
+    torch_file = read_torch(path, options, limits=WHOLE_TREES)
     return Source(
         format=f"torch {torch_file.container}",
         family=FAMILY,

@@ -498,7 +498,9 @@ def _layout(args: tuple[Any, ...]) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------ numpy
 
-_NUMPY_DTYPE = re.compile(r"^([<>|=]?)([biufcSUV])([0-9]{1,9})$")
+_NUMPY_DTYPE = re.compile(r"^([<>|=]?)([biufcSUVmM])([0-9]{1,9})$")
+# What dates and times count.
+_UNITS = frozenset({"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"})
 _NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
 _TORCH_OF_NUMPY = {
     "b1": "bool",
@@ -518,7 +520,7 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
     """A dtype of plain elements as numpy writes it, such as "<f8", and the bytes of an element; None for others.
 
     `value` is what the pickle made of numpy.dtype("f8", align, copy), and its state (version, byte order, subdtype,
-    names, fields, size, alignment, flags).
+    names, fields, size, alignment, flags; for dates and times also what they count).
     """
     if type(value) is not Opaque or value.cls != ("numpy", "dtype") or not value.args or type(value.args[0]) is not str:
         return None
@@ -526,17 +528,37 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
     if not named:
         return None
     order, kind, digits = named.groups()
+    unit: str | None = ""
     if value.state:
         state = value.state[-1]
         if type(state) is not tuple or len(state) < 8 or any(part is not None for part in state[2:5]):
             return None
         order = state[1]
+        if kind in "mM":
+            unit = _unit(state[8:])
+    if kind in "mM" and (digits != "8" or unit is None):
+        return None
     size = int(digits) * (4 if kind == "U" else 1)
     if order not in ("<", ">", "|", "=", "") or type(order) is not str:
         return None
     if kind in "SV" or size == 1:
         order = "|"
-    return f"{'<' if order in ('=', '') else order}{kind}{digits}", size
+    return f"{'<' if order in ('=', '') else order}{kind}{digits}{unit}", size
+
+
+def _unit(state: tuple[Any, ...]) -> str | None:
+    """What dates or times count, as numpy writes it, of ((metadata, (unit, how many, divided by, event)),); "" for
+    nothing in particular, None for what is unknown."""
+    metadata, counted = state[0] if len(state) == 1 and type(state[0]) is tuple and len(state[0]) == 2 else (1, ())
+    if metadata or type(counted) is not tuple or len(counted) != 4 or counted[2:] != (1, 1):
+        return None
+    name, count = counted[:2]
+    name = str(name, "ascii", "replace") if type(name) is bytes else name
+    if type(name) is not str or type(count) is not int or not 1 <= count < 1 << 31:
+        return None
+    if name == "generic":
+        return ""
+    return f"[{count if count > 1 else ''}{name}]" if name in _UNITS else None
 
 
 def _raw(data: Any, nbytes: int) -> bytes | None:

@@ -47,7 +47,6 @@ from .live import ODD, PAYLOADS, SYSTEM, code, touch
 
 MANIFEST = Path(__file__).parent / "manifest.json"
 DONE, UNSAFE, CORRUPT, UNSUPPORTED = 0, 3, 4, 5
-USAGE = 2
 
 
 @dataclass(frozen=True)
@@ -383,9 +382,9 @@ pickle_case(CORRUPT, "deep_dicts", "100,000 dicts inside one another", b"}K\0" *
 pickle_case(CORRUPT, "deep_marks", "a million marks", b"(" * 1_000_000)
 pickle_case(CORRUPT, "deep_calls", "a call of a call of a call", name("a", "b") + b")R" * 1000)
 pickle_case(CORRUPT, "deep_key", "a key nested 5,000 levels deep", b"})" + b"\x85" * 5000 + b"Ns")
-pickle_case(CORRUPT, "itself_list", "a list that contains itself", b"]q\x05h\x05a")
-pickle_case(CORRUPT, "itself_dict", "a dict that contains itself", b"}q\x05K\x01h\x05s")
-pickle_case(CORRUPT, "itself_both", "a list in a dict in the list", b"]q\x05}K\x01h\x05sa")
+pickle_case(DONE, "itself_list", "a list that contains itself", b"]q\x05h\x05a")
+pickle_case(DONE, "itself_dict", "a dict that contains itself", b"}q\x05K\x01h\x05s")
+pickle_case(DONE, "itself_both", "a list in a dict in the list", b"]q\x05}K\x01h\x05sa")
 pickle_case(
     DONE, "itself_object", "an object that knows itself", name("a", "B") + b")R" + b"q\x05}X\x02\0\0\0meh\x05sb"
 )

@@ -26,7 +26,7 @@ from .assemble import (
     text,
     zipped,
 )
-from .corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED, USAGE
+from .corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED
 from .live import SYSTEM, touch
 
 ZERO = Path(__file__).parents[1] / "data" / "zero" / "z2_bf16_w2" / "checkpoint"
@@ -247,7 +247,7 @@ _EMPTY = {"storages": pickled(number(0)) + pickled(listed()), "tensors": pickled
 _tar(UNSUPPORTED, "of_files", "an archive of something else", lambda canary: {"readme.txt": b"hello"})
 _tar(UNSUPPORTED, "out_of_the_directory", "members that lead out", lambda canary: {"../../evil": b"x", "/etc/x": b"x"})
 _tar(CORRUPT, "empty_members", "members without content", lambda canary: dict.fromkeys((*_EMPTY, "pickle"), b""))
-_tar(USAGE, "nothing", "no tensors at all", lambda canary: {**_EMPTY, "pickle": pickled(mapped())})
+_tar(DONE, "nothing", "no tensors at all", lambda canary: {**_EMPTY, "pickle": pickled(mapped())})
 _tar(
     CORRUPT, "count", "2^62 storages", lambda canary: {**_EMPTY, "storages": pickled(number(1 << 62)), "pickle": b"N."}
 )  # fmt: skip
