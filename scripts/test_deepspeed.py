@@ -402,6 +402,10 @@ def train(directory: Path) -> None:
 
     deepspeed.logger.setLevel("ERROR")
     torch.set_num_threads(1)
+    # gloo does without this extension, which is compiled when first used, under a lock that a killed process leaves
+    # behind for all that come after it.
+    communication: Any = sys.modules["deepspeed.comm.torch"]  # by attributes that name means torch itself
+    communication.build_shm_op = lambda: None
     deepspeed.init_distributed("gloo")
     # It can be computed, if slowly, whatever DeepSpeed thinks of CPUs.
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
