@@ -114,13 +114,14 @@ def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -
     """Names in groups, one for each shard, none over `limit` bytes unless by a single tensor.
 
     Greedy, in the order of `sizes` (bytes by name); a tensor over the limit gets a group of its own. `tied` maps a name
-    to the name whose group it shares.
+    to the name whose group it shares. Groups come in the order in which they are full, as huggingface_hub has them: a
+    tensor over the limit comes before the group that was begun before it.
     """
     if limit is None:
         return [list(sizes)]
     groups: list[list[str]] = []
     place: dict[str, list[str]] = {}
-    current: list[str] | None = None
+    current: list[str] = []
     filled = 0
     for name, size in sizes.items():
         owner = tied.get(name)
@@ -131,13 +132,13 @@ def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -
             groups.append([name])
             place[name] = groups[-1]
             continue
-        if current is None or filled + size > limit:
-            current, filled = [], 0
+        if current and filled + size > limit:
             groups.append(current)
+            current, filled = [], 0
         current.append(name)
         filled += size
         place[name] = current
-    return groups or [[]]
+    return [*groups, current] if current or not groups else groups
 
 
 def shard_names(stem: str, suffix: str, groups: Sequence[object]) -> list[str]:

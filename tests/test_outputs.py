@@ -9,9 +9,10 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -105,7 +106,15 @@ def test_shards_keep_the_order_hold_everything_once_and_keep_to_the_limit(sizes:
 
 
 def test_a_tensor_over_the_limit_gets_a_file_of_its_own_and_the_shard_before_it_goes_on() -> None:
-    assert pack({"a": 4, "big": 20, "b": 4, "c": 4}, {}, 10) == [["a", "b"], ["big"], ["c"]]
+    assert pack({"a": 4, "big": 20, "b": 4, "c": 4}, {}, 10) == [["big"], ["a", "b"], ["c"]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
+def test_shards_are_those_of_huggingface_hub(sizes: list[int]) -> None:
+    state = {f"t{number}": torch.empty(size, dtype=torch.uint8) for number, size in enumerate(sizes)}
+    theirs = huggingface_hub.split_torch_state_dict_into_shards(state, max_shard_size=20).filename_to_tensors
+    assert pack({name: tensor.nbytes for name, tensor in state.items()}, {}, 20) == list(theirs.values())
 
 
 def test_shards_are_numbered_from_one() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from checkpoints import Run, assert_same, bits, ckptconv, ckptconv_here, load_with_aliases, metadata_of
@@ -634,7 +635,7 @@ def test_the_index_is_that_of_huggingface_hub(tmp_path: Path) -> None:
     path = saved(tmp_path, state)
     converted(path, tmp_path / "ours", "--max-shard-size", "500")
     (tmp_path / "theirs").mkdir()
-    hub.save_torch_state_dict(state, tmp_path / "theirs", max_shard_size=500)
+    huggingface_hub.save_torch_state_dict(state, tmp_path / "theirs", max_shard_size=500)
     assert json.loads((tmp_path / "ours" / INDEX).read_text()) == json.loads((tmp_path / "theirs" / INDEX).read_text())
     for name, tensors in shards(tmp_path / "theirs").items():
         assert_same(load_file(tmp_path / "ours" / name), tensors)
