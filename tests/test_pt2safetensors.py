@@ -630,7 +630,6 @@ def test_shards_keep_to_the_size_and_the_order_and_the_index_says_where_all_is(t
 
 
 def test_the_index_is_that_of_huggingface_hub(tmp_path: Path) -> None:
-    hub = pytest.importorskip("huggingface_hub")
     state = {f"layer{n}.w": torch.full((10 + n % 7,), float(n)) for n in range(50)} | {"big": torch.ones(1000)}
     path = saved(tmp_path, state)
     converted(path, tmp_path / "ours", "--max-shard-size", "500")
