@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .conversion import Options, Report, convert
+    from .conversion import Report, convert
     from .errors import CkptconvError
     from .formats import open_source as open  # noqa: A004
     from .formats.source import Source
     from .keymap import flatten, unflatten
     from .mapped import load_state_dict
+    from .options import Options
 
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
 # the name of a function: the import system would put the one in the place of the other.
 _HOMES = {
     "CkptconvError": ("errors", "CkptconvError"),
-    "Options": ("conversion", "Options"),
+    "Options": ("options", "Options"),
     "Report": ("conversion", "Report"),
     "Source": ("formats.source", "Source"),
     "convert": ("conversion", "convert"),

@@ -29,13 +29,12 @@ import torch
 from attacks.assemble import Member, zipped
 from checkpoints import ZERO, load_with_aliases
 
+from ckptconv import planning
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
 from ckptconv.formats import open_source
 from ckptconv.summary import summarize
 
-# The module, whose name the function has taken.
-conversion: Any = sys.modules[convert.__module__]
 # Numbers at which something goes wrong, if it goes wrong at all.
 NUMBERS = [0, 1, 2, 3, 7, 8, 24, 63, 64, 127, 128, 255, 256, 65535, 65536, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 62]
 NUMBERS += [(1 << 63) - 1, 1 << 63, (1 << 64) - 1]
@@ -373,7 +372,7 @@ def run(reader: str, seed: int, *, seconds: float = 0, rounds: int = 0) -> Count
     """Fuzz `reader` for so many seconds or rounds; how often it ended how. AssertionError says what makes it again."""
     ends: Counter[str] = Counter()
     stop = time.monotonic() + seconds if seconds else float("inf")
-    room, conversion.ROOM_TO_GROW = conversion.ROOM_TO_GROW, 1 << 20
+    room, planning.ROOM_TO_GROW = planning.ROOM_TO_GROW, 1 << 20
     before = memory()
     try:
         with tempfile.TemporaryDirectory() as place:
@@ -387,7 +386,7 @@ def run(reader: str, seed: int, *, seconds: float = 0, rounds: int = 0) -> Count
                     shutil.copytree(place, kept, dirs_exist_ok=True)
                     raise AssertionError(f"{reader}, seed {seed}, round {number}, kept in {kept}: {error!r}") from error
     finally:
-        conversion.ROOM_TO_GROW = room
+        planning.ROOM_TO_GROW = room
     return ends
 
 

@@ -1,0 +1,236 @@
+"""What is made of a source: the plans of its outputs. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import foreign, keymap, select
+from .errors import CorruptError, LimitError, UsageError
+from .formats import safetensors as safetensors_input
+from .formats.source import Source
+from .options import Options
+from .outputs import safetensors, universal
+from .plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
+from .restore import Restored, plan_restored
+from .storage import basename, is_remote
+from .structure import FILE_NAME, METADATA_KEY
+from .targets import OUTPUT_NAMES, Target, not_a_directory
+from .tensors import LazyTensor
+
+# An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
+# be as large as it likes, by repeating an element.
+MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a conversion: where it goes, its plan, and the names it stores under another: {removed: kept}.
+
+    `restored` is what else is known of a `.pt` file.
+    """
+
+    target: Target
+    plan: Plan
+    aliases: dict[str, str]
+    restored: Restored | None = None
+
+    @property
+    def tensors(self) -> int:
+        return self.restored.tensors if self.restored else sum(file.tensors for file in self.plan.files)
+
+
+# What can be made of a source, each where it is asked for.
+
+
+def weights_output(source: Source, target: Target, options: Options) -> Output:
+    if target.is_torch:
+        if source.family != safetensors_input.FAMILY:
+            raise not_a_directory(target.path)
+        chosen = {name: getattr(options, name) for name in ("key", "include", "exclude", "drop_opaque")}
+        restored = plan_restored(source, target.path, dtype=options.dtype or "keep", **chosen)
+        return Output(target, restored.plan, {}, restored)
+    return Output(target, *make_plan(source, target, options))
+
+
+def optimizer_output(source: Source, target: Target, options: Options) -> Output:
+    if source.optimizer is None:
+        raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
+    return Output(target, *plan_optimizer(source, target, options))
+
+
+def universal_output(source: Source, target: Target, options: Options) -> Output:
+    if source.training is None:
+        raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
+    if is_remote(target.path):
+        raise UsageError(f"{target.path}: a universal checkpoint is written to a local directory.")
+    states = (source.optimizer or {}).get("state", {})
+    files = (*universal.file_plans(source.training, source.weights, states), universal.latest(target.path))
+    return Output(target, Plan(files, identify(files, source.inputs)), {})
+
+
+def check_output(output: Output, inputs: Iterable[str], options: Options) -> None:
+    """Raise UsageError for an output that would replace an input, or a file larger than was asked for."""
+    target = os.path.realpath(output.target.path)
+    for path in map(os.path.realpath, inputs):
+        directory, name = os.path.split(path)
+        if path == target or (directory == target and OUTPUT_NAMES.fullmatch(name)):
+            raise UsageError(f"The output would replace {path}, the input itself.", "Write it to another place.")
+    size, most = output.plan.nbytes, options.max_shard_size
+    if output.target.is_file and most and size > most:
+        raise UsageError(
+            f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
+            "Give a directory as OUTPUT: it may hold several files.",
+        )
+
+
+def check_growth(output: Output, available: int) -> None:
+    """Raise LimitError for an output out of all proportion to the `available` bytes that it is made of."""
+    most = MAX_GROWTH * available + ROOM_TO_GROW
+    parts = [part for file in output.plan.files for part in file.parts if isinstance(part, Data)]
+    if sum(part.nbytes for part in parts) > most:
+        largest = max(parts, key=lambda part: part.nbytes)
+        raise LimitError(
+            f"{output.target.path} would have {output.plan.nbytes} bytes, made of {available}: tensors such as "
+            f"{largest.name!r} of {largest.nbytes} bytes repeat the same elements. At most {most} bytes are written of "
+            "so little. Nothing was written.",
+            f"Leave it out with --exclude {largest.name!r}, or save a contiguous copy of it.",
+        )
+
+
+def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
+    """The plan for the weights, and the names that are stored under another: {removed: kept}. Pure."""
+    tree = select.subtree(source.weights, options.key, source.path) if options.key else source.weights
+    flat, structure, fixed = _flattened(source, tree, options)
+    new_names = _new_names(source, flat, options)
+    tensors = {new: flat[old] for old, new in new_names.items()}
+    # A whole state without a tensor is kept by its record alone; a part that was asked for is a slip.
+    if not flat and (options.key or not source.structured):
+        where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
+        raise UsageError(f"There is no tensor {where}: nothing to convert.")
+    if flat and not tensors:
+        raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
+    owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
+    aliases = {} if options.tied == "duplicate" else select.untie(tensors, owners)
+    aliases = {alias: kept for alias, kept in aliases.items() if alias not in safetensors_input.RESERVED}
+    if structure is None and source.structured and any(old != new for old, new in new_names.items()):
+        structure = keymap.plain_record(flat)
+    structure = keymap.remap(structure, {old: new_names.get(old) for old in flat}, aliases)
+    dtype = options.dtype or source.default_dtype
+    widen_only = source.default_dtype == dtype == "float32"
+    fixed = frozenset(new_names[name] for name in fixed if name in new_names)
+    kept = {
+        name: tensor if name in fixed else select.converted(name, tensor, dtype, widen_only)
+        for name, tensor in tensors.items()
+        if name not in aliases
+    }
+    limit = options.max_shard_size or source.default_shard_size
+    groups = _as_in(kept, source.shards) if source.shards and limit is None else None
+    files = _file_plans(kept, aliases, structure, target, limit, groups)
+    if structure is None and source.structured and _names(files) != list(kept):
+        # A plain dict, whose order is lost where tensors were cast, or are spread over several files.
+        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
+    return Plan(files, identify(files, source.inputs)), aliases
+
+
+def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[list[str]]:
+    """Names in groups: those of each input file."""
+    groups: dict[str, list[str]] = {path: [] for path in shards}
+    for name, tensor in tensors.items():
+        path = next((file.stored.path for file in tensor.inputs()), shards[0])
+        groups[path].append(name)
+    return [group for group in groups.values() if group] or [[]]
+
+
+def _flattened(source: Source, tree: Any, options: Options) -> keymap.Flattened:
+    """The tensors of `tree`. Raises UnsupportedError for those without data, unless they are left out by name."""
+    if not source.structured:
+        return keymap.Flattened(dict(tree), None, frozenset())
+    lacking: dict[str, str] = {}
+    left_out: list[str] = []
+
+    def leave_out(name: str, node: Any) -> bool:
+        reason = foreign.lacks_data(node)
+        if reason and select.is_chosen(name, options.include, options.exclude):
+            lacking[name] = reason
+        elif reason:
+            left_out.append(name)
+        return bool(reason)
+
+    flattened = keymap.describe(tree, leave_out=leave_out)
+    if lacking:
+        raise foreign.without_data(source.path, lacking)
+    if left_out and not flattened.tensors:
+        raise UsageError(f"Nothing is left to convert: all {len(left_out)} tensors are excluded.")
+    return flattened
+
+
+def _names(files: Iterable[FilePlan]) -> list[str]:
+    """The tensors of an output, as one finds them who reads its files one after the other."""
+    return [part.name for file in files for part in file.parts if isinstance(part, Data)]
+
+
+def plan_optimizer(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
+    """The plan for the optimizer states: nested as torch has them, with the weights' names for parameters. Pure.
+
+    A name that is tied to a parameter leads to the parameter's states in the alias record. Half-precision states are
+    widened as the weights are by default, and never narrowed.
+    """
+    new_names = _new_names(source, source.weights, options)
+    states = {new_names[name]: state for name, state in source.optimizer["state"].items() if name in new_names}
+    groups = [
+        {**group, "params": [new_names[name] for name in group["params"] if name in new_names]}
+        for group in source.optimizer["param_groups"]
+    ]
+    flat, structure = keymap.flatten({"state": states, "param_groups": groups})
+    dtype = "keep" if options.dtype == "keep" else source.default_dtype
+    flat = {name: select.converted(name, tensor, dtype, widen_only=True) for name, tensor in flat.items()}
+    aliases = {}
+    for alias, owner in source.owners.items() if options.tied == "alias" else ():
+        for key in states.get(new_names.get(owner, ""), {}) if alias in new_names else ():
+            kept, removed = f"state.{new_names[owner]}.{key}", f"state.{new_names[alias]}.{key}"
+            if kept in flat and removed not in flat:
+                aliases[removed] = kept
+    files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)
+    return Plan(files, identify(files, source.inputs)), aliases
+
+
+def _new_names(source: Source, flat: Mapping[str, Any], options: Options) -> dict[str, str]:
+    """What is converted, and under which names: {old: new}."""
+    names = select.matching(flat, options.include, options.exclude)
+    lost = select.matching(source.unaccounted, (), options.exclude) if not options.include else []
+    if lost:
+        raise CorruptError(
+            f"{source.path} names {len(lost)} parameters whose data is nowhere in it: {', '.join(lost[:5])}"
+            f"{', …' if len(lost) > 5 else ''}. Nothing was written.",
+            "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
+        )
+    return select.renamed(names, options.strip_prefix, options.rename)
+
+
+def _file_plans(
+    tensors: dict[str, LazyTensor],
+    aliases: dict[str, str],
+    structure: str | None,
+    target: Target,
+    limit: int | None,
+    groups: list[list[str]] | None = None,
+) -> tuple[FilePlan, ...]:
+    """One file, or files of at most `limit` bytes of tensors, or one for each of `groups` of names."""
+    record = {} if structure is None else {METADATA_KEY: structure}
+    if target.is_file:
+        return (safetensors.file_plan(basename(target.path), tensors, {"format": "pt", **aliases, **record}),)
+    if groups is None:
+        groups = pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit)
+    names = shard_names("model", safetensors.SUFFIX, groups)
+    contents = {name: {key: tensors[key] for key in group} for name, group in zip(names, groups, strict=True)}
+    extra = aliases if len(groups) == 1 else {}
+    files = [safetensors.file_plan(name, content, {"format": "pt", **extra}) for name, content in contents.items()]
+    if structure is not None:
+        data = structure.encode()
+        files.append(FilePlan(FILE_NAME, len(data), (Literal(0, data),)))
+    if len(groups) > 1:
+        files.append(safetensors.index_plan(contents, aliases))
+    return tuple(files)

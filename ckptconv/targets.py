@@ -1,0 +1,111 @@
+"""Where outputs go: what a name means, and whether something may be written under it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .errors import FailedError, UsageError
+from .formats import safetensors as safetensors_input
+from .formats.source import Source
+from .options import Options
+from .outputs import safetensors
+from .restore import SUFFIXES
+from .storage import dirname, is_remote, join, listing, look
+
+# What an output of ours consists of; of these, a new output replaces what an earlier one left.
+OUTPUT_NAMES = re.compile(
+    r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
+)
+# One file of a sharded set is called as it would be among the others.
+_SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
+CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`).
+
+    `is_torch`: the file is one for torch.load, and else all are safetensors.
+    """
+
+    path: str
+    is_file: bool
+    is_tree: bool = False
+    is_torch: bool = False
+
+
+def resolve_output(path: str, options: Options) -> Target:
+    """Whether `path` is to be a file or a directory. Raises UsageError where it can be neither."""
+    if not path:
+        raise UsageError("OUTPUT is empty.", "Give a directory, or a name that ends in .safetensors.")
+    if is_remote(path):
+        raise UsageError(f"{path}: writing to a URL is not supported; give a local path.")
+    entry = look(path)
+    is_torch = path.endswith(SUFFIXES) and options.family in ("", safetensors_input.FAMILY)
+    is_file = is_torch or path.endswith(safetensors.SUFFIX)
+    if options.family == safetensors_input.FAMILY and not is_torch:
+        raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
+    if entry.kind == "other":
+        raise UsageError(
+            f"{path} is a pipe or a device, and an output is put under its name by a rename.",
+            "Give the name of a file or a directory.",
+        )
+    if is_file and entry.kind == "directory":
+        raise UsageError(
+            f"{path} is a directory, and a name that ends in {os.path.splitext(path)[1]} is one file.",
+            "Remove it, or choose another name.",
+        )
+    # A directory of such a name is meant only where a slash says so.
+    if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
+        raise not_a_directory(path)
+    if is_file and look(dirname(path)).kind != "directory":
+        raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
+    if not options.clobber:
+        present = path if is_file and entry.kind == "file" else ""
+        if entry.kind == "directory":
+            present = next((join(path, name) for name in listing(path) if OUTPUT_NAMES.fullmatch(name)), "")
+        if present:
+            raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
+    return Target(path, is_file, is_torch=is_torch)
+
+
+def not_a_directory(path: str) -> UsageError:
+    return UsageError(
+        f"{path} is the name of a file, and an output that does not end in .safetensors is a directory.",
+        f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
+    )
+
+
+def default_output(source: Source) -> str:
+    """Where an output goes that was given no name: beside the input."""
+    is_directory = not is_remote(source.path) and look(source.path).kind == "directory"
+    if is_remote(source.path) or (is_directory and not source.shards):
+        raise UsageError("An output is needed: a directory, or a name that ends in .safetensors.")
+    if source.shards:
+        return source.path if is_directory else dirname(source.path)
+    stem, _ = os.path.splitext(source.path)
+    directory, name = os.path.split(stem)
+    return os.path.join(directory, _SHARD_STEM.sub("model", name)) + safetensors.SUFFIX
+
+
+def of_rank(target: Target, source: Source) -> Target:
+    """Where one tensor-parallel rank's output goes: OUTPUT/mp_rank_NN."""
+    if source.model_rank is None:
+        return target
+    if target.is_file or target.is_tree:
+        kind = "one file" if target.is_file else "one checkpoint"
+        raise UsageError(f"{target.path} is {kind}, and --per-rank writes a directory for every rank.")
+    return Target(join(target.path, f"mp_rank_{source.model_rank:02d}"), is_file=False)
+
+
+def beside(targets: Iterable[Target]) -> str:
+    """A directory that is there, where or above where an output is to be; "" if none was named."""
+    for target in targets:
+        directory = os.path.realpath(target.path)
+        while not os.path.isdir(directory):
+            directory = os.path.dirname(directory)
+        return directory
+    return ""
