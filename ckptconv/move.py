@@ -69,7 +69,7 @@ class Tally:
 
 
 def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile]:
-    """The work that makes `file`, in pieces of at most `unit` bytes."""
+    """The work that makes `file`, in windows of at most `unit` bytes, and tiles of at most twice that."""
     pieces: list[Piece] = []
     start = at = 0
     # A tile is no piece of anything whose CRC could be taken.
@@ -87,7 +87,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile
         if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
             if pieces:
                 yield Window(start, part.offset, pieces)
-            for move in part.tensor.moves(0, size, "source", unit):
+            for move in part.tensor.moves(0, size, "source", 2 * unit):
                 yield Tile(part.offset, move)
             pieces, start = [], at
             continue
@@ -109,7 +109,11 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile
 
 
 class _Worker:
-    """One thread's buffers. `unit` is the size of a window; a tile may read twice as much."""
+    """One thread's buffers: at most four of `unit`, the size of a window.
+
+    A window may take one, what is read for it two, and what kernels make of that another; a tile is made of two, and
+    makes two.
+    """
 
     def __init__(
         self,
@@ -182,12 +186,14 @@ class _Worker:
         return out
 
     def _place(self, tile: Tile) -> int:
-        result = self._result(tile.move)
         target = tile.move.target
-        length = target.length
-        for index, offset in enumerate(target.offsets()):
-            self._write(tile.start + offset, result[index * length : (index + 1) * length])
-        return target.nbytes
+        size = target.nbytes
+        if len(self.window) < size:
+            self.window = memoryview(bytearray(size))
+        result = self._result(tile.move, self.window[:size])
+        assert self.writer is not None
+        self.writer.write_runs(target.shifted(tile.start).offsets(), target.length, result)
+        return size
 
     def _result(self, move: Move, out: memoryview | None = None) -> memoryview:
         """The bytes that `move` makes, in its target's order; put into `out`, if that is given."""
@@ -203,11 +209,8 @@ class _Worker:
         if len(self.scratch) < size:
             self.scratch = memoryview(bytearray(size))
         packed = self.scratch[:size]
-        at = 0
         with self.readers.reading(file) as reader:
-            for offset in source.offsets():
-                reader.fill(offset, [packed[at : at + length]])
-                at += length
+            reader.fill_runs(source.offsets(), length, packed)
         self._count(file, size)
         if self.seen:
             self.seen(file, source, packed)
@@ -257,7 +260,7 @@ def carry_out(
     """
     if not writer.positioned or file.size <= BLOCK:
         jobs = 1  # order matters, or there is nothing to share
-    # A worker holds a window and, for a tile, what it read (twice a window at most) and what a kernel made of it.
+    # Four of these is what a worker holds at most.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
     workers = [_Worker(readers, writer, unit, file.digested, seen) for _ in range(jobs)]

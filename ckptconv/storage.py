@@ -172,6 +172,11 @@ class Reader:
         """Fill `buffers` one after the other with the bytes from `offset` on."""
         raise NotImplementedError
 
+    def fill_runs(self, offsets: Iterable[int], length: int, out: memoryview) -> None:
+        """Fill `out` with the runs of `length` bytes from each of `offsets` on, one after the other."""
+        for at, offset in enumerate(offsets):
+            self.fill(offset, [out[at * length : (at + 1) * length]])
+
     def close(self) -> None:
         """Give the handle back."""
 
@@ -211,6 +216,19 @@ class DescriptorReader(Reader):
             while count >= len(pending[0]):
                 count -= len(pending.pop(0))
             pending[0] = pending[0][count:]
+
+
+    def fill_runs(self, offsets: Iterable[int], length: int, out: memoryview) -> None:
+        fd, at = self._fd, 0
+        for offset in offsets:
+            run = out[at : at + length]
+            at += length
+            try:
+                count = os.preadv(fd, (run,), offset)
+            except OSError as error:
+                raise FailedError(f"{self.file.path} cannot be read: {reason(error)}.") from error
+            if count != length:
+                self.fill(offset, [run])
 
 
 class LocalReader(DescriptorReader):
@@ -352,6 +370,11 @@ class Writer:
     def write_at(self, offset: int, data: memoryview) -> None:
         raise NotImplementedError
 
+    def write_runs(self, offsets: Iterable[int], length: int, data: memoryview) -> None:
+        """Write `data` in runs of `length` bytes, one at each of `offsets`."""
+        for at, offset in enumerate(offsets):
+            self.write_at(offset, data[at * length : (at + 1) * length])
+
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
 
@@ -381,6 +404,15 @@ class LocalWriter(Writer):
             while data:
                 count = os.pwrite(self._fd, data, offset)
                 data, offset = data[count:], offset + count
+
+    def write_runs(self, offsets: Iterable[int], length: int, data: memoryview) -> None:
+        fd, at = self._fd, 0
+        with writing(self._path):
+            for offset in offsets:
+                count = os.pwrite(fd, data[at : at + length], offset)
+                if count != length:
+                    self.write_at(offset + count, data[at + count : at + length])
+                at += length
 
     def sync(self) -> None:
         with writing(self._path):

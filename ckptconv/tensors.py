@@ -266,7 +266,8 @@ class LazyTensor:
         """The moves that make up bytes `start` to `stop`; their targets count from the tensor's first byte.
 
         Together the targets cover the interval once. In "source" order a whole tensor's moves come as they lie in the
-        file, wherever they go. No move makes more than `limit` bytes, or reads more than about twice that.
+        file, wherever they go. No move makes more than `limit` bytes, or reads more than about twice that; in "source"
+        order not more than that.
         """
         raise NotImplementedError
 
@@ -316,7 +317,8 @@ class Stored(LazyTensor):
         else:
             boxes = _bands(self.shape, self.strides, start // item, -(-stop // item), limit // item, item)
         for box in boxes:
-            yield from _trim(_gather(self.file, self.offset, box, item, limit), start, stop)
+            most = 2 * limit if order == "output" else limit
+            yield from _trim(_gather(self.file, self.offset, box, item, most), start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,7 +665,8 @@ def _tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: i
             factor = factor * tile[dim] // shape[dim]
             tile[dim] = shape[dim]
 
-    grow(by_source, math.isqrt(limit))
+    # The runs that are written are the longer ones: a page that is written in pieces costs more than one that is read.
+    grow(by_source, math.isqrt(limit // 2))
     grow(by_result, limit // math.prod(tile))
     grow(by_source, limit // math.prod(tile))
 
@@ -688,8 +691,9 @@ def _tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: i
         )
 
 
-def _gather(file: File, base: int, box: _Box, item: int, limit: int) -> Move:
-    """The move that makes `box`: which runs to read, and how to pick the elements out of them."""
+def _gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
+    """The move that makes `box`: which runs to read, of `most` bytes if there are gaps in them, and how to pick the
+    elements out of them."""
     dims = [(count, stride * item) for count, stride in box.dims]
     axes = sorted((axis for axis, (count, stride) in enumerate(dims) if count > 1 and stride), key=lambda a: dims[a][1])
     for gap in (GAP, 0):
@@ -708,7 +712,7 @@ def _gather(file: File, base: int, box: _Box, item: int, limit: int) -> Move:
             packed[axis] = step
             step *= dims[axis][0]
         # Reading along the gaps pays only while the buffer stays small.
-        if step <= 2 * limit:
+        if step <= most:
             break
     source = Runs(base + box.origin * item, run, tuple(dims[axis] for axis in reversed(grid)))
     shape = tuple(count for count, _ in dims)
