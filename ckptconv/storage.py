@@ -217,7 +217,6 @@ class DescriptorReader(Reader):
                 count -= len(pending.pop(0))
             pending[0] = pending[0][count:]
 
-
     def fill_runs(self, offsets: Iterable[int], length: int, out: memoryview) -> None:
         fd, at = self._fd, 0
         for offset in offsets:
