@@ -293,6 +293,10 @@ def _numpy_scalar(value: NumpyScalar) -> Call:
 
 
 def _numpy_array(value: NumpyArray) -> Call:
+    if value.dtype[0] == ">":
+        # Given as a state, numpy would turn its bytes around.
+        arguments = (bytearray(value.data), _numpy_dtype(value.dtype), value.shape, value.order)
+        return Call(Global("numpy.core.numeric", "_frombuffer"), arguments)
     state = (1, value.shape, _numpy_dtype(value.dtype), value.order == "F", value.data)
     return Call(Global("numpy.core.multiarray", "_reconstruct"), (Global("numpy", "ndarray"), (0,), b"b"), state=state)
 

@@ -267,7 +267,6 @@ class _Deques:
 
 _ATOMS = frozenset((type(None), bool, int, float, str, bytes))
 _SEQUENCES = frozenset((list, tuple, set, frozenset, deque, Size))
-_SLICED = _ATOMS | {list, tuple, dict}
 # Modules of the builtins in Python 3 and 2. Their names at protocols 0 to 2 are Python 2's.
 _BUILTINS = ("builtins", "__builtin__")
 _LATIN1 = frozenset(("latin1", "latin-1", "iso-8859-1", "iso8859-1"))
@@ -331,8 +330,15 @@ def _number(made: Callable[..., Any], kinds: tuple[type, ...]) -> Constructor:
 
 
 def _slice(args: tuple[Any, ...]) -> Any:
-    """slice(stop), slice(start, stop), slice(start, stop, step); not of slices, which Python frees by recursion."""
-    return slice(*args) if 1 <= len(args) <= 3 and all(type(arg) in _SLICED for arg in args) else NotImplemented
+    """slice(stop), slice(start, stop), slice(start, stop, step)."""
+    return slice(*args) if 1 <= len(args) <= 3 and all(map(_can_be_sliced, args)) else NotImplemented
+
+
+def _can_be_sliced(value: Any, levels: int = 4) -> bool:
+    """Whether a slice of `value` is harmless: Python frees slices, as it does deques, by recursion in C."""
+    if type(value) is slice:
+        return levels > 0 and all(_can_be_sliced(part, levels - 1) for part in (value.start, value.stop, value.step))
+    return type(value) is not deque
 
 
 def _bytes(args: tuple[Any, ...]) -> Any:

@@ -129,8 +129,8 @@ class _Pairing:
         ):
             return False
         module = type(left).__module__.partition(".")[0]
-        if module in ("torch", "numpy") and not is_tensor(left) and not hasattr(left, "shape"):
-            return False  # constants, and sizes
+        if module in ("torch", "numpy") and not is_tensor(left) and not getattr(left, "shape", ()):
+            return False  # constants, sizes, and scalars
         if id(left) in self.forwards:
             assert self.forwards[id(left)][1] is right, f"{path}: shared in the first tree, not in the second"
             return True

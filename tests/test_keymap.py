@@ -30,7 +30,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from strict import assert_same, text
+from strict import assert_same
+from trees import containers, keys_with, nodes, texts, tie_into_a_cycle
 
 from ckptconv import keymap, olmo
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
@@ -538,29 +539,10 @@ def test_round_trip_of_what_each_pickle_protocol_says(protocol: int) -> None:
 # ------------------------------------------------------------------------------------------- trees nobody thought of
 
 
-def _equals_itself(key: Any) -> bool:
-    return bool(key == copy.deepcopy(key))
-
-
-texts = st.text(st.characters(exclude_categories=()), max_size=8) | st.sampled_from(
-    ["@", "dict", "a.b", "", "__metadata__", "k" * 70]
-)
-floats = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0]) | st.floats()
-keys = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.integers(-(2**400), 2**400)
-    | floats
-    | texts
-    | st.binary(max_size=80)
-    | st.builds(complex, floats, floats)
-    | st.just(...)
-    | st.builds(Global, texts, texts)
+keys = keys_with(
+    st.builds(Global, texts, texts)
     | st.builds(TorchConstant, st.just("dtype"), st.sampled_from(["float32", "int8"]))
-    | st.builds(NumpyScalar, st.just("<f8"), st.binary(min_size=8, max_size=8)),
-    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner.filter(_equals_itself), max_size=3),
-    max_leaves=6,
+    | st.builds(NumpyScalar, st.just("<f8"), st.binary(min_size=8, max_size=8))
 )
 tensors = st.builds(
     lazy, st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -576,23 +558,9 @@ tensors = st.builds(
 
 
 def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    entries = st.lists(st.tuples(keys, inner), max_size=4)
     some = st.lists(inner, max_size=4)
     return (
-        st.dictionaries(texts, inner, max_size=4)
-        | entries.map(dict)
-        | entries.map(OrderedDict)
-        | st.builds(
-            _with_attributes,
-            entries,
-            st.dictionaries(texts.filter(lambda t: t not in dir(OrderedDict)), inner, max_size=2),
-        )
-        | entries.map(lambda e: defaultdict(list, e))
-        | st.dictionaries(keys, st.integers(), max_size=4).map(Counter)
-        | some
-        | some.map(tuple)
-        | some.map(lambda items: deque(items, maxlen=9))
-        | st.sets(keys.filter(_equals_itself), max_size=4).filter(_tells_apart)
+        containers(inner, keys)
         | st.builds(slice, inner, inner, inner)
         | st.builds(
             Opaque,
@@ -605,20 +573,7 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             st.lists(st.tuples(inner, inner), max_size=2),
         )
         | st.builds(Composite, texts, st.dictionaries(texts, inner, max_size=3))
-        | some.map(lambda items: [items, items, *items])
-        | some.map(lambda items: {"a": tuple(items), "b": [items, (items,)]})
     )
-
-
-def _with_attributes(entries: list[Any], attributes: dict[str, Any]) -> Any:
-    tree = OrderedDict(entries)
-    vars(tree).update(attributes)
-    return tree
-
-
-def _tells_apart(elements: set[Any]) -> bool:
-    # The comparison sorts elements by their text.
-    return len({text(element) for element in elements}) == len(elements)
 
 
 trees = st.recursive(
@@ -635,32 +590,8 @@ def test_round_trip_of_any_tree(tree: Any) -> None:
 @settings(deadline=None, max_examples=100)
 @given(trees, st.data())
 def test_round_trip_of_any_tree_tied_into_a_cycle(tree: Any, data: st.DataObject) -> None:
-    places = [node for node in _walk(tree) if type(node) in (list, dict)]
-    if places:
-        place = data.draw(st.sampled_from(places))
-        target = data.draw(st.sampled_from(places))
-        if type(place) is list:
-            place.append(target)
-        else:
-            place["back"] = target
+    tie_into_a_cycle(tree, data)
     round_trip(tree)
-
-
-def _walk(tree: Any) -> list[Any]:
-    found, seen = [tree], {id(tree)}
-    for node in found:
-        inside = (
-            list(node.values())
-            if isinstance(node, dict)
-            else list(node)
-            if isinstance(node, (list, tuple, deque))
-            else []
-        )
-        for child in inside:
-            if id(child) not in seen:
-                seen.add(id(child))
-                found.append(child)
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------- live torch
@@ -1390,7 +1321,7 @@ def test_a_damaged_record_gives_an_error_of_ours_or_some_tree(tree: Any, data: s
     flat, structure = flatten(tree)
     text = structure or plain_record(flat)
     parts = json.loads(text)
-    spots = [node for node in _walk(parts) if isinstance(node, list) and node]
+    spots = [node for node in nodes(parts) if isinstance(node, list) and node]
     if spots:
         spot = data.draw(st.sampled_from(spots))
         at = data.draw(st.integers(0, len(spot) - 1))

@@ -589,7 +589,18 @@ def _build_array(value: Opaque, state: Any) -> Any:
         return NotImplemented
     if type(state) is not tuple or len(state) != 5 or type(state[3]) not in (bool, int):
         return NotImplemented
-    return _array(state[1], state[2], "F" if state[3] else "C", state[4])
+    array = _array(state[1], state[2], "F" if state[3] else "C", state[4])
+    return _native(array) if type(array) is NumpyArray and array.dtype[0] == ">" else array
+
+
+def _native(array: NumpyArray) -> NumpyArray:
+    """A big-endian array in little-endian order, which numpy brings it into when it is given its state."""
+    kind, size = array.dtype[1], int(re.match("[0-9]+", array.dtype[2:])[0])  # type: ignore[index]
+    unit = 4 if kind == "U" else size // 2 if kind == "c" else size
+    data = bytearray(len(array.data))
+    for at in range(unit):
+        data[at::unit] = array.data[unit - 1 - at :: unit]
+    return NumpyArray(f"<{array.dtype[1:]}", array.shape, array.order, bytes(data))
 
 
 def _frombuffer(args: tuple[Any, ...]) -> Any:

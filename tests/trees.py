@@ -1,0 +1,103 @@
+"""Strategies for what state dicts are made of: keys of every kind, and containers in containers."""
+
+from __future__ import annotations
+
+import copy
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+from hypothesis import strategies as st
+from strict import text
+
+texts = st.text(st.characters(exclude_categories=()), max_size=8) | st.sampled_from(
+    ["@", "dict", "a.b", "", "__metadata__", "k" * 70]
+)
+# Any bits at all, so that every NaN is among them.
+floats = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0]) | st.floats()
+
+
+def keys_with(others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Whatever can be a key: values of Python's own types, `others`, and tuples and frozensets of these."""
+    return st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.integers(-(2**400), 2**400)
+        | floats
+        | texts
+        | st.binary(max_size=80)
+        | st.builds(complex, floats, floats)
+        | st.just(...)
+        | others,
+        lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner.filter(equals_itself), max_size=3),
+        max_leaves=6,
+    )
+
+
+def containers(inner: st.SearchStrategy[Any], keys: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Every container of Python's own, and some that occur more than once."""
+    entries = st.lists(st.tuples(keys, inner), max_size=4)
+    some = st.lists(inner, max_size=4)
+    return (
+        st.dictionaries(texts, inner, max_size=4)
+        | entries.map(dict)
+        | entries.map(OrderedDict)
+        | st.builds(
+            _with_attributes,
+            entries,
+            st.dictionaries(texts.filter(lambda t: t not in dir(OrderedDict)), inner, max_size=2),
+        )
+        | entries.map(lambda e: defaultdict(list, e))
+        | st.dictionaries(keys, st.integers(), max_size=4).map(Counter)
+        | some
+        | some.map(tuple)
+        | some.map(lambda items: deque(items, maxlen=9))
+        | st.sets(keys.filter(equals_itself), max_size=4).filter(_tells_apart)
+        | some.map(lambda items: [items, items, *items])
+        | some.map(lambda items: {"a": tuple(items), "b": [items, (items,)]})
+    )
+
+
+def equals_itself(key: Any) -> bool:
+    """Whether a copy of `key` is the same key, as one with a NaN in it is not."""
+    return bool(key == copy.deepcopy(key))
+
+
+def _with_attributes(entries: list[Any], attributes: dict[str, Any]) -> Any:
+    tree = OrderedDict(entries)
+    vars(tree).update(attributes)
+    return tree
+
+
+def _tells_apart(elements: set[Any]) -> bool:
+    # The comparison sorts elements by their text.
+    return len({text(element) for element in elements}) == len(elements)
+
+
+def nodes(tree: Any) -> list[Any]:
+    """All that is in a tree, each object once."""
+    found, seen = [tree], {id(tree)}
+    for node in found:
+        inside: list[Any] = []
+        if isinstance(node, dict):
+            inside = list(node.values())
+        elif isinstance(node, (list, tuple, deque)):
+            inside = list(node)
+        for child in inside:
+            if id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
+
+
+def tie_into_a_cycle(tree: Any, data: st.DataObject) -> None:
+    """Put some container of `tree` into some other, or into itself."""
+    places = [node for node in nodes(tree) if type(node) in (list, dict)]
+    if not places:
+        return
+    place, target = data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places))
+    if type(place) is list:
+        place.append(target)
+    else:
+        place["back"] = target
