@@ -162,6 +162,8 @@ def of_members(parts: list[Member], chance: random.Random) -> bytes:
         lambda: part.changed(local_flags=flags),
         lambda: part.changed(crc=chance.choice([0, 1, narrow])),
         lambda: part.changed(local_size=narrow),
+        lambda: part.changed(attributes=narrow),
+        lambda: part.changed(name=str(part.name).swapcase()),
         lambda: part.changed(local_extra=bytes(chance.randrange(70))),
         lambda: part.changed(local_name=b"x" * chance.randrange(40)),
         lambda: part.changed(extra=struct.pack("<2H2Q", 1, 16, number, number), size=0xFFFFFFFF, packed=0xFFFFFFFF),
@@ -185,12 +187,15 @@ def of_members(parts: list[Member], chance: random.Random) -> bytes:
 def trees() -> list[Any]:
     made = torch.Generator().manual_seed(0)
     flat = torch.randn(60, generator=made)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     return [
         {"a": torch.randn(3, 4, generator=made), "b": flat[5:20].view(3, 5), "c": flat[5:20].view(3, 5).t()},
         {"p": torch.nn.Parameter(torch.ones(2)), "n": {"x": [torch.arange(5), torch.tensor(1.5)], "y": (1, None)}},
-        {"h": torch.randn(4).half(), "u": torch.arange(6).to(torch.uint16), "e": torch.arange(3.0).expand(2, 3)},
-        {"s": torch.eye(3).to_sparse(), "k": torch.randn(2, dtype=torch.complex64).conj(), "z": torch.empty(0)},
-        torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).state_dict(),
+        {"h": torch.randn(4, generator=made).half(), "u": torch.arange(6).to(torch.uint16), "e": torch.arange(3.0).expand(2, 3)},
+        {"s": torch.eye(3).to_sparse(), "k": torch.randn(2, dtype=torch.complex64, generator=made).conj(), "z": torch.empty(0)},
+        network.state_dict(),
     ]
 
 

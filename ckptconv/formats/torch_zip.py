@@ -51,6 +51,8 @@ _ZIP64_FIELD = 1
 # Flags: encrypted in one of three ways; sizes and checksum follow the payload; the name is UTF-8.
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _UTF8 = 0x800
+# Of the attributes that a file had: that it was a directory.
+_IS_DIRECTORY = 0x10
 # In place of a number that needs more than 32 bits, and stands in the zip64 field.
 _ZIP64 = 0xFFFFFFFF
 # The end record and the zip64 records before it; and with the longest comment after it.
@@ -179,6 +181,7 @@ class _Archive:
         # Where payloads begin; 0 until the local header has been read.
         self.payloads = array.array("Q", bytes(self.sizes.itemsize * len(self.sizes)))
         self.prefix = self._prefix()
+        self._check_case()
         self._storages = self.prefix + _STORAGES
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
@@ -264,7 +267,7 @@ class _Archive:
                 raise self.corrupt(f"its directory ends after {index} of {count} members")
             (
                 signature, _, _, flags, method, _, _, crc, packed, size, name_length, extra_length, comment_length,
-                _, _, _, header,
+                _, _, attributes, header,
             ) = _ENTRY.unpack_from(directory, at)  # fmt: skip
             if signature != _ENTRY_SIGNATURE:
                 raise self.corrupt(f"member {index} of {count} is not in the directory where it should be")
@@ -284,6 +287,9 @@ class _Archive:
                 raise self.corrupt(f"it has two members named {name[:100]!r}")
             if flags & _ENCRYPTED:
                 raise UnsupportedError(f"{self._name}: member {name[:100]!r} is encrypted.", "Decrypt it first.")
+            if size and attributes & _IS_DIRECTORY:
+                # torch reads nothing of it, and takes whatever is in memory for the storage.
+                raise self.corrupt(f"member {name[:100]!r} of {size} bytes is marked as a directory")
             if not method and packed != size:
                 raise self.corrupt(f"member {name[:100]!r} is stored, in {packed} bytes for {size}")
             self.rows[name] = index
@@ -350,6 +356,17 @@ class _Archive:
                 f"{len(self.rows)} members ({some}{', …' if len(self.rows) > 5 else ''})."
             )
         return prefixes[0]
+
+    def _check_case(self) -> None:
+        """Refuse members that differ in upper and lower case only: torch looks for either, and may find the other."""
+        lowered: set[str] = set()
+        for name in self.rows:
+            inner = name[len(self.prefix) :]
+            low = inner.lower()
+            if low != inner and not inner.startswith("code/"):
+                if low in lowered or self.prefix + low in self.rows:
+                    raise self.corrupt(f"it has another member that is named {name[:100]!r} but for upper case")
+                lowered.add(low)
 
     @property
     def is_script(self) -> bool:

@@ -113,6 +113,7 @@ class Member:
     local_size: int | None = None
     local_packed: int | None = None
     local_extra: bytes = b""
+    attributes: int = 0
     signature: bytes = b"PK\x03\x04"
 
     def changed(self, **changes: Any) -> Member:
@@ -167,7 +168,7 @@ def zipped(parts: list[Member], *, before: bytes = b"", after: bytes = b"", comm
         entries += struct.pack(
             "<4s6H3I5H2I",
             b"PK\x01\x02", 20, 20, part.flags, part.method, 0, 0, crc, packed, size,
-            len(raw_name), len(part.extra), 0, 0, 0, 0, header,
+            len(raw_name), len(part.extra), 0, 0, 0, part.attributes, header,
         )  # fmt: skip
         entries += raw_name + part.extra
     count = min(end.get("count", len(parts)), 0xFFFF)

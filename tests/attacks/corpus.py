@@ -193,6 +193,12 @@ zip_case(
     CORRUPT, "two_storages", "two members of the same name with other data",
     zipped([*M, STORED.changed(data=OTHER)]),
 )  # fmt: skip
+zip_case(
+    CORRUPT, "two_cases", "two members whose names differ in upper case only",
+    zipped([PICKLE, Member("archive/DATA/0", OTHER), *M[1:]]),
+)  # fmt: skip
+zip_case(CORRUPT, "storage_directory", "a storage that says it is a directory", zipped(swapped(attributes=0x10)))
+zip_case(DONE, "empty_directory", "a directory", zipped([Member("archive/data/", attributes=0x10), *M]))
 zip_case(CORRUPT, "two_trees", "two checkpoints in one archive", zipped([*M, *members(P, prefix="other")]))
 zip_case(CORRUPT, "alias", "two members with the same place", zipped([*M, Member("archive/data/1", DATA, header=0)]))
 zip_case(CORRUPT, "overlap", "a member that reaches into the next", zipped(swapped(size=200, packed=200)))
