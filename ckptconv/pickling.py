@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from .errors import UsageError
+from .errors import UnsupportedError, UsageError
 from .order import ordered
 from .tensors import DTYPES
 from .tree import Global, NumpyArray, NumpyScalar, Size, TorchConstant
@@ -44,7 +44,8 @@ Reducer: TypeAlias = Callable[[Any], Any]
 
 
 def dumps(tree: Any, reducer: Reducer = lambda value: None) -> bytes:
-    """`tree` as a pickle. Raises UsageError for a value that has no form in a pickle."""
+    """`tree` as a pickle. Raises UsageError for a value of a type that has no form in a pickle, and UnsupportedError
+    for a name that nothing of torch or numpy has."""
     return _Pickler(reducer).run(tree)
 
 
@@ -179,7 +180,7 @@ class _Pickler:
             self.out.append(self.get(number))
             return
         if not all(part.isprintable() for part in value):  # a new line would end the name, and begin an instruction
-            raise UsageError(f"The name {str(value)[:100]!r} cannot be written into a pickle.")
+            raise UnsupportedError(f"The name {str(value)[:100]!r} cannot be written into a pickle.")
         self.texts[value] = self.count
         self.out.append(b"c" + f"{value.module}\n{value.name}\n".encode() + self.put())
 
@@ -256,27 +257,28 @@ _CONSTANT_NAMES = {
     "dtype": re.compile(rf"{'|'.join(DTYPES)}|u?int[1-7]"),
     "qscheme": re.compile("per_(tensor|channel)_(affine|symmetric)|per_channel_affine_float_qparams"),
     "memory_format": re.compile("contiguous_format|channels_last|channels_last_3d|preserve_format"),
+    "layout": re.compile("strided|_mkldnn|jagged|sparse_(coo|csr|csc|bsr|bsc)"),
+    "device": re.compile("[a-z][a-z0-9_]{0,50}(:[0-9]{1,9})?"),
 }
 _NUMPY_DTYPE = re.compile("([<>|=])([biufcSUV])([0-9]{1,9})|([<>])([mM])8(?:\\[([0-9]{0,9})([A-Za-z]{1,2})\\])?")
 
 
 def _constant(value: TorchConstant) -> Any:
-    if value.kind == "device":
-        name, _, index = value.name.partition(":")
-        numbered = index.isascii() and index.isdecimal() and len(index) < 10
-        return Call(Global("torch", "device"), (name, int(index)) if numbered else (value.name,))
-    if value.kind == "layout":
-        return Call(Global("torch.serialization", "_get_layout"), (f"torch.{value.name}",))
     names = _CONSTANT_NAMES.get(value.kind)
     if not names or not names.fullmatch(value.name):
-        raise UsageError(f"torch has no {value.kind[:40]!r} named {value.name[:40]!r} that could be written.")
+        raise UnsupportedError(f"torch has no {value.kind[:40]!r} named {value.name[:40]!r} that could be written.")
+    if value.kind == "device":
+        name, _, index = value.name.partition(":")
+        return Call(Global("torch", "device"), (name, int(index)) if index else (name,))
+    if value.kind == "layout":
+        return Call(Global("torch.serialization", "_get_layout"), (f"torch.{value.name}",))
     return Global("torch", value.name)
 
 
 def _numpy_dtype(dtype: str) -> Call:
     found = _NUMPY_DTYPE.fullmatch(dtype)
     if not found:
-        raise UsageError(f"A numpy value of dtype {dtype[:40]!r} cannot be written into a pickle.")
+        raise UnsupportedError(f"A numpy value of dtype {dtype[:40]!r} cannot be written into a pickle.")
     order, kind, digits, dated, counting, count, unit = found.groups()
     if counting:
         counted = (None, ((unit or "generic").encode(), int(count or 1), 1, 1))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import foreign, keymap, select
-from .errors import UnsupportedError, UsageError
+from .errors import CkptconvError, UnsupportedError, UsageError
 from .formats.source import Source
 from .outputs.torch_tree import KINDS, TorchTree
 from .plan import Plan, identify
@@ -87,8 +87,11 @@ def plan_restored(
         }
         structure = keymap.remap(structure, {name: None for name in tensors if name not in names})
         tree = keymap.unflatten(flat, structure, live_values=False)
-    written = TorchTree(tree, plain=drop_opaque)
-    file = written.plan(basename(path), _stem(path))
+    try:
+        written = TorchTree(tree, plain=drop_opaque)
+        file = written.plan(basename(path), _stem(path))
+    except CkptconvError as error:
+        raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
     return Restored(Plan((file,), identify((file,), source.inputs)), written.tensors, left_out, demoted, written)
 
 

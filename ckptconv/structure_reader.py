@@ -46,6 +46,7 @@ KEY_DEPTH = 1000
 
 _FLOAT = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)", re.ASCII)
 _NAN = re.compile(r"nan:[0-9a-f]{16}")
+_NUMPY_DTYPE = re.compile(r"[<>|=]?([biufcSUVMm])([0-9]{1,9})(?:\[.*\])?", re.ASCII)
 _INTEGER = re.compile(r"-?0x[0-9a-f]+")
 # What a tensor left out leaves behind.
 _DROPPED: Any = object()
@@ -101,7 +102,23 @@ def _make_array(dtype: Any, shape: Any, order: Any, data: Any) -> NumpyArray:
     typed(str, dtype, order)
     typed(bytes, data)
     expect(type(shape) is tuple and all(map(is_count, shape)) and order in ("C", "F"), "an array has no valid shape")
+    _check_elements(dtype, math.prod(shape), data)
     return NumpyArray(dtype, shape, order, data)
+
+
+def _make_scalar(dtype: Any, data: Any) -> NumpyScalar:
+    typed(str, dtype)
+    typed(bytes, data)
+    _check_elements(dtype, 1, data)
+    return NumpyScalar(dtype, data)
+
+
+def _check_elements(dtype: str, count: int, data: bytes) -> None:
+    """Check the number of bytes, where the dtype tells it."""
+    plain = _NUMPY_DTYPE.fullmatch(dtype)
+    if plain:
+        size = int(plain[2]) * (4 if plain[1] == "U" else 1)
+        expect(count * size == len(data), f"{count} elements of {dtype} have {len(data)} bytes")
 
 
 def _make_frozenset(values: list[Any]) -> frozenset[Any]:
@@ -120,7 +137,7 @@ _MADE: dict[str, Callable[[list[Any]], Any]] = {
     "slice": lambda values: slice(*values),
     "global": lambda values: Global(*typed(str, *values)),
     "torch": lambda values: TorchConstant(*typed(str, *values)),
-    "numpy.scalar": lambda values: NumpyScalar(*typed(str, values[0]), *typed(bytes, *values[1:])),
+    "numpy.scalar": lambda values: _make_scalar(*values),
     "numpy.array": lambda values: _make_array(*values),
 }
 _EXACT_PARTS = {"bytearray": 1, "range": 3, "slice": 3, "global": 2, "torch": 2, "numpy.scalar": 2, "numpy.array": 4}

@@ -193,8 +193,16 @@ def trees() -> list[Any]:
     return [
         {"a": torch.randn(3, 4, generator=made), "b": flat[5:20].view(3, 5), "c": flat[5:20].view(3, 5).t()},
         {"p": torch.nn.Parameter(torch.ones(2)), "n": {"x": [torch.arange(5), torch.tensor(1.5)], "y": (1, None)}},
-        {"h": torch.randn(4, generator=made).half(), "u": torch.arange(6).to(torch.uint16), "e": torch.arange(3.0).expand(2, 3)},
-        {"s": torch.eye(3).to_sparse(), "k": torch.randn(2, dtype=torch.complex64, generator=made).conj(), "z": torch.empty(0)},
+        {
+            "h": torch.randn(4, generator=made).half(),
+            "u": torch.arange(6).to(torch.uint16),
+            "e": torch.arange(3.0).expand(2, 3),
+        },
+        {
+            "s": torch.eye(3).to_sparse(),
+            "k": torch.randn(2, dtype=torch.complex64, generator=made).conj(),
+            "z": torch.empty(0),
+        },
         network.state_dict(),
     ]
 

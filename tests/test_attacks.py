@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from attacks import corpus
 from attacks.assemble import VALUES
 from attacks.corpus import CASES, Case
 from attacks.directories import DIRECTORIES, Directory
+from attacks.headers import FILES, SETS
 from attacks.live import ODD
 from checkpoints import ckptconv_here
 from safetensors.torch import load_file
@@ -22,19 +24,30 @@ from safetensors.torch import load_file
 from ckptconv import attacks
 from ckptconv.tree import Global
 
-FAMILIES = sorted({case.family for case in CASES.values()})
+ALL = [*CASES.values(), *FILES.values()]
+SETS_OF_FILES = [*DIRECTORIES.values(), *SETS.values()]
+FAMILIES = sorted({case.family for case in ALL})
 LIVE = [case for case in CASES.values() if case.live]
 W = torch.tensor(VALUES).reshape(2, 3)
 
-# Loads every file it is given with torch.load, and names those that made the canary.
+# Loads every file it is given with torch.load, or as OLMo loads safetensors, and names those that made the canary.
 VICTIM = """
-import os, sys, torch, warnings
+import base64, os, pickle, sys, torch, warnings
+from safetensors.torch import load_file
+def load(path):
+    if path.endswith(".pt"):
+        torch.load(path, weights_only=False)
+    else:
+        for name, tensor in load_file(path).items():
+            path, pickled = pickle.loads(base64.urlsafe_b64decode(name))
+            if pickled:
+                pickle.loads(bytes(tensor.numpy()))
 warnings.simplefilter("ignore")
 canary = sys.argv[1]
 sys.stdout = sys.stderr
 for path in sys.argv[2:]:
     try:
-        torch.load(path, weights_only=False)
+        load(path)
     except BaseException:
         pass
     if os.path.lexists(canary):
@@ -56,6 +69,15 @@ def filled(directory: Directory, place: Path) -> Path:
     return directory.make(inside, str(place / "canary"))
 
 
+def output_of(command: str, place: Path) -> Path:
+    return place / ("model.pt" if command == "safetensors2pt" else "model.safetensors")
+
+
+def loaded(output: Path) -> Any:
+    """What an output holds, read as carelessly as can be."""
+    return torch.load(output, weights_only=False) if output.suffix == ".pt" else load_file(output)
+
+
 def test_the_manifest_says_what_the_corpus_is() -> None:
     assert corpus.MANIFEST.read_text() == corpus.manifest_text(), "python -m attacks.corpus --manifest, in tests/"
     assert len(CASES) >= 150
@@ -64,7 +86,7 @@ def test_the_manifest_says_what_the_corpus_is() -> None:
 
 def test_the_live_files_are_live(tmp_path: Path) -> None:
     """Else it would be no wonder that they do nothing here."""
-    paths = [written(case, tmp_path) for case in LIVE]
+    paths = [written(case, tmp_path) for case in ALL if case.live]
     for directory in DIRECTORIES.values():
         if directory.live:
             # The file alone, under the name of the directory.
@@ -77,14 +99,14 @@ def test_the_live_files_are_live(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_file_ends_as_it_should(family: str, tmp_path: Path) -> None:
-    output = tmp_path / "out" / "model.safetensors"
-    output.parent.mkdir()
-    for case in CASES.values():
+    (tmp_path / "out").mkdir()
+    for case in ALL:
         if case.family != family:
             continue
+        output = output_of(case.command, tmp_path / "out")
         path = written(case, tmp_path)
         started = time.process_time()
-        run = ckptconv_here("pt2safetensors", path, output, "--no-fsync")
+        run = ckptconv_here(case.command, path, output, "--no-fsync")
         assert time.process_time() - started < 10, case.file
         assert run.code == case.exit, f"{case.file}: {run.err}"
         assert not (tmp_path / "canary").exists(), case.file
@@ -93,20 +115,21 @@ def test_every_file_ends_as_it_should(family: str, tmp_path: Path) -> None:
             assert len(run.err.splitlines()) == 1, run.err
             assert str(path) in run.err or str(output) in run.err, run.err
         else:
+            tensors = loaded(output)
+            assert not (tmp_path / "canary").exists(), case.file
             if case.whole:
-                tensors = load_file(output)
                 assert torch.equal(tensors["w"].view(torch.int32), W.view(torch.int32)), case.file
             output.unlink()
         path.unlink()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out"]
 
 
-@pytest.mark.parametrize("family", sorted({directory.family for directory in DIRECTORIES.values()}))
+@pytest.mark.parametrize("family", sorted({directory.family for directory in SETS_OF_FILES}))
 def test_every_directory_ends_as_it_should(family: str, tmp_path: Path) -> None:
-    output = tmp_path / "model.safetensors"
-    for directory in DIRECTORIES.values():
+    for directory in SETS_OF_FILES:
         if directory.family != family:
             continue
+        output = output_of(directory.command, tmp_path)
         source = filled(directory, tmp_path)
         started = time.process_time()
         run = ckptconv_here(directory.command, source, output, "--no-fsync")
@@ -117,6 +140,9 @@ def test_every_directory_ends_as_it_should(family: str, tmp_path: Path) -> None:
         if run.code:
             assert len(run.err.splitlines()) == 1, run.err
             assert str(source.parent) in run.err, run.err
+        else:
+            loaded(output)
+            assert not (tmp_path / "canary").exists(), directory.file
         output.unlink(missing_ok=True)
 
 
@@ -133,6 +159,22 @@ def test_with_inert_an_attack_is_converted_and_still_does_nothing(tmp_path: Path
             if case.whole:
                 assert torch.equal(load_file(output)["w"], W), case.file
             output.unlink()
+
+
+def test_what_is_left_of_a_safetensors_file_with_calls_in_it_runs_nothing(tmp_path: Path) -> None:
+    """With --drop-opaque and --inert, whatever can be written is; whoever loads it runs none of it."""
+    output = tmp_path / "model.pt"
+    ends: Counter[int] = Counter()
+    for case in FILES.values():
+        path = written(case, tmp_path)
+        run = ckptconv_here("safetensors2pt", path, output, "--no-fsync", "--drop-opaque", "--inert")
+        ends[run.code] += 1
+        if not run.code:
+            loaded(output)
+            output.unlink()
+        assert not (tmp_path / "canary").exists(), case.file
+        path.unlink()
+    assert ends[corpus.DONE] > 30
 
 
 def test_inspect_refuses_them_too_and_with_inert_shows_every_class_they_mention(tmp_path: Path) -> None:
@@ -154,13 +196,15 @@ def test_inspect_refuses_them_too_and_with_inert_shows_every_class_they_mention(
 
 def test_the_whole_corpus_takes_little_memory(tmp_path: Path) -> None:
     """In one process, one after the other: what the worst of them takes, all of them take."""
-    paths = [written(case, tmp_path) for case in CASES.values()]
+    paths = [f"{case.command} {written(case, tmp_path)}" for case in ALL]
     code = (
         "import sys, contextlib, io\n"
         "from ckptconv import cli\n"
-        "for path in sys.argv[1:]:\n"
+        "for each in sys.argv[1:]:\n"
+        "    command, _, path = each.partition(' ')\n"
+        "    output = path + ('.pt' if command == 'safetensors2pt' else '.safetensors')\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):\n"
-        "        cli.main(['pt2safetensors', path, path + '.safetensors', '--dry-run', '--quiet'])\n"
+        "        cli.main([command, path, output, '--dry-run', '--quiet'])\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )
     done = subprocess.run(

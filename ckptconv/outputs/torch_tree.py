@@ -6,7 +6,7 @@ Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`; what is wr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,17 +26,45 @@ from .torch_zip import file_plan
 # further apart than this many times what they show do not share a storage any more.
 _SPARSE = 64
 _SMALL = 1 << 20
-# The parts of each kind of composite, as the functions that make it take them, and these functions.
-_PARTS = {
-    "sparse_coo": ("indices", "values", "shape"),
-    "sparse_csr": ("crow_indices", "col_indices", "values", "shape"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values", "shape"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values", "shape"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values", "shape"),
-    "nested": ("values", "sizes", "strides", "storage_offsets"),
-    "meta": ("dtype", "shape", "strides", "requires_grad"),
-    "quantized": ("values", "qscheme"),
+
+
+def _is_tensor(part: Any) -> bool:
+    return isinstance(part, (LazyTensor, Composite))
+
+
+def _is_counts(part: Any) -> bool:
+    return isinstance(part, tuple) and all(type(count) is int and count >= 0 for count in part)
+
+
+def _is_constant(part: Any) -> bool:
+    return type(part) is TorchConstant
+
+
+def _is_number(part: Any) -> bool:
+    return type(part) in (int, float)
+
+
+# The parts of each kind of composite, as the functions that make it take them, what they have to be, and these
+# functions.
+_PARTS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "sparse_coo": {"indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
+    "sparse_csr": {"crow_indices": _is_tensor, "col_indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
+    "sparse_bsr": {"crow_indices": _is_tensor, "col_indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
+    "sparse_csc": {"ccol_indices": _is_tensor, "row_indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
+    "sparse_bsc": {"ccol_indices": _is_tensor, "row_indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
+    "nested": {"values": _is_tensor, "sizes": _is_tensor, "strides": _is_tensor, "storage_offsets": _is_tensor},
+    "meta": {
+        "dtype": _is_constant,
+        "shape": _is_counts,
+        "strides": _is_counts,
+        "requires_grad": lambda part: type(part) is bool,
+    },
+    "quantized": {"values": _is_tensor, "qscheme": _is_constant},
 }
+_QUANTIZERS: tuple[dict[str, Callable[[Any], bool]], ...] = (
+    {"scale": _is_number, "zero_point": _is_number},
+    {"scales": _is_tensor, "zero_points": _is_tensor, "axis": _is_number},
+)
 _REBUILDING = {"nested": "_rebuild_nested_tensor", "meta": "_rebuild_meta_tensor_no_storage"}
 # The kinds of tensors that are no class of their own; a buffer is an attribute.
 PLAIN_KINDS = frozenset({"tensor", "buffer"})
@@ -220,9 +248,9 @@ class TorchTree:
     def _composite(self, value: Composite) -> Call:
         """A tensor that is made of several."""
         parts = value.parts
-        lacking = [name for name in _PARTS[value.kind] if name not in parts]
-        if lacking:
-            raise CorruptError(f"A {value.kind} tensor lacks its {', '.join(lacking)}: its record is not sound.")
+        unsound = [name for name, is_sound in _PARTS[value.kind].items() if not is_sound(parts.get(name))]
+        if unsound:
+            raise CorruptError(f"A {value.kind} tensor has no valid {', '.join(unsound)}: its record is not sound.")
         if value.kind == "quantized":
             made = self._quantized(parts)
         else:
@@ -237,8 +265,8 @@ class TorchTree:
 
     def _quantized(self, parts: Mapping[str, Any]) -> Call:
         values = parts["values"]
-        names = ("scale", "zero_point") if "scale" in parts else ("scales", "zero_points", "axis")
-        if not isinstance(values, LazyTensor) or not all(name in parts for name in names):
+        names = _QUANTIZERS["scale" not in parts]
+        if not isinstance(values, LazyTensor) or not all(fits(parts.get(name)) for name, fits in names.items()):
             raise CorruptError("A quantized tensor lacks its values or its scale: its record is not sound.")
         facts = values.facts if isinstance(values, Tagged) else TensorFacts()
         room, offset, strides = self._place(values, facts)

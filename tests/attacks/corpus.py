@@ -64,6 +64,10 @@ class Case:
     live: bool = False
     whole: bool = False
 
+    @property
+    def command(self) -> str:
+        return "safetensors2pt" if self.file.endswith(".safetensors") else "pt2safetensors"
+
 
 CASES: dict[str, Case] = {}
 
@@ -611,10 +615,11 @@ for _name, (_exit, _why, _data) in NOT_CHECKPOINTS.items():
 
 def manifest() -> list[dict[str, object]]:
     from .directories import DIRECTORIES
+    from .headers import FILES, SETS
 
     return [
         {"file": case.file, "family": case.family, "exit": case.exit, "live": bool(case.live), "why": case.why}
-        for case in (*CASES.values(), *DIRECTORIES.values())
+        for case in (*CASES.values(), *FILES.values(), *DIRECTORIES.values(), *SETS.values())
     ]
 
 
@@ -625,17 +630,18 @@ def manifest_text() -> str:
 
 if __name__ == "__main__":
     from .directories import DIRECTORIES
+    from .headers import FILES, SETS
 
     if sys.argv[1:] == ["--manifest"]:
         MANIFEST.write_text(manifest_text())
     else:
         target = Path(sys.argv[1])
         target.mkdir(parents=True, exist_ok=True)
-        for case in CASES.values():
+        for case in (*CASES.values(), *FILES.values()):
             (target / case.file).write_bytes(case.make(str(target / "canary")))
-        for directory in DIRECTORIES.values():
+        for directory in (*DIRECTORIES.values(), *SETS.values()):
             place = target / directory.file / "in"
             place.mkdir(parents=True)
             directory.make(place, str(target / "canary"))
         (target / "manifest.json").write_text(manifest_text())
-        print(f"{len(CASES)} files and {len(DIRECTORIES)} directories in {target}")
+        print(f"{len(CASES) + len(FILES)} files and {len(DIRECTORIES) + len(SETS)} directories in {target}")

@@ -50,7 +50,7 @@ class Directory:
 
     @property
     def command(self) -> str:
-        return "zero-to-fp32" if self.family == "DeepSpeed" else "pt2safetensors"
+        return {"DeepSpeed": "zero-to-fp32", "safetensors set": "safetensors2pt"}.get(self.family, "pt2safetensors")
 
 
 DIRECTORIES: dict[str, Directory] = {}
