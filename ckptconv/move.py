@@ -4,20 +4,25 @@ An output file is made window by window. A window is an interval of the output n
 from as few reads as its moves allow, then written with one call. Windows are independent of each other, so threads
 take them as they come. A tensor whose bytes lie in another order than the output wants them (a transpose) is instead
 moved as tiles, each written wherever it belongs.
+
+Where a file is read from far away, or is written from beginning to end, one thread takes the windows in order: others
+fetch what the next ones need, and send what was made.
 """
 
 from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from . import kernels
+from .ahead import Ahead, Range, is_far
 from .crc import combine
 from .plan import Data, FilePlan, Late, Literal
+from .spool import SpoolingReaders
 from .storage import MAX_BUFFERS, Readers, Writer
 from .tensors import BLOCK, GAP, File, LazyTensor, Move, Runs, Stored
 
@@ -29,6 +34,8 @@ Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 ALIGNMENT = 64
 # Threads are given small stacks: eight of the usual 8 MiB would count as 64 MiB of memory.
 STACK = 512 << 10
+# What lies between the runs of a strided tensor is fetched along from far away, up to so many times what is wanted.
+SPARSE = 4
 
 
 class Piece(NamedTuple):
@@ -48,10 +55,13 @@ class Window(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A move whose result is written run by run, to the part that begins at `start` of the output file."""
+    """A move whose result is written run by run, to where `part` is in the output file."""
 
-    start: int
+    part: Data
     move: Move
+
+
+Task: TypeAlias = Window | Tile | Late
 
 
 @dataclass
@@ -68,12 +78,13 @@ class Tally:
         self.overflows += other.overflows
 
 
-def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile]:
-    """The work that makes `file`, in windows of at most `unit` bytes, and tiles of at most twice that."""
+def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Task]:
+    """The work that makes `file`, in windows of at most `unit` bytes, and tiles of at most twice that. What comes late
+    comes in its place where the file is not `positioned`, and else not at all."""
     pieces: list[Piece] = []
     start = at = 0
     # A tile is no piece of anything whose CRC could be taken.
-    positioned = positioned and not file.digested
+    random_access, positioned = positioned, positioned and not file.digested
     for part in file.parts:
         if part.offset != at:
             raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
@@ -83,12 +94,14 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Window | Tile
             if pieces:
                 yield Window(start, part.offset, pieces)
             pieces, start = [], at
+            if not random_access:
+                yield part
             continue
         if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
             if pieces:
                 yield Window(start, part.offset, pieces)
             for move in part.tensor.moves(0, size, "source", 2 * unit):
-                yield Tile(part.offset, move)
+                yield Tile(part, move)
             pieces, start = [], at
             continue
         done = 0
@@ -117,13 +130,14 @@ class _Worker:
 
     def __init__(
         self,
-        readers: Readers,
+        readers: Readers | Ahead[Task],
         writer: Writer | None,
         unit: int,
         digesting: bool = False,
         seen: Seen | None = None,
     ) -> None:
         self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
+        self.fetches = isinstance(readers, Ahead)
         # By the name of the tensor: position, bytes and CRC-32 of every piece made.
         self.digests: dict[str, list[tuple[int, int, int]]] | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
@@ -131,9 +145,15 @@ class _Worker:
         self.junk = memoryview(bytearray(GAP))
         self.tally = Tally()
 
-    def run(self, task: Window | Tile) -> int:
+    def run(self, task: Task) -> int:
         """Carry out `task`; the bytes it wrote."""
-        size = self._fill(task) if isinstance(task, Window) else self._place(task)
+        if isinstance(task, Late):
+            # All of its data was made by this worker.
+            data = task.make(_Digests(self.digests or {}))
+            self._write(task.offset, memoryview(data))
+            size = len(data)
+        else:
+            size = self._fill(task) if isinstance(task, Window) else self._place(task)
         self.tally.bytes_written += size
         return size
 
@@ -144,8 +164,13 @@ class _Worker:
             for part, start, stop in window.pieces:
                 if isinstance(part, Data):
                     base = part.offset - window.start
-                    crc = zlib.crc32(out[base + start : base + stop])
-                    self.digests.setdefault(part.name, []).append((start, stop - start, crc))
+                    made = self.digests.setdefault(part.name, [])
+                    data = out[base + start : base + stop]
+                    if made and made[-1][0] + made[-1][1] == start:
+                        first, size, crc = made.pop()
+                        made.append((first, size + len(data), zlib.crc32(data, crc)))
+                    else:
+                        made.append((start, len(data), zlib.crc32(data)))
         return len(out)
 
     def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
@@ -192,7 +217,7 @@ class _Worker:
             self.window = memoryview(bytearray(size))
         result = self._result(tile.move, self.window[:size])
         assert self.writer is not None
-        self.writer.write_runs(target.shifted(tile.start).offsets(), target.length, result)
+        self.writer.write_runs(target.shifted(tile.part.offset).offsets(), target.length, result)
         return size
 
     def _result(self, move: Move, out: memoryview | None = None) -> memoryview:
@@ -239,8 +264,8 @@ class _Worker:
                 self.seen(file, Runs(offset, len(to)), to)
 
     def _count(self, file: File, size: int) -> None:
-        # What was packed has been read once already, to unpack it.
-        if file.packed is None:
+        # What was packed, or came from far away, was counted when it was read for this.
+        if file.packed is None and not (self.fetches and is_far(file)):
             self.tally.bytes_read += size
 
 
@@ -258,8 +283,11 @@ def carry_out(
 
     `seen` is told of every piece of data that is read, by any of the threads.
     """
-    if not writer.positioned or file.size <= BLOCK:
-        jobs = 1  # order matters, or there is nothing to share
+    far = _reads_far(file)
+    if far or not writer.positioned:
+        return _in_order(file, writer, readers, memory, progress, seen, far)
+    if file.size <= BLOCK:
+        jobs = 1  # there is nothing to share
     # Four of these is what a worker holds at most.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
@@ -274,22 +302,130 @@ def carry_out(
     total = Tally()
     for worker in workers:
         total.add(worker.tally)
+    _write_late(file, writer, workers, total)
+    return total
+
+
+def _reads_far(file: FilePlan) -> bool:
+    # The files of a tensor lie all in one place, and may be many.
+    first = (next(part.tensor.inputs(), None) for part in file.parts if isinstance(part, Data))
+    return any(each is not None and is_far(each) for each in first)
+
+
+def _in_order(
+    file: FilePlan,
+    writer: Writer,
+    readers: Readers,
+    memory: int,
+    progress: Progress | None,
+    seen: Seen | None,
+    far: bool,
+) -> Tally:
+    """Make `file` from beginning to end in this thread, while others read what comes next, if it is `far`."""
+    unit = max(min(BLOCK, memory // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
+    queue = tasks(file, unit, writer.positioned)
+    if not far:
+        worker = _Worker(readers, writer, unit, file.digested, seen)
+        _take(queue, worker, progress)
+    else:
+        assert isinstance(readers, SpoolingReaders)
+        needs = _Needs(unit)
+        with Ahead(readers, readers.spool, needs, memory=memory) as ahead:
+            worker = _Worker(ahead, writer, unit, file.digested, seen)
+            _take(ahead.over(queue), worker, progress)
+        worker.tally.bytes_read += ahead.bytes_fetched
+    if writer.positioned:
+        _write_late(file, writer, [worker], worker.tally)
+    return worker.tally
+
+
+def _take(queue: Iterator[Task], worker: _Worker, progress: Progress | None) -> None:
+    for task in queue:
+        size = worker.run(task)
+        if progress:
+            progress(size)
+
+
+class _Needs:
+    """What a task reads from far away, as ranges.
+
+    A scattered tensor needs all that lies between its first byte and its last: nearly every task reads here and there
+    in all of it.
+    """
+
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+        self._whole: tuple[LazyTensor, list[Range]] | None = None
+
+    def __call__(self, task: Task) -> Iterator[Range]:
+        if isinstance(task, Tile):
+            yield from self._around(task.part.tensor) or _read_by([task.move])
+        elif isinstance(task, Window):
+            for part, start, stop in task.pieces:
+                if isinstance(part, Data):
+                    tensor = part.tensor
+                    whole = self._around(tensor) if part.nbytes > self._unit and tensor.scattered else []
+                    yield from whole or _read_by(tensor.moves(start, stop, "output", self._unit))
+
+    def _around(self, tensor: LazyTensor) -> list[Range]:
+        """All between the first and the last byte of a tensor, in each of its files; nothing if most of it is not
+        the tensor's."""
+        if self._whole is None or self._whole[0] is not tensor:
+            ends: dict[File, tuple[int, int]] = {}
+            for file, start, stop in _read_by(tensor.moves(0, tensor.nbytes, "source", BLOCK)):
+                low, high = ends.get(file, (start, stop))
+                ends[file] = min(low, start), max(high, stop)
+            ranges = [Range(file, start, stop) for file, (start, stop) in ends.items()]
+            if sum(stop - start for _, start, stop in ranges) > SPARSE * tensor.nbytes:
+                ranges = []
+            self._whole = tensor, ranges
+        return self._whole[1]
+
+
+def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
+    for move in moves:
+        file, source = move.file, move.source
+        if file is None or isinstance(source, bytes) or not is_far(file):
+            continue
+        stop = source.offset + source.length + sum((count - 1) * distance for count, distance in source.grid)
+        if stop - source.offset <= SPARSE * source.nbytes:
+            yield Range(file, source.offset, stop)
+        else:
+            yield from (Range(file, offset, offset + source.length) for offset in source.offsets())
+
+
+def _write_late(file: FilePlan, writer: Writer, workers: Sequence[_Worker], total: Tally) -> None:
+    """Write what is known only now that the data is."""
     if file.digested:
         digests = _digests(workers)
         for part in file.parts:
             if isinstance(part, Late):
                 writer.write_at(part.offset, memoryview(part.make(digests)))
                 total.bytes_written += part.nbytes
-    return total
 
 
-def _digests(workers: Sequence[_Worker]) -> dict[str, int]:
-    """The CRC-32 of every tensor that is not empty, by name."""
+class _Digests(Mapping[str, int]):
+    """The CRC-32 of every tensor that is not empty, by name, of the pieces that were made of it so far."""
+
+    def __init__(self, pieces: Mapping[str, list[tuple[int, int, int]]]) -> None:
+        self._pieces = pieces
+
+    def __getitem__(self, name: str) -> int:
+        return combine(self._pieces[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+
+def _digests(workers: Sequence[_Worker]) -> _Digests:
     pieces: dict[str, list[tuple[int, int, int]]] = {}
     for worker in workers:
         for name, made in (worker.digests or {}).items():
             pieces.setdefault(name, []).extend(made)
-    return {name: combine(made) for name, made in pieces.items()}
+    return _Digests(pieces)
 
 
 def same(one: LazyTensor, other: LazyTensor, readers: Readers) -> bool:
@@ -303,7 +439,7 @@ def same(one: LazyTensor, other: LazyTensor, readers: Readers) -> bool:
     )
 
 
-def _in_threads(queue: Iterator[Window | Tile], workers: list[_Worker], progress: Progress | None) -> None:
+def _in_threads(queue: Iterator[Task], workers: list[_Worker], progress: Progress | None) -> None:
     taking, stop = threading.Lock(), threading.Event()
     failures: list[BaseException] = []
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DEFAULT_MEMORY = 8 << 20
+# What the default becomes where something is far away: requests are large, and several under way.
+FAR_MEMORY = 24 << 20
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,7 @@ class Options:
     checksum: bool = False
     spool_dir: str = ""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def buffers(self, far: bool) -> int:
+        """The bound on all buffers together, in bytes, where something is `far` away or where nothing is."""
+        return FAR_MEMORY if far and self.memory == DEFAULT_MEMORY else self.memory

@@ -15,7 +15,7 @@ from .options import Options
 from .outputs import safetensors, universal
 from .plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
 from .restore import Restored, plan_restored
-from .storage import basename, is_remote
+from .storage import basename, dirname, is_remote
 from .structure import FILE_NAME, METADATA_KEY
 from .targets import OUTPUT_NAMES, Target, not_a_directory
 from .tensors import LazyTensor
@@ -71,11 +71,15 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
     return Output(target, Plan(files, identify(files, source.inputs)), {})
 
 
+def _resolved(path: str) -> str:
+    return path.rstrip("/") if is_remote(path) else os.path.realpath(path)
+
+
 def check_output(output: Output, inputs: Iterable[str], options: Options) -> None:
     """Raise UsageError for an output that would replace an input, or a file larger than was asked for."""
-    target = os.path.realpath(output.target.path)
-    for path in map(os.path.realpath, inputs):
-        directory, name = os.path.split(path)
+    target = _resolved(output.target.path)
+    for path in map(_resolved, inputs):
+        directory, name = dirname(path), basename(path)
         if path == target or (directory == target and OUTPUT_NAMES.fullmatch(name)):
             raise UsageError(f"The output would replace {path}, the input itself.", "Write it to another place.")
     size, most = output.plan.nbytes, options.max_shard_size

@@ -17,9 +17,10 @@ from .plan import Data, FilePlan, Plan
 from .planning import Output
 from .spool import SpoolingReaders
 from .staging import DirectoryStaging, FileStaging, Staging, TreeStaging
-from .storage import Syncing, check_unchanged, dirname, join
+from .storage import Syncing, check_unchanged, dirname, is_remote, join
 from .targets import OUTPUT_NAMES, Target
 from .tensors import File, LazyTensor
+from .uploads import UploadStaging
 
 
 def final_path(target: Target, file: FilePlan) -> str:
@@ -28,8 +29,17 @@ def final_path(target: Target, file: FilePlan) -> str:
     return target.path if target.is_file else join(target.path, file.name)
 
 
+def _is_ours(name: str) -> bool:
+    return OUTPUT_NAMES.fullmatch(name) is not None
+
+
 def _staging(output: Output, options: Options) -> Staging:
     path, plan_id = output.target.path, output.plan.plan_id
+    if is_remote(path):
+        memory = options.buffers(far=True) // 2
+        if output.target.is_file:
+            return UploadStaging(path, plan_id, memory, options.storage_options)
+        return UploadStaging(path, plan_id, memory, options.storage_options, safetensors.INDEX, _is_ours)
     if output.target.is_file:
         return FileStaging(path, plan_id, options.fsync)
     if output.target.is_tree:
@@ -37,7 +47,7 @@ def _staging(output: Output, options: Options) -> Staging:
     return DirectoryStaging(
         path,
         plan_id,
-        is_ours=lambda name: OUTPUT_NAMES.fullmatch(name) is not None,
+        is_ours=_is_ours,
         index=safetensors.INDEX,
         durable=options.fsync,
     )
@@ -56,6 +66,10 @@ def publish(
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
     storage_options = dict(options.storage_options)
     total = Tally()
+    sends = any(is_remote(output.target.path) for output in outputs)
+    receives = any(is_remote(file.stored.path) for file in inputs)
+    # Half is for what is read, where the other half is for what is sent.
+    memory = options.buffers(sends or receives) // (2 if sends else 1)
     with ExitStack() as stack:
         readers = stack.enter_context(SpoolingReaders(storage_options, options.spool_dir))
         if any(file.packed for file in inputs):
@@ -82,7 +96,7 @@ def publish(
                         writer,
                         readers,
                         jobs=jobs,
-                        memory=options.memory,
+                        memory=memory,
                         progress=progress,
                         seen=checksums.seen if checksums else None,
                     )

@@ -212,7 +212,7 @@ class SpoolingReaders(Readers):
     def __init__(self, options: Options | None = None, directory: str = "") -> None:
         super().__init__(options)
         self.bytes_unpacked = 0
-        self._spool = Spool(directory)
+        self.spool = Spool(directory)
         self._contents: dict[File, _Content] = {}
         self._expected: Mapping[File, int] = {}
         self._table = threading.Lock()
@@ -222,7 +222,7 @@ class SpoolingReaders(Readers):
         self._expected = reading
         size = max((file.size for file in reading), default=0)
         if size:
-            self._spool.check_space(size)
+            self.spool.check_space(size)
 
     def open(self, file: File) -> Reader:
         return super().open(file) if file.packed is None else _PackedReader(file, self)
@@ -234,21 +234,21 @@ class SpoolingReaders(Readers):
             content = self._contents.setdefault(file, _Content())
         with content.lock:
             if content.start < 0:
-                start = self._spool.room(file.size)
+                start = self.spool.room(file.size)
                 with self.reading(file.packed.file) as reader:
-                    _inflate(file, file.packed, reader, start, self._spool)
+                    _inflate(file, file.packed, reader, start, self.spool)
                 content.start, content.left = start, max(file.size, self._expected.get(file, 0))
                 with self._table:
                     self.bytes_unpacked += file.packed.nbytes
             content.users += 1
         try:
-            DescriptorReader(file, self._spool.descriptor).fill(content.start + offset, buffers)
+            DescriptorReader(file, self.spool.descriptor).fill(content.start + offset, buffers)
         finally:
             with content.lock:
                 content.users -= 1
                 content.left -= sum(map(len, buffers))
                 if content.left <= 0 and not content.users:
-                    self._spool.give_back(content.start, file.size)
+                    self.spool.give_back(content.start, file.size)
                     content.start = -1
 
     def __enter__(self) -> SpoolingReaders:
@@ -257,7 +257,7 @@ class SpoolingReaders(Readers):
     def close(self) -> None:
         super().close()
         self._contents.clear()
-        self._spool.close()
+        self.spool.close()
 
 
 class _Content:

@@ -12,13 +12,14 @@ import re
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from queue import SimpleQueue
 from typing import Any
 
-from .errors import CorruptError, FailedError, UsageError
+from . import remote
+from .errors import CkptconvError, CorruptError, FailedError, UsageError
 from .tensors import File
 
 Options = dict[str, Any]
@@ -48,34 +49,38 @@ def normalize(path: str | os.PathLike[str]) -> str:
 def join(directory: str, *names: str) -> str:
     """`names` inside `directory`, for paths and URLs alike."""
     if is_remote(directory):
-        return "/".join([directory.rstrip("/"), *names])
+        before, place, after = _chained(directory)
+        return before + "/".join([place.rstrip("/"), *names]) + after
     return os.path.join(directory, *names)
 
 
 def basename(path: str) -> str:
-    return PurePosixPath(path.rstrip("/")).name if is_remote(path) else os.path.basename(os.path.normpath(path))
+    if is_remote(path):
+        return PurePosixPath(_chained(path)[1].rstrip("/")).name
+    return os.path.basename(os.path.normpath(path))
 
 
 def dirname(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[0] if is_remote(path) else os.path.dirname(path) or "."
+    if is_remote(path):
+        before, place, after = _chained(path)
+        return before + place.rstrip("/").rpartition("/")[0] + after
+    return os.path.dirname(path) or "."
+
+
+def _chained(url: str) -> tuple[str, str, str]:
+    """A URL as what stands before the part that has the path, that part, and what stands after it.
+
+    File systems are stacked as in simplecache::s3://bucket/x.pt or zip://inner/x.pt::s3://bucket/all.zip.
+    """
+    links = url.split("::")
+    at = next((index for index, link in enumerate(links) if "://" in link), 0)
+    before, after = links[:at], links[at + 1 :]
+    return "".join(f"{link}::" for link in before), links[at], "".join(f"::{link}" for link in after)
 
 
 def reason(error: OSError) -> str:
     """What the operating system says, without its number and path."""
     return (error.strerror or str(error) or type(error).__name__).lower()
-
-
-def _filesystem(path: str, options: Options | None) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path inside it."""
-    import fsspec
-
-    try:
-        fs, inner = fsspec.core.url_to_fs(path, **(options or {}))
-    except ImportError as error:
-        raise UsageError(f"Reading {path} needs a package that is not installed: {error}.") from error
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} cannot be opened: {error}.") from error
-    return fs, inner
 
 
 # Descriptors of this process that are read under a name, and not by a path.
@@ -102,7 +107,7 @@ class Entry:
 
 def look(path: str, options: Options | None = None) -> Entry:
     """What stands under `path`; symbolic links are followed. Raises FailedError where that cannot be told."""
-    if is_remote(path):
+    if is_remote(path) and path not in _held:
         return _look_remote(path, options)
     try:
         found = os.stat(_held.get(path, path))
@@ -115,15 +120,21 @@ def look(path: str, options: Options | None = None) -> Entry:
 
 
 def _look_remote(path: str, options: Options | None) -> Entry:
-    fs, inner = _filesystem(path, options)
+    fs, inner = remote.filesystem(path, options)
     try:
-        info = fs.info(inner)
-    except FileNotFoundError:
-        return Entry("missing", File(path, 0))
+        row = remote.info(fs, inner)
+    except CkptconvError:
+        raise
     except Exception as error:
-        raise FailedError(f"{path} cannot be looked at: {_why(error)}.") from error
-    tag = next((str(info[key]) for key in ("ETag", "etag", "md5", "LastModified", "mtime") if info.get(key)), "")
-    return Entry("directory" if info["type"] == "directory" else "file", File(path, info.get("size") or 0, tag))
+        raise FailedError(f"{path} cannot be looked at: {remote.why(error)}.") from error
+    return Entry("missing", File(path, 0)) if row is None else _entry(path, row)
+
+
+def _entry(path: str, row: Mapping[str, Any]) -> Entry:
+    """What a file system tells of a path, as an entry."""
+    if row["type"] == "directory":
+        return Entry("directory", File(path, 0))
+    return Entry("file", File(path, row.get("size") or 0, remote.stamp(row)))
 
 
 def _why(error: Exception) -> str:
@@ -137,21 +148,33 @@ def _stamp(found: os.stat_result) -> str:
 def listing(directory: str, options: Options | None = None) -> dict[str, Entry]:
     """The names in a directory, sorted, with what each is."""
     if is_remote(directory):
-        fs, inner = _filesystem(directory, options)
-        try:
-            rows = fs.ls(inner, detail=True)
-        except Exception as error:
-            raise FailedError(f"{directory} cannot be listed: {_why(error)}.") from error
-        entries = {}
-        for row in rows:
-            name = PurePosixPath(row["name"].rstrip("/")).name
-            entries[name] = Entry(row["type"], File(join(directory, name), row.get("size") or 0))
-        return dict(sorted(entries.items()))
+        return _list_remote(directory, options)
     try:
         names = sorted(os.listdir(directory))
     except OSError as error:
         raise FailedError(f"{directory} cannot be listed: {reason(error)}.") from error
     return {name: look(os.path.join(directory, name)) for name in names}
+
+
+def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:
+    fs, inner = remote.filesystem(directory, options)
+    try:
+        rows = remote.names(fs, inner)
+    except FileNotFoundError:
+        return {}  # stores that have no directories know only those with something in them
+    except CkptconvError:
+        raise
+    except Exception as error:
+        raise FailedError(f"{directory} cannot be listed: {remote.why(error)}.") from error
+    entries = {}
+    for row in rows:
+        name = PurePosixPath(row["name"].rstrip("/")).name
+        # Some stores list a directory as an empty file in itself.
+        if name and row["name"].rstrip("/") != inner.rstrip("/"):
+            path = join(directory, name)
+            known = row["type"] == "directory" or (row.get("size") is not None and remote.stamp(row))
+            entries[name] = _entry(path, row) if known else _look_remote(path, options)
+    return dict(sorted(entries.items()))
 
 
 # -------------------------------------------------------------------------------------------------------- reading
@@ -209,10 +232,7 @@ class DescriptorReader(Reader):
                 del pending[: len(batch)]
                 continue
             if not count:
-                raise CorruptError(
-                    f"{self.file.path} ends at byte {offset}, where {wanted} more bytes were expected: "
-                    "the file is truncated, or was cut while it was read."
-                )
+                raise _ends_early(self.file.path, offset, wanted)
             while count >= len(pending[0]):
                 count -= len(pending.pop(0))
             pending[0] = pending[0][count:]
@@ -230,6 +250,13 @@ class DescriptorReader(Reader):
                 self.fill(offset, [run])
 
 
+def _ends_early(path: str, end: int, wanted: int) -> CorruptError:
+    return CorruptError(
+        f"{path} ends at byte {end}, where {wanted} more bytes were expected: "
+        "the file is truncated, or was cut while it was read."
+    )
+
+
 class LocalReader(DescriptorReader):
     def __init__(self, file: File) -> None:
         held = _held.get(file.path)
@@ -244,29 +271,60 @@ class LocalReader(DescriptorReader):
 
 
 class RemoteReader(Reader):
+    """Reads ranges of what a URL names, each with one request, which is made again where it failed and may work yet."""
+
     def __init__(self, file: File, options: Options | None) -> None:
         self.file = file
-        self._fs, self._path = _filesystem(file.path, options)
+        self._options = options
+        self._fs, inner = remote.filesystem(file.path, options)
+        with self._explained():
+            self._fetch = remote.ranges(self._fs, inner, file.size, file.stamp)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether its file system serves several requests at a time."""
+        return bool(getattr(self._fs, "async_impl", False))
 
     def read_at(self, offset: int, length: int) -> bytes:
         if not length:
             return b""
-        try:
-            data: bytes = self._fs.cat_file(self._path, start=offset, end=offset + length)
-        except Exception as error:
-            raise FailedError(f"{self.file.path} cannot be read: {_why(error)}.") from error
-        if len(data) != length:
-            raise CorruptError(
-                f"{self.file.path} gave {len(data)} bytes at byte {offset}, where {length} were expected: "
-                "the object is truncated, or its server does not serve ranges."
-            )
-        return data
+        if offset + length > self.file.size:
+            raise _ends_early(self.file.path, self.file.size, offset + length - self.file.size)
+
+        def attempt() -> bytes:
+            data = self._fetch(offset, offset + length)
+            if len(data) != length:
+                raise remote.ShortReadError(f"{len(data)} bytes came, where {length} were asked for")
+            return data
+
+        with self._explained():
+            return remote.retrying(attempt)
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
         data = memoryview(self.read_at(offset, sum(map(len, buffers))))
         for buffer in buffers:
             buffer[:] = data[: len(buffer)]
             data = data[len(buffer) :]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        path = self.file.path
+        try:
+            yield
+        except CkptconvError:
+            raise
+        except (remote.ChangedError, FileNotFoundError) as error:
+            raise _changed(self.file, look(path, self._options)) from error
+        except remote.NoRangesError as error:
+            raise FailedError(
+                f"{path} cannot be read in parts: {remote.why(error)}.",
+                "Download it, or convert it alone: a single file is read from beginning to end.",
+            ) from error
+        except remote.ShortReadError as error:
+            check_unchanged([self.file], self._options)
+            raise FailedError(f"{path} cannot be read: again and again, {error}.") from error
+        except Exception as error:
+            raise FailedError(f"{path} cannot be read: {remote.why(error)}.") from error
 
 
 class Readers:
@@ -330,7 +388,8 @@ def open_reader(file: File | str, options: Options | None = None) -> Reader:
         if entry.kind != "file":
             raise UsageError(f"{file} is {entry.described}, where a file was expected.")
         file = entry.file
-    return RemoteReader(file, options) if is_remote(file.path) else LocalReader(file)
+    far = is_remote(file.path) and file.path not in _held
+    return RemoteReader(file, options) if far else LocalReader(file)
 
 
 def read_text(path: str, limit: int, options: Options | None = None) -> str:
@@ -349,13 +408,17 @@ def read_text(path: str, limit: int, options: Options | None = None) -> str:
 def check_unchanged(files: Iterable[File], options: Options | None = None) -> None:
     """Raise CorruptError if one of `files` is no longer what it was when it was opened."""
     for file in files:
-        now = look(file.path, options).file
-        if (now.size, now.stamp) != (file.size, file.stamp):
-            raise CorruptError(
-                f"{file.path} changed while it was read (it had {file.size} bytes, and now has {now.size}). "
-                "The output was not written.",
-                "Convert it again once nothing writes to it.",
-            )
+        now = look(file.path, options)
+        if (now.file.size, now.file.stamp) != (file.size, file.stamp):
+            raise _changed(file, now)
+
+
+def _changed(file: File, now: Entry) -> CorruptError:
+    found = f"now has {now.file.size}" if now.kind == "file" else "is gone now"
+    return CorruptError(
+        f"{file.path} changed while it was read (it had {file.size} bytes, and {found}). The output was not written.",
+        "Convert it again once nothing writes to it.",
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- writing

@@ -14,6 +14,7 @@ from .options import Options
 from .outputs import safetensors
 from .restore import SUFFIXES
 from .storage import dirname, is_remote, join, listing, look
+from .uploads import check_writable
 
 # What an output of ours consists of; of these, a new output replaces what an earlier one left.
 OUTPUT_NAMES = re.compile(
@@ -42,8 +43,9 @@ def resolve_output(path: str, options: Options) -> Target:
     if not path:
         raise UsageError("OUTPUT is empty.", "Give a directory, or a name that ends in .safetensors.")
     if is_remote(path):
-        raise UsageError(f"{path}: writing to a URL is not supported; give a local path.")
-    entry = look(path)
+        check_writable(path, options.storage_options)
+    storage_options = dict(options.storage_options)
+    entry = look(path, storage_options)
     is_torch = path.endswith(SUFFIXES) and options.family in ("", safetensors_input.FAMILY)
     is_file = is_torch or path.endswith(safetensors.SUFFIX)
     if options.family == safetensors_input.FAMILY and not is_torch:
@@ -53,7 +55,7 @@ def resolve_output(path: str, options: Options) -> Target:
             f"{path} is a pipe or a device, and an output is put under its name by a rename.",
             "Give the name of a file or a directory.",
         )
-    if is_file and entry.kind == "directory":
+    if is_file and entry.kind == "directory" and not is_remote(path):
         raise UsageError(
             f"{path} is a directory, and a name that ends in {os.path.splitext(path)[1]} is one file.",
             "Remove it, or choose another name.",
@@ -61,12 +63,14 @@ def resolve_output(path: str, options: Options) -> Target:
     # A directory of such a name is meant only where a slash says so.
     if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
         raise not_a_directory(path)
-    if is_file and look(dirname(path)).kind != "directory":
+    # Stores have no directories to make.
+    if is_file and not is_remote(path) and look(dirname(path)).kind != "directory":
         raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
     if not options.clobber:
         present = path if is_file and entry.kind == "file" else ""
         if entry.kind == "directory":
-            present = next((join(path, name) for name in listing(path) if OUTPUT_NAMES.fullmatch(name)), "")
+            names = listing(path, storage_options)
+            present = next((join(path, name) for name in names if OUTPUT_NAMES.fullmatch(name)), "")
         if present:
             raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
     return Target(path, is_file, is_torch=is_torch)
@@ -104,6 +108,8 @@ def of_rank(target: Target, source: Source) -> Target:
 def beside(targets: Iterable[Target]) -> str:
     """A directory that is there, where or above where an output is to be; "" if none was named."""
     for target in targets:
+        if is_remote(target.path):
+            return ""
         directory = os.path.realpath(target.path)
         while not os.path.isdir(directory):
             directory = os.path.dirname(directory)

@@ -1,0 +1,486 @@
+"""Outputs on stores: written from beginning to end, in parts, and there only when whole.
+
+An upload stays invisible until it is completed, and all files of an output are completed together, the index last. S3
+is spoken to directly, with several parts under way; Google's and Azure's stores through the files that their fsspec
+packages give. Where a file system has no uploads that can wait, files grow under hidden names and are renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from queue import Queue
+from typing import Any
+
+from . import remote
+from .errors import CkptconvError, FailedError, UsageError
+from .staging import Staging
+from .storage import Writer, join
+
+Options = Mapping[str, Any]
+
+# What S3 allows: parts of at least 5 MiB, but for the last, and at most 10,000 of them.
+PART, PARTS = 5 << 20, 10_000
+MOST_PART = 5 << 30
+# Parts grow with the memory that is allowed, up to this: larger ones are hardly faster.
+GOOD_PART = 64 << 20
+# Smaller files are sent with one request, when they are committed.
+SMALL = 1 << 16
+# Unfinished uploads of our names that are older than this (seconds) belong to no living process.
+STALE = 24 * 3600
+# Threads are given small stacks: they wait for the network, nothing else.
+STACK = 512 << 10
+
+
+def part_size(size: int, memory: int) -> int:
+    """How many bytes a part of an upload of `size` bytes has, where two parts are to fit into `memory`.
+
+    Raises UsageError for a file that no upload can hold.
+    """
+    wanted = max(PART, min(memory // 2, GOOD_PART))
+    least = -(-size // PARTS)
+    if least > MOST_PART:
+        raise UsageError(f"A file of {size} bytes is larger than a store takes.", "Use a smaller --max-shard-size.")
+    unit = 1 << 20
+    return max(wanted, -(-least // unit) * unit)
+
+
+# --------------------------------------------------------------------------------------------------------- uploads
+
+
+class Upload:
+    """One file on its way. Parts are counted from 0; `parallel` says that several may be sent at a time."""
+
+    parallel = False
+
+    def send(self, number: int, data: memoryview) -> None:
+        raise NotImplementedError
+
+    def complete(self) -> None:
+        """Put the file under its name."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Throw away what was sent."""
+        raise NotImplementedError
+
+
+class _Body(io.RawIOBase):
+    """Bytes in memory as the body of a request, without a copy."""
+
+    def __init__(self, data: memoryview) -> None:
+        super().__init__()
+        self._data, self._at = data, 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + (0, self._at, len(self._data))[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        out = memoryview(buffer).cast("B")
+        data = self._data[self._at : self._at + len(out)]
+        out[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class S3Upload(Upload):
+    """A multipart upload, or for a small file one request at the end.
+
+    Source: the API of S3, CreateMultipartUpload and those around it.
+    """
+
+    parallel = True
+
+    def __init__(self, fs: Any, inner: str, size: int) -> None:
+        self._fs, self._inner, self._size = fs, inner, size
+        self._bucket, self._key, _ = fs.split_path(inner)
+        self._where = {"Bucket": self._bucket, "Key": self._key}
+        self._etags: dict[int, dict[str, Any]] = {}
+        self._small = b""
+        self._id = "" if size <= SMALL else self._call("create_multipart_upload")["UploadId"]
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        settings = self._fs.s3_additional_kwargs  # such as encryption; s3fs drops what a method does not take
+        return remote.retrying(lambda: self._fs.call_s3(method, settings, **self._where, **arguments))
+
+    def send(self, number: int, data: memoryview) -> None:
+        if not self._id:
+            self._small += bytes(data)
+            return
+        made = self._call("upload_part", UploadId=self._id, PartNumber=number + 1, Body=_Body(data))
+        sums = {key: value for key, value in made.items() if key.startswith("Checksum") and key != "ChecksumType"}
+        self._etags[number] = {"PartNumber": number + 1, "ETag": made["ETag"], **sums}
+
+    def complete(self) -> None:
+        if not self._id:
+            self._call("put_object", Body=self._small)
+            return
+        parts = {"Parts": [self._etags[number] for number in sorted(self._etags)]}
+        try:
+            self._call("complete_multipart_upload", UploadId=self._id, MultipartUpload=parts)
+        except FileNotFoundError:
+            # The answer to an earlier attempt may have been lost.
+            if not self._is_complete():
+                raise
+        self._id = ""
+
+    def _is_complete(self) -> bool:
+        """Whether the object there is this upload: its tag ends with the number of parts, and nothing else fits."""
+        found = remote.info(self._fs, self._inner)
+        tag = str((found or {}).get("ETag", "")).strip('"')
+        return found is not None and found["size"] == self._size and tag.endswith(f"-{len(self._etags)}")
+
+    def abort(self) -> None:
+        if self._id:
+            upload, self._id = self._id, ""
+            self._fs.call_s3("abort_multipart_upload", **self._where, UploadId=upload)
+
+
+class FileUpload(Upload):
+    """A file of fsspec's that is opened without `autocommit`, and committed when told to."""
+
+    def __init__(self, fs: Any, inner: str, size: int, part: int) -> None:
+        self._file = fs.open(inner, "wb", block_size=part, autocommit=False)
+
+    def send(self, number: int, data: memoryview) -> None:
+        self._file.write(data)
+
+    def complete(self) -> None:
+        self._file.close()
+        self._file.commit()
+
+    def abort(self) -> None:
+        # Closing would send the rest, and could complete the upload.
+        self._file.closed = True
+        self._file.discard()
+
+
+class AzureUpload(FileUpload):
+    """Blocks that nobody sees before they are named in a list, which closing the file sends.
+
+    adlfs knows no `autocommit`. Blocks that no list names are gone after a week.
+    """
+
+    def complete(self) -> None:
+        self._file.close()
+
+    def abort(self) -> None:
+        self._file.closed = True
+
+
+class RenamedUpload(Upload):
+    """A file under a hidden name beside its own, for file systems that know only that."""
+
+    def __init__(self, fs: Any, inner: str, size: int, part: int) -> None:
+        self._fs, self._inner = fs, inner
+        directory, _, name = inner.rpartition("/")
+        self._hidden = f"{directory}/{HIDDEN}{name}"
+        if directory.strip("/"):
+            fs.makedirs(directory, exist_ok=True)
+        self._file = fs.open(self._hidden, "wb")
+
+    def send(self, number: int, data: memoryview) -> None:
+        self._file.write(data)
+
+    def complete(self) -> None:
+        self._file.close()
+        self._fs.mv(self._hidden, self._inner)
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            self._file.close()
+        self._fs.rm_file(self._hidden)
+
+
+HIDDEN = ".ckptconv-"
+_KINDS: dict[str, Callable[[Any, str, int, int], Upload]] = {
+    **dict.fromkeys(("s3", "s3a"), lambda fs, inner, size, part: S3Upload(fs, inner, size)),
+    **dict.fromkeys(("gs", "gcs"), FileUpload),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), AzureUpload),
+}
+# What can be read and not written as we write.
+_READ_ONLY = {
+    **dict.fromkeys(("http", "https"), "Servers of plain files take none."),
+    "hf": "Write it to a local directory, and upload that with `hf upload`.",
+    **dict.fromkeys(("zip", "tar", "simplecache", "filecache", "blockcache", "cached"), "Give the URL of the store."),
+}
+
+
+def check_writable(url: str, options: Options | None = None) -> None:
+    """Raise UsageError for a URL of a kind that is never written to."""
+    fs, _ = remote.filesystem(url, options)
+    for name in remote.protocols(fs):
+        if name in _READ_ONLY:
+            raise UsageError(f"{url}: outputs cannot be written to {name}:.", _READ_ONLY[name])
+
+
+# --------------------------------------------------------------------------------------------------------- writers
+
+
+class Buffers:
+    """Room for `count` parts in memory; who wants more waits until one is given back."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free: Queue[bytearray | None] = Queue()
+        for _ in range(count):
+            self._free.put(None)
+
+    def take(self, size: int) -> bytearray:
+        buffer = self._free.get()
+        return buffer if buffer is not None and len(buffer) == size else bytearray(size)
+
+    def give_back(self, buffer: bytearray) -> None:
+        self._free.put(buffer)
+
+
+class UploadWriter(Writer):
+    """Takes the bytes of a file from beginning to end, and has them sent in parts of `part` bytes.
+
+    Parts grow in `buffers`, which all files of an output share, while others are sent.
+    """
+
+    positioned = False
+
+    def __init__(self, url: str, upload: Upload, size: int, part: int, buffers: Buffers) -> None:
+        self._url, self._upload, self._size, self._part, self._buffers = url, upload, size, part, buffers
+        self._at = self._number = 0
+        self._filling: bytearray | None = None
+        self._filled = 0
+        self._waiting: Queue[tuple[int, bytearray, int] | None] = Queue()
+        self._threads: list[threading.Thread] = []
+        self._most = buffers.count - 1 if upload.parallel else 1
+        self._failure: BaseException | None = None
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        if offset != self._at:
+            raise ValueError(f"{self._url}: byte {offset} follows byte {self._at}")
+        while data:
+            self._check()
+            if self._filling is None:
+                self._filling = self._buffers.take(min(self._part, self._size - self._at))
+                self._filled = 0
+                self._check()
+            count = min(len(data), len(self._filling) - self._filled, self._size - self._at)
+            self._filling[self._filled : self._filled + count] = data[:count]
+            self._filled += count
+            self._at += count
+            data = data[count:]
+            if self._filled == len(self._filling) or self._at == self._size:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        assert self._filling is not None
+        if len(self._threads) < self._most:
+            self._start()
+        part, self._filling = (self._number, self._filling, self._filled), None
+        self._number += 1
+        if self._threads:
+            self._waiting.put(part)
+            return
+        try:
+            self._send(*part)
+        finally:
+            self._buffers.give_back(part[1])
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, daemon=True)
+        usual = threading.stack_size(STACK)
+        try:
+            thread.start()
+        except RuntimeError:
+            return  # no room for another
+        finally:
+            threading.stack_size(usual)
+        self._threads.append(thread)
+
+    def _work(self) -> None:
+        for part in iter(self._waiting.get, None):
+            try:
+                if self._failure is None:
+                    self._send(*part)
+            except BaseException as error:
+                self._failure = error
+            self._buffers.give_back(part[1])
+
+    def _send(self, number: int, buffer: bytearray, length: int) -> None:
+        self._upload.send(number, memoryview(buffer)[:length])
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise failure(self._url, self._failure) from self._failure
+
+    def sync(self) -> None:
+        """Wait until all that was written has been sent."""
+        self._end()
+        self._check()
+        if self._at != self._size:
+            raise ValueError(f"{self._url}: {self._at} of {self._size} bytes were written")
+
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        if self._filling is not None:
+            self._buffers.give_back(self._filling)
+            self._filling = None
+
+    def close(self) -> None:
+        """Let what is being sent be sent, and no more."""
+        self._failure = self._failure or FailedError(f"{self._url}: writing was given up.")
+        self._end()
+
+    def complete(self) -> None:
+        with explained(self._url):
+            self._upload.complete()
+
+    def abort(self) -> None:
+        self._upload.abort()
+
+
+def failure(url: str, error: BaseException) -> CkptconvError:
+    """What a user is told where `url` cannot be written."""
+    if isinstance(error, CkptconvError):
+        return error
+    hints = {
+        PermissionError: "Check the credentials and what they may do; see --storage-options.",
+        FileNotFoundError: "Does the bucket or container exist?",
+    }
+    hint = next((text for kind, text in hints.items() if isinstance(error, kind)), "")
+    return FailedError(f"{url} cannot be written: {remote.why(error)}. Nothing was put under its name.", hint)
+
+
+@contextlib.contextmanager
+def explained(url: str) -> Iterator[None]:
+    """Turn what a store refuses into a FailedError that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        raise failure(url, error) from error
+
+
+# --------------------------------------------------------------------------------------------------------- staging
+
+
+class UploadStaging(Staging):
+    """Files on a store, all uploaded before the first is completed.
+
+    `path` is one file's URL, or where `index` is given a directory's: `is_ours(name)` tells which files of an earlier
+    output the new one replaces, and `index` is removed first and completed last. `memory` bounds the buffers.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        plan_id: str,
+        memory: int,
+        options: Options,
+        index: str = "",
+        is_ours: Callable[[str], bool] | None = None,
+    ) -> None:
+        super().__init__(plan_id, durable=True)
+        self.path, self.index, self.is_ours = path, index, is_ours
+        self._memory, self._options = memory, options
+        self._uploads: dict[str, UploadWriter] = {}
+        # One part grows while another is sent, whatever it takes.
+        self._buffers = Buffers(max(memory // part_size(0, memory), 2))
+
+    def _url(self, name: str) -> str:
+        return join(self.path, name) if self.is_ours else self.path
+
+    def create(self, name: str, size: int) -> Writer:
+        url = self._url(name)
+        with explained(url):
+            fs, inner = remote.filesystem(url, self._options)
+            kind = next((_KINDS[each] for each in remote.protocols(fs) if each in _KINDS), RenamedUpload)
+            if not self._uploads:
+                remove_stale(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
+            part = part_size(size, self._memory)
+            upload = kind(fs, inner, size, part)
+        writer = UploadWriter(url, upload, size, part, self._buffers)
+        self._uploads[name] = writer
+        self._writers.append(writer)
+        return writer
+
+    def seal(self, writer: Writer) -> None:
+        writer.sync()
+        self._writers.remove(writer)
+
+    def commit(self, names: Sequence[str]) -> None:
+        previous: list[str] = []
+        if self.is_ours is not None:
+            fs, inner = self._directory()
+            with explained(self.path):
+                present = _names_in(fs, inner)
+                if self.index in present:
+                    remote.retrying(lambda: fs.rm_file(f"{inner}/{self.index}"))
+                previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
+        for name in (name for name in names if name != self.index):
+            self._complete(name)
+        for name in previous:
+            with explained(self._url(name)):
+                self._remove(fs, f"{inner}/{name}")
+        if self.index in names:
+            self._complete(self.index)
+
+    def _directory(self) -> tuple[Any, str]:
+        fs, inner = remote.filesystem(self.path, self._options)
+        return fs, inner.rstrip("/")
+
+    def _complete(self, name: str) -> None:
+        self._uploads[name].complete()
+        del self._uploads[name]
+
+    @staticmethod
+    def _remove(fs: Any, inner: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            remote.retrying(lambda: fs.rm_file(inner))
+
+    def discard(self) -> None:
+        while self._uploads:
+            _, writer = self._uploads.popitem()
+            with contextlib.suppress(Exception):
+                writer.abort()
+
+
+def _names_in(fs: Any, inner: str) -> list[str]:
+    try:
+        rows = remote.names(fs, inner)
+    except FileNotFoundError:
+        return []
+    return [row["name"].rstrip("/").rpartition("/")[2] for row in rows if row["type"] != "directory"]
+
+
+def remove_stale(fs: Any, inner: str) -> None:
+    """Remove what processes that were killed long ago left of outputs whose paths begin with `inner`.
+
+    As far as the store lists it and lets us; a rule of the bucket's does the same, and better.
+    """
+    if "s3" not in remote.protocols(fs):
+        return
+    with contextlib.suppress(Exception):
+        bucket, prefix, _ = fs.split_path(inner)
+        found = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads") or []
+        now = datetime.datetime.now(datetime.timezone.utc)
+        for upload in found:
+            rest = upload["Key"][len(prefix) :]
+            if "/" not in rest and (now - upload["Initiated"]).total_seconds() > STALE:
+                fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
