@@ -805,7 +805,7 @@ def test_outputs_that_cannot_be(tmp_path: Path) -> None:
     refused(1, "cannot be written", path, Path("/proc/out"))
     refused(1, "loop.safetensors", path, tmp_path / "loop.safetensors")
     refused(1, "too long", path, tmp_path / f"{'x' * 300}.safetensors")
-    refused(2, "s3://bucket/model", path, "s3://bucket/model")
+    refused(2, "http", path, "http://127.0.0.1:9/model")
     refused(2, "OUTPUT is empty", path, "")
 
 
