@@ -1,15 +1,16 @@
 """Times ckptconv beside `cp` of its output and beside the other ways to convert, as whole processes.
 
-    bench.py [--rounds 3] [--only zero|pt] [--cold] [--write]
+    bench.py [--sizes 0.5,2,8] [--only zero,pt,transposed,small] [--rounds 5] [--cold] [--write]
 
-The inputs are made once, under build/bench: a ZeRO-3 checkpoint of 400 M parameters from 4 ranks (4.8 GB), and a model
-`.pt` of 2 GB. Every round runs every case once, in turn; the disk is idle when a case begins, and no two ever run at
-the same time. Shown are medians, their ratio to `cp`, and peak memory.
+Inputs are made once, under build/bench; SIZES are gigabytes of output. Every round runs every case of a task once, in
+turn; the disk is idle when a case begins, and no two ever run at the same time. Shown are medians, their ratio to `cp`
+of the same output in the same rounds, and peak memory. `--write` puts tables and pictures into docs/.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -19,14 +20,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+import plots
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "scripts" / "make_example.py"
-REPORT = ROOT / "docs" / "benchmarks.md"
+DOCS = ROOT / "docs"
+REPORT = DOCS / "benchmarks.md"
 PYTHON = sys.executable
 
 # Runs a command and prints what it took. A process starts with the peak memory of the one that it was forked from:
@@ -46,12 +50,20 @@ _, status, usage = os.wait4(pid, 0)
 print(json.dumps([os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss * 1024, read]), file=sys.stderr)
 """
 
+# What others do with a .pt. Of tied tensors one is kept, as save_file wants it.
 TORCH = """
 import sys, torch
 from safetensors.torch import save_file
 state = torch.load(sys.argv[1], weights_only=True, mmap={mmap})
 kept = {{tensor.untyped_storage().data_ptr(): name for name, tensor in reversed(state.items())}}
-save_file({{name: state[name] for name in reversed(kept.values())}}, sys.argv[2], {{"format": "pt"}})
+save_file({{name: state[name].contiguous() for name in reversed(kept.values())}}, sys.argv[2], {{"format": "pt"}})
+"""
+HUB = """
+import os, sys, torch
+from huggingface_hub import save_torch_state_dict
+os.mkdir(sys.argv[2])
+state = torch.load(sys.argv[1], weights_only=True, mmap=True)
+save_torch_state_dict(state, sys.argv[2], max_shard_size="1TB")
 """
 IMPORTS = "import torch, safetensors.torch"
 # Its own safetensors output fails on tied weights.
@@ -60,6 +72,17 @@ import sys
 from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict as convert
 convert(sys.argv[1], sys.argv[2], max_shard_size="100GB", safe_serialization=False)
 """
+# Inputs of one kind that are not models.
+TRANSPOSED = """
+import sys, torch
+torch.save({f"w{n}": torch.randn(4096, 4096).t() for n in range(8)}, sys.argv[1])
+"""
+SMALL = """
+import sys, torch
+torch.save({f"layer.{n // 10}.{n % 10}.weight": torch.full((256,), float(n)) for n in range(200_000)}, sys.argv[1])
+"""
+# DeepSpeed needs so many times the size of the output in memory, and a part of the machine's is in use.
+_DEEPSPEED_NEEDS, _USABLE = 2.5, 0.8
 
 
 @dataclass
@@ -73,12 +96,13 @@ class Run:
 
 @dataclass
 class Case:
-    """A way to make `output` out of `inputs`. The first of a task is what the others are compared with."""
+    """A way to make `output` out of `inputs`. `series` is what it is called in pictures, if it is to be in them."""
 
     name: str
     command: list[str]
     inputs: list[Path]
     output: Path
+    series: str = ""
     mapped: bool = False
     runs: list[Run] = field(default_factory=list)
 
@@ -86,15 +110,24 @@ class Case:
     def seconds(self) -> float:
         return statistics.median(run.seconds for run in self.runs)
 
+    @property
+    def peak(self) -> int:
+        return max(run.peak for run in self.runs)
+
 
 @dataclass
 class Task:
-    """Cases that do the same; what ckptconv makes, and how to see that it is right."""
+    """Cases that do the same. The first is `cp` of `result`, which is what the others are compared with.
 
+    `check` sees whether what ckptconv made is right, and needs `theirs` for it.
+    """
+
+    kind: str
     title: str
     result: Path
     cases: list[Case]
     check: Callable[[], object]
+    theirs: Path | None = None
 
 
 def measure(case: Case) -> Run:
@@ -134,68 +167,122 @@ def prepare(paths: Iterable[Path], cold: bool) -> None:
                 pass
 
 
-def make(path: Path, options: Sequence[str]) -> None:
-    """Make an example at `path`, unless it is there; an interrupted one is not."""
+# -------------------------------------------------------------------------------------------------------------- inputs
+
+
+def make(path: Path, command: Sequence[str]) -> None:
+    """Have `command` make an example at `path`, its last argument, unless it is there; an interrupted one is not."""
     if path.exists():
         return
     print(f"making {path} ...", file=sys.stderr)
     unfinished = path.with_name(f"unfinished-{path.name}")
     remove(unfinished)
     path.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([PYTHON, str(EXAMPLES), *options, str(unfinished)], check=True)
+    subprocess.run([*command, str(unfinished)], check=True)
     unfinished.rename(path)
 
 
-def python(program: str, *arguments: Path) -> list[str]:
-    return [PYTHON, "-c", program, *map(str, arguments)]
+def example(*options: str) -> list[str]:
+    return [PYTHON, str(EXAMPLES), *options]
+
+
+def python(program: str, *arguments: Path, interpreter: str = PYTHON) -> list[str]:
+    return [interpreter, "-c", program, *map(str, arguments)]
+
+
+def deepspeed_python() -> str | None:
+    """An interpreter that has DeepSpeed: this one, or that of `make test-deepspeed`."""
+    if importlib.util.find_spec("deepspeed"):
+        return PYTHON
+    own = ROOT / "build" / "deepspeed-latest" / "bin" / "python"
+    return str(own) if own.exists() else None
+
+
+def memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+# --------------------------------------------------------------------------------------------------------------- tasks
 
 
 def copies(result: Path, copy: Path) -> list[Case]:
     synced = ["sh", "-c", 'cp "$0" "$1" && sync "$1"', str(result), str(copy)]
     return [
-        Case("cp of the result", ["cp", str(result), str(copy)], [result], copy),
-        Case("cp, then sync", synced, [result], copy),
+        Case("`cp` of the result", ["cp", str(result), str(copy)], [result], copy, "cp of the output"),
+        Case("`cp` of the result, then `sync`", synced, [result], copy),
     ]
+
+
+def conversion(command: str, source: Path, inputs: list[Path], result: Path, *options: str, series: str = "") -> Case:
+    """A conversion with `options`; with other options than how to end, it goes to a file of its own."""
+    changes = any(option not in ("--no-fsync", "--checksum") for option in options)
+    output = result.with_name(f"changed-{result.name}") if changes else result
+    line = [PYTHON, "-m", "ckptconv", command, str(source), str(output), "--json", "--no-progress", *options]
+    return Case(" ".join([f"`ckptconv {command}", *options]) + "`", line, inputs, output, series)
 
 
 def conversions(command: str, source: Path, inputs: list[Path], result: Path) -> list[Case]:
-    usual = [PYTHON, "-m", "ckptconv", command, str(source), str(result), "--json", "--no-progress"]
+    convert = functools.partial(conversion, command, source, inputs, result)
     return [
-        Case(f"ckptconv {command} --no-fsync", [*usual, "--no-fsync"], inputs, result),
-        Case(f"ckptconv {command}", usual, inputs, result),
+        convert("--no-fsync", series="ckptconv"),
+        convert(),
+        convert("--no-fsync", "--checksum"),
+        convert("--no-fsync", "--dtype", "bfloat16"),
     ]
 
 
-def zero_task(directory: Path) -> Task:
-    source, result = directory / "zero3", directory / "zero3.safetensors"
-    make(source, ["--params", "400e6", "--ranks", "4"])
+def zero_task(directory: Path, gigabytes: float) -> Task:
+    source, result = directory / f"zero-{gigabytes:g}", directory / f"zero-{gigabytes:g}.safetensors"
+    # What is not read need not be there: of a large example, the moments are holes.
+    sparse = ["--sparse"] if gigabytes > 2 else []
+    make(source, example("--params", str(int(gigabytes * 1e9 / 4)), "--ranks", "4", *sparse))
     inputs = sorted(source.glob("*/*.pt"))
     cases = [*copies(result, directory / "copy"), *conversions("zero-to-fp32", source, inputs, result)]
-    if importlib.util.find_spec("deepspeed"):
+    interpreter = deepspeed_python()
+    if interpreter and gigabytes * 1e9 * _DEEPSPEED_NEEDS < memory() * _USABLE:
         output = directory / "deepspeed"
-        cases.append(Case("DeepSpeed's zero_to_fp32, to .bin", python(DEEPSPEED, source, output), inputs, output))
-    check = [PYTHON, str(EXAMPLES), "--check", str(result), str(source)]
-    return Task(
-        f"ZeRO-3, 4 ranks, 400 M parameters, {size(inputs)} on disk",
-        result,
-        cases,
-        lambda: subprocess.run(check, check=True, stdout=sys.stderr),
-    )
+        command = python(DEEPSPEED, source, output, interpreter=interpreter)
+        cases.append(Case("DeepSpeed's `zero_to_fp32`, to .bin", command, inputs, output, "DeepSpeed zero_to_fp32"))
+    check = [*example("--check"), str(result), str(source)]
+    title = f"ZeRO-3, 4 ranks, {gigabytes / 4:g} B parameters, {size(inputs)}{' of files with holes' if sparse else ''}"
+    return Task("zero", title, result, cases, lambda: subprocess.run(check, check=True, stdout=sys.stderr))
 
 
-def pt_task(directory: Path) -> Task:
-    source, result = directory / "model.pt", directory / "model.safetensors"
-    make(source, ["--size", "2e9", "--pt"])
+def pt_task(directory: Path, gigabytes: float) -> Task:
+    source = directory / f"model-{gigabytes:g}.pt"
+    make(source, example("--size", f"{gigabytes}e9", "--pt"))
+    task = loading_task("pt", f".pt of {gigabytes:g} GB", directory, source)
+    if importlib.util.find_spec("huggingface_hub"):
+        output = directory / "hub"
+        task.cases.append(
+            Case("torch.load(mmap=True) + huggingface_hub", python(HUB, source, output), [source], output, mapped=True)
+        )
+    return task
+
+
+def loading_task(kind: str, title: str, directory: Path, source: Path) -> Task:
+    """A `.pt` that torch loads, and safetensors saves; where that takes more memory than there is, only mapped."""
+    result = source.with_suffix(".safetensors")
     theirs = directory / "torch.safetensors"
-    load, load_mapped = (python(TORCH.format(mmap=mapped), source, theirs) for mapped in (False, True))
-    cases = [
-        *copies(result, directory / "copy"),
-        *conversions("pt2safetensors", source, [source], result),
-        Case("import torch, safetensors; nothing else", python(IMPORTS), [], directory / "none"),
-        Case("torch.load + save_file", load, [source], theirs),
-        Case("torch.load(mmap=True) + save_file", load_mapped, [source], theirs, mapped=True),
-    ]
-    return Task(f".pt of {size([source])}", result, cases, lambda: check_same(result, theirs))
+    cases = [*copies(result, directory / "copy"), *conversions("pt2safetensors", source, [source], result)]
+    if source.stat().st_size * 2 < memory() * _USABLE:
+        load = python(TORCH.format(mmap=False), source, theirs)
+        cases.append(Case("torch.load + save_file", load, [source], theirs, "torch.load + save_file"))
+    load = python(TORCH.format(mmap=True), source, theirs)
+    cases.append(Case("torch.load(mmap=True) + save_file", load, [source], theirs, "with mmap=True", mapped=True))
+    return Task(kind, title, result, cases, lambda: check_same(result, theirs), theirs)
+
+
+def transposed_task(directory: Path) -> Task:
+    source = directory / "transposed.pt"
+    make(source, python(TRANSPOSED))
+    return loading_task("transposed", "every tensor transposed, float32 [4096, 4096]", directory, source)
+
+
+def small_task(directory: Path) -> Task:
+    source = directory / "small.pt"
+    make(source, python(SMALL))
+    return loading_task("small", "200,000 tensors of 1 KiB", directory, source)
 
 
 def check_same(ours: Path, theirs: Path) -> None:
@@ -217,6 +304,25 @@ def size(paths: Iterable[Path]) -> str:
     return f"{sum(path.stat().st_size for path in paths) / 1e9:.1f} GB"
 
 
+def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iterator[Task]:
+    """The tasks asked for, their inputs made; the outputs of one are removed before the next."""
+    sized = {"zero": zero_task, "pt": pt_task}
+    alone = {"transposed": transposed_task, "small": small_task}
+    for kind in kinds:
+        if kind in alone:
+            yield alone[kind](directory)
+        for gigabytes in sizes if kind in sized else ():
+            # The input, what is made of it, a copy, and what another converter makes.
+            room = shutil.disk_usage(directory).free
+            if room < gigabytes * 1e9 * (6 if kind == "zero" and gigabytes <= 2 else 4):
+                print(f"{kind} of {gigabytes:g} GB: left out, {room / 1e9:.0f} GB of disk are too few", file=sys.stderr)
+                continue
+            yield sized[kind](directory, gigabytes)
+
+
+# --------------------------------------------------------------------------------------------------------- running
+
+
 def run(task: Task, rounds: int, cold: bool) -> None:
     """Run every case of `task` in turn, `rounds` times.
 
@@ -229,67 +335,114 @@ def run(task: Task, rounds: int, cold: bool) -> None:
         for case in task.cases:
             prepare(case.inputs, cold)
             case.runs.append(measure(case))
-            print(f"round {number + 1}: {case.name}: {case.runs[-1].seconds:.2f} s", file=sys.stderr)
+            print(f"{task.title}: round {number + 1}: {case.name}: {case.runs[-1].seconds:.2f} s", file=sys.stderr)
+            if case.output not in (task.result, task.theirs):
+                remove(case.output)
         if number == 0:
             task.check()
-        for output in {case.output for case in task.cases} - {task.result}:
-            remove(output)
+        if task.theirs:
+            remove(task.theirs)
 
 
 def table(task: Task) -> list[str]:
     yardstick = task.cases[0].seconds
     lines = [
-        f"## {task.title}; result {size([task.result])}",
+        f"## {task.title[:1].upper()}{task.title[1:]}: {size([task.result])} of output",
         "",
-        "| | seconds (median) | each round | ÷ cp | peak RSS, MiB | read, GB |",
+        "| | seconds (median) | each round | ÷ `cp` | peak RSS, MiB | read, GB |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for case in task.cases:
         each = " ".join(f"{run.seconds:.1f}" for run in case.runs)
-        peak = max(run.peak for run in case.runs) / (1 << 20)
         reads = [run.read for run in case.runs if run.read is not None]
         read = f"{max(reads) / 1e9:.2f}" if reads else "–"
-        lines.append(
-            f"| {case.name} | {case.seconds:.2f} | {each} | {case.seconds / yardstick:.2f} | {peak:.0f} | {read} |"
-        )
+        ratio = case.seconds / yardstick
+        lines.append(f"| {case.name} | {case.seconds:.2f} | {each} | {ratio:.2f} | {case.peak / 2**20:.0f} | {read} |")
     return [*lines, ""]
 
 
 def heading(rounds: int, cold: bool) -> list[str]:
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "safetensors", "ckptconv"))
     return [
-        "# Benchmarks",
-        "",
         f"By `make bench`: whole processes, {rounds} rounds in turn, {'cold' if cold else 'warm'} page cache,",
-        f"{os.cpu_count()} CPUs ({platform.machine()}), Python {platform.python_version()}, {libraries}.",
+        f"{os.cpu_count()} CPUs ({platform.machine()}), {memory() / 1e9:.0f} GB of memory,",
+        f"Python {platform.python_version()}, {libraries}.",
         "Peak RSS of ckptconv is its own VmHWM; of the others ru_maxrss, from a launcher of about 9 MiB.",
         "Bytes read are those of read calls, libraries included; of memory-mapped files they cannot be known.",
         "",
     ]
 
 
-def main() -> int:
+def pictures(done: Sequence[Task]) -> dict[str, str]:
+    """SVG pictures by file name: memory by the size of the output, and time beside `cp`."""
+    made = {}
+    for kind, title in (("zero", "DeepSpeed ZeRO-3"), ("pt", "PyTorch .pt")):
+        of_kind = [task for task in done if task.kind == kind]
+        if not of_kind:
+            continue
+        memory_of: dict[str, list[tuple[float, float]]] = {}
+        bars: dict[str, list[tuple[str, float]]] = {}
+        for task in of_kind:
+            gigabytes = task.result.stat().st_size / 1e9
+            for case in task.cases:
+                if case.series and case is not task.cases[0]:
+                    memory_of.setdefault(case.series, []).append((gigabytes, case.peak / 2**20))
+                    ratio = case.seconds / task.cases[0].seconds
+                    bars.setdefault(f"{gigabytes:.1f} GB", []).append((case.series, ratio))
+        made[f"memory-{kind}.svg"] = plots.lines(
+            f"{title}: peak memory", "size of the output, GB", "peak RSS, MiB", memory_of
+        )
+        made[f"time-{kind}.svg"] = plots.bars(f"{title}: time, as a multiple of cp of the output", bars)
+    return made
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--only", choices=("zero", "pt"), help="one of the two tasks")
+    parser.add_argument("--sizes", default="0.5,2,8", metavar="GB", help="sizes of the output; default: 0.5,2,8")
+    parser.add_argument("--only", default="zero,pt,transposed,small", metavar="KINDS", help="some of the tasks")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--cold", action="store_true", help="drop the input from the page cache before every case")
-    parser.add_argument("--write", action="store_true", help=f"write the tables to {REPORT.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"write tables and pictures to {DOCS.relative_to(ROOT)}/")
     parser.add_argument(
         "--directory", type=Path, default=ROOT / "build" / "bench", help="where inputs are made and kept"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds has to be at least 1")
+    options.kinds = options.only.split(",")
+    if unknown := set(options.kinds) - {"zero", "pt", "transposed", "small"}:
+        parser.error(f"--only: no such task: {', '.join(sorted(unknown))}")
+    try:
+        options.sizes = [float(each) for each in options.sizes.split(",")]
+    except ValueError:
+        parser.error(f"--sizes {options.sizes!r} is not a list of numbers")
+    return options
+
+
+def write(done: Sequence[Task], lines: list[str], cold: bool) -> None:
+    DOCS.mkdir(exist_ok=True)
+    made = {} if cold else pictures(done)
+    for name, picture in made.items():
+        (DOCS / name).write_text(picture)
+    shown = [f"![{name.removesuffix('.svg')}]({name})" for name in made]
+    report = DOCS / "benchmarks-cold.md" if cold else REPORT
+    title = "# Benchmarks, with nothing of the input in memory" if cold else "# Benchmarks"
+    report.write_text("\n".join([title, "", *shown, *([""] if shown else []), *lines]))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parsed(arguments)
+    directory = options.directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
     lines = heading(options.rounds, options.cold)
-    for name, make_task in (("zero", zero_task), ("pt", pt_task)):
-        if options.only in (None, name):
-            task = make_task(options.directory.resolve())
-            run(task, options.rounds, options.cold)
-            lines += table(task)
+    done = []
+    for task in tasks(directory, options.kinds, options.sizes):
+        run(task, options.rounds, options.cold)
+        lines += table(task)
+        done.append(task)
     print("\n".join(lines))
     if options.write:
-        REPORT.parent.mkdir(exist_ok=True)
-        REPORT.write_text("\n".join(lines))
+        write(done, lines, options.cold)
     return 0
 
 

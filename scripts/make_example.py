@@ -45,7 +45,10 @@ TAG = "global_step3"
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """What an example is made from; kept beside it as `example.json`."""
+    """What an example is made from; kept beside it as `example.json`.
+
+    `sparse`: the moments are holes in the files, zeros that take no room on the disk.
+    """
 
     params: int = 100_000_000
     ranks: int = 4
@@ -53,6 +56,7 @@ class Example:
     seed: int = 0
     frozen_blocks: int = 0
     sub_group_size: int = 1_000_000_000
+    sparse: bool = False
 
 
 def parameter_shapes(params: int) -> dict[str, Shape]:
@@ -143,10 +147,10 @@ class Saver:
 
     def __init__(self) -> None:
         # By address; the tensor is kept so that the address stays its own.
-        self._fillings: dict[int, tuple[torch.Tensor, Filling]] = {}
+        self._fillings: dict[int, tuple[torch.Tensor, Filling | None]] = {}
 
-    def tensor(self, numel: int, dtype: torch.dtype, filling: Filling) -> torch.Tensor:
-        """A flat tensor. Its memory is never touched, and so takes none."""
+    def tensor(self, numel: int, dtype: torch.dtype, filling: Filling | None) -> torch.Tensor:
+        """A flat tensor; of zeros, without a filling. Its memory is never touched, and so takes none."""
         tensor = torch.empty(numel, dtype=dtype)
         if numel:
             self._fillings[tensor.data_ptr()] = tensor, filling
@@ -173,6 +177,8 @@ class Saver:
             storage = tensor.untyped_storage()
             own = torch.empty(0, dtype=tensor.dtype).set_(storage)
             _, filling = self._fillings.get(storage.data_ptr(), (own, _given(own)))
+            if filling is None:
+                continue
             file.seek(record.header_offset + 26)
             file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
             size = checksum = 0
@@ -337,13 +343,15 @@ def _ds_config(example: Example) -> dict[str, Any]:
     }
 
 
-def _adam(saver: Saver, numel: int, elements: Callable[[str], Iterator[torch.Tensor]]) -> dict[str, torch.Tensor]:
+def _adam(
+    saver: Saver, numel: int, elements: Callable[[str], Iterator[torch.Tensor]], sparse: bool
+) -> dict[str, torch.Tensor]:
     """Adam's state for a flat group: its moments are made like the weights, under other names."""
-    return {
-        "step": torch.tensor(3.0),
-        "exp_avg": saver.tensor(numel, torch.float32, functools.partial(elements, ".exp_avg")),
-        "exp_avg_sq": saver.tensor(numel, torch.float32, functools.partial(elements, ".exp_avg_sq")),
+    moments = {
+        name: saver.tensor(numel, torch.float32, None if sparse else functools.partial(elements, f".{name}"))
+        for name in ("exp_avg", "exp_avg_sq")
     }
+    return {"step": torch.tensor(3.0), **moments}
 
 
 def _state_values(seed: int, name: str, suffix: str, start: int, stop: int) -> Iterator[torch.Tensor]:
@@ -399,7 +407,7 @@ def _write_stage_3(example: Example, directory: Path) -> None:
         for number, group in enumerate(sub_groups):
             size = sum(_piece(shape, example.ranks) for shape in group.values())
             elements = functools.partial(_pieces, example, group, rank)
-            state[number] = _adam(saver, size, elements)
+            state[number] = _adam(saver, size, elements, example.sparse)
             master = saver.tensor(size, torch.float32, functools.partial(elements, "")).requires_grad_()
             master.ds_id = f"{ids[number][0]}_{ids[number][-1]}"  # type: ignore[attr-defined]
             masters.append(master)
@@ -444,7 +452,7 @@ def _write_stage_1_or_2(example: Example, directory: Path) -> None:
             elements = functools.partial(_interval, example, group, start, stop)
             padding = min(max(stop - size, 0), share)
             master = saver.tensor(share, torch.float32, functools.partial(elements, ""))
-            state[number] = _adam(saver, share, elements)
+            state[number] = _adam(saver, share, elements, example.sparse)
             masters.append(master[: share - padding].requires_grad_())
             paddings.append(padding)
             mappings.append(OrderedDict(_fragments(group, start, stop)))
@@ -580,6 +588,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=Example.seed, metavar="N")
     parser.add_argument("--frozen-blocks", type=int, default=0, metavar="N", help="do not train the first N blocks")
     parser.add_argument("--sub-group-size", type=count, default=Example.sub_group_size, metavar="N", help="of ZeRO-3")
+    parser.add_argument("--sparse", action="store_true", help="the optimizer's moments are holes in the files")
     parser.add_argument("--pt", type=Path, metavar="FILE", help="make a plain model instead")
     parser.add_argument("--size", type=count, default=2_000_000_000, metavar="BYTES", help="of the model; default: 2e9")
     parser.add_argument("--check", type=Path, metavar="RESULT", help="compare a conversion with the example")
