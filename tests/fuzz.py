@@ -1,6 +1,6 @@
 """Changes sound checkpoints in ways that writers and attackers might, and converts them.
 
-    python tests/fuzz.py [--seconds 60] [--seed N] [--reader zip|stream|zero|bits]
+    python tests/fuzz.py [--seconds 60] [--seed N] [--reader zip|stream|tar|script|index|safetensors|set|zero|bits]
 
 Every conversion ends in success or in one of our errors, soon and in little memory. A success has to be what torch
 reads, where torch can read it. What fails is kept, with the seed and round that make it again.
@@ -9,14 +9,19 @@ reads, where torch can read it. What fails is kept, with the seed and round that
 from __future__ import annotations
 
 import argparse
+import base64
+import copy
 import functools
 import io
+import itertools
+import json
 import pickletools
 import random
 import shutil
 import signal
 import struct
 import sys
+import tarfile
 import tempfile
 import time
 import zipfile
@@ -26,8 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attacks.assemble import Member, zipped
+from attacks.assemble import DATA, Member, mapped, number, pickled, several, text, zipped
+from attacks.assemble import tensor as a_tensor
 from checkpoints import ZERO, load_with_aliases
+from test_torch_tar import Writer, pack
 
 from ckptconv import planning
 from ckptconv.conversion import convert
@@ -181,6 +188,57 @@ def of_members(parts: list[Member], chance: random.Random) -> bytes:
     return zipped(parts, before=bytes(chance.choice([0] * 9 + [5])), after=bytes(chance.choice([0] * 9 + [5])), **end)
 
 
+# What may stand in a header, an index or a record, somewhere.
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 3, 0.5, 1e308, 1 << 31, 1 << 53, 1 << 62, (1 << 63) - 1, 1 << 64, "", "a", "w",
+    "0", "float32", "float64", "complex128", "quint8", "parameter", "os.system", "..", "/etc/passwd", "\ud800",
+    "F32", "I8", [], {}, [0, 0], [2, 3], [[]], ["@", 0], ["@", 1], ["@", 7], ["list", ["@", 0]], ["tuple", ["@",
+    0]], ["dict", 1, 2], ["odict", None], ["set", 1], ["frozenset", ["@", 0]], ["float", "0.1"], ["float",
+    "nan:7ff8000000000000"], ["int", "0xffffffffffffffffff"], ["bytes", "AAAA"], ["size", 2, 3], ["deque", None, 1],
+    ["torch", "dtype", "float32"], ["torch", "device", "cuda:0"], ["global", "os", "system"], ["opaque", ["global",
+    "os", "system"], ["tuple", "id"]], ["composite", "meta"], ["numpy.scalar", "<f8", ["bytes", "AAAAAAAAAAA="]],
+    {"name": "a"}, {"is": 0}, {"dropped": "a"}, {"storage": [0, 0]}, {"storage": [0, 1, [1]]}, {"kind": "parameter",
+    "requires_grad": True}, {"view": "complex128"}, {"attributes": 0}, {"dtype": "F32", "shape": [1],
+    "data_offsets": [0, 4]},
+]  # fmt: skip
+
+
+def of_json(value: Any, chance: random.Random) -> str:
+    """A JSON text with a few of its values replaced, moved, repeated or taken out."""
+    holder = [copy.deepcopy(value)]
+    for _ in range(chance.choice([1, 1, 1, 2, 4])):
+        places: list[tuple[Any, Any]] = []
+        stack: list[Any] = [holder]
+        while stack:
+            inside = stack.pop()
+            for key, child in inside.items() if isinstance(inside, dict) else enumerate(inside):
+                places.append((inside, key))
+                if isinstance(child, (dict, list)):
+                    stack.append(child)
+        inside, key = chance.choice(places)
+        kind = chance.randrange(6)
+        if kind == 0 and inside is not holder:
+            del inside[key]
+        elif kind == 1 and isinstance(inside, list) and inside is not holder:
+            inside.insert(key, copy.deepcopy(chance.choice(VALUES)))
+        elif kind == 2 and isinstance(inside, dict):
+            inside[chance.choice(["a", "w", "is", "name", "storage", "view", "strides", "__metadata__"])] = inside.pop(
+                key
+            )
+        elif kind == 3 and type(inside[key]) is int:
+            inside[key] += chance.choice([-8, -4, -1, 1, 4, 8])
+        elif kind == 4:
+            other, name = chance.choice(places)
+            inside[key] = copy.deepcopy(other[name]) if name in other or isinstance(other, list) else None
+        else:
+            inside[key] = copy.deepcopy(chance.choice(VALUES))
+    changed = json.dumps(holder[0])
+    if chance.random() < 0.1:
+        at = chance.randrange(len(changed))
+        changed = changed[:at] + chance.choice(["{", "[", '"', ",", "NaN", "9" * 30, "\\u0000"]) + changed[at:]
+    return changed
+
+
 # ----------------------------------------------------------------------------------------------------- checkpoints
 
 
@@ -237,6 +295,36 @@ def changed_stream(chance: random.Random) -> bytes:
     which = chance.choice([0, 1, 2, 3, 3, 3, 3, 4])
     pickles[which] = of_pickle(pickles[which], chance)
     return b"".join(pickles) + data[at:]
+
+
+def changed_tar(chance: random.Random) -> bytes:
+    """The format of torch before 0.1.10."""
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "model.pt"
+        members = Writer({"a": torch.arange(6.0).view(2, 3), "b": [torch.arange(4), torch.ones(1)]}).members()
+        if chance.random() < 0.7:
+            name = chance.choice(["pickle", "storages", "tensors"])
+            content = members[name]
+            members[name] = of_pickle(content, chance) if name == "pickle" else of_bytes(content, chance)
+        data = pack(members, path, chance.choice([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])).read_bytes()
+    return data if chance.random() < 0.7 else of_bytes(data, chance)
+
+
+@functools.cache
+def script() -> list[Member]:
+    """A TorchScript archive."""
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))), buffer)
+    return members_of(buffer.getvalue())
+
+
+def changed_script(chance: random.Random) -> bytes:
+    parts = [*script()]
+    if chance.random() < 0.3:
+        return of_members(parts, chance)
+    at = chance.choice([index for index, part in enumerate(parts) if str(part.name).endswith(".pkl")])
+    parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
+    return zipped(parts)
 
 
 _TREES = trees()
@@ -367,9 +455,167 @@ def fuzz_bits(chance: random.Random, place: Path) -> str:
     return kind
 
 
+# ------------------------------------------------------------------------------------------------------ safetensors
+
+
+def tree_of_all() -> dict[str, Any]:
+    """A tree with as many kinds of nodes as a record has."""
+    shared = torch.arange(12.0)
+    network = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.AdamW(network.parameters())
+    network(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return {
+        "views": [shared[:6].view(2, 3), shared[3:9], shared.view(3, 4).t()],
+        "optimizer": optimizer.state_dict(),
+        "others": (1.5, None, b"x", {1, 2}, 1 << 70, torch.Size([2]), torch.float16, torch.device("cpu"), slice(1)),
+        "sparse": torch.eye(2).to_sparse(),
+        "double": torch.ones(2, dtype=torch.complex128),
+    }
+
+
+@functools.cache
+def flat_files() -> list[tuple[dict[str, Any], bytes]]:
+    """Sound safetensors files: header and data."""
+    files = []
+    with tempfile.TemporaryDirectory() as place:
+        for index, tree in enumerate([*_TREES, tree_of_all()]):
+            path, output = Path(place) / "model.pt", Path(place) / f"{index}.safetensors"
+            torch.save(tree, path)
+            convert(path, output, fsync=False)
+            data = output.read_bytes()
+            stop = 8 + int.from_bytes(data[:8], "little")
+            files.append((json.loads(data[8:stop]), data[stop:]))
+    return files
+
+
+def held(header: str, data: bytes) -> bytes:
+    raw = header.encode("utf-8", "surrogatepass")
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+def changed_safetensors(chance: random.Random) -> bytes:
+    header, data = chance.choice(flat_files())
+    record = header["__metadata__"].get("ckptconv.structure")
+    kind = chance.randrange(10)
+    if kind == 0:
+        return of_bytes(held(json.dumps(header), data), chance)
+    if kind == 1:
+        # OLMo's map: names are pickles.
+        path = several(several(text("a"), number(0), text("b")), b"\x89")
+        pickles = [of_pickle(pickled(path), chance), pickled(several(several(text("c")), b"\x89"))]
+        names = [base64.urlsafe_b64encode(each).decode() for each in pickles]
+        entries = {names[0]: [0, 12], names[1]: [12, 24]}
+        spans = {name: {"dtype": "F32", "shape": [3], "data_offsets": span} for name, span in entries.items()}
+        return held(json.dumps(spans), DATA)
+    if kind < 7 and record:
+        changed = of_json(json.loads(record), chance)
+        metadata = {**header["__metadata__"], "ckptconv.structure": changed}
+        return held(json.dumps({**header, "__metadata__": metadata}), data)
+    return held(of_json(header, chance), data)
+
+
+def spans_of(data: bytes) -> set[bytes]:
+    """The bytes of every tensor of a safetensors file."""
+    stop = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:stop])
+    header.pop("__metadata__", None)
+    return {data[stop:][slice(*entry["data_offsets"])] for entry in header.values()}
+
+
+def leaves(tree: Any) -> Iterator[torch.Tensor]:
+    """The strided tensors of a tree that is no cycle."""
+    stack, seen = [tree], set()
+    while stack:
+        node = stack.pop()
+        if isinstance(node, torch.Tensor):
+            if node.layout == torch.strided and not node.is_quantized and not node.is_meta:
+                yield node
+        elif isinstance(node, (dict, list, tuple)) and id(node) not in seen:
+            seen.add(id(node))
+            stack += node.values() if isinstance(node, dict) else node
+
+
+def fuzz_way_back(source: Path, output: Path, files: list[bytes]) -> str:
+    """To a file for torch.load: it holds no bytes but those of a tensor of `files`."""
+    kind = outcome(source, output)
+    if kind == "done":
+        try:
+            tree = torch.load(output, weights_only=False)
+        except (RuntimeError, TypeError, ValueError):
+            kind += ", which torch does not read"  # the record may say what no tensor can be
+        else:
+            kind += ", as torch reads it"
+            spans = set.union(*map(spans_of, files))
+            for leaf in leaves(tree):
+                assert bits(leaf) in spans, "a tensor is wrong"
+        output.unlink()
+    return kind
+
+
+def fuzz_safetensors(chance: random.Random, place: Path) -> str:
+    """One file: its header, its record, or names that are pickles."""
+    path, output = place / "model.safetensors", place / "out.pt"
+    data = changed_safetensors(chance)
+    path.write_bytes(data)
+    return fuzz_way_back(path, output, [data])
+
+
+def fuzz_set(chance: random.Random, place: Path) -> str:
+    """Several files, their index, and the record beside."""
+    header, data = flat_files()[0]
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    names = [f"model-0000{number}-of-0000{len(entries)}.safetensors" for number in range(1, len(entries) + 1)]
+    directory, output = place / "set", place / "out.pt"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    files = {}
+    for file, (name, entry) in zip(names, entries.items(), strict=True):
+        start, stop = entry["data_offsets"]
+        files[file] = held(json.dumps({name: {**entry, "data_offsets": [0, stop - start]}}), data[start:stop])
+    index = {"metadata": {"total_size": len(data)}, "weight_map": dict(zip(entries, names, strict=True))}
+    files["model.safetensors.index.json"] = json.dumps(index).encode()
+    root = ["odict", None, *itertools.chain.from_iterable((name, {}) for name in entries)]
+    files["ckptconv.structure.json"] = json.dumps({"version": 1, "root": root}).encode()
+    victim = chance.choice(sorted(files))
+    if victim.endswith(".json"):
+        files[victim] = of_json(json.loads(files[victim]), chance).encode()
+    else:
+        files[victim] = of_bytes(files[victim], chance)
+    for file, content in files.items():
+        (directory / file).write_bytes(content)
+    return fuzz_way_back(directory, output, [files[name] for name in names])
+
+
+def fuzz_index(chance: random.Random, place: Path) -> str:
+    """A sharded set of `.bin` files whose index is changed."""
+    directory, output = place / "set", place / "out.safetensors"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    for name, key in zip(names, "ab", strict=True):
+        shard = zipped(
+            [Member("archive/data.pkl", pickled(mapped(text(key), a_tensor()))), Member("archive/data/0", DATA)]
+        )
+        (directory / name).write_bytes(shard)
+    index = {"metadata": {"total_size": 48}, "weight_map": {"a": names[0], "b": names[1]}}
+    path = directory / "pytorch_model.bin.index.json"
+    path.write_text(of_json(index, chance))
+    kind = outcome(path, output)
+    if kind == "done":
+        assert {bits(found) for found in load_with_aliases(output).values()} == {DATA}
+        output.unlink()
+    return kind
+
+
 READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "zip": lambda chance, place: fuzz_files(changed_zip, chance, place),
     "stream": lambda chance, place: fuzz_files(changed_stream, chance, place),
+    "tar": lambda chance, place: fuzz_files(changed_tar, chance, place),
+    "script": lambda chance, place: fuzz_files(changed_script, chance, place),
+    "index": fuzz_index,
+    "safetensors": fuzz_safetensors,
+    "set": fuzz_set,
     "zero": fuzz_zero,
     "bits": fuzz_bits,
 }

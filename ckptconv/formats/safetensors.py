@@ -236,6 +236,7 @@ def _read_set(path: str, options: Options | None) -> _Set:
     files, metadata = (index.get("weight_map"), index.get("metadata") or {}) if type(index) is dict else (None, None)
     if type(files) is not dict or not all(type(name) is str for name in files.values()) or type(metadata) is not dict:
         raise CorruptError(f"{path} is no index: it has no weight_map from the names of tensors to those of files.")
+    _check_unicode(path, files.values())
     directory = dirname(path)
     wanted: dict[str, dict[str, None]] = {}
     for tensor, name in files.items():

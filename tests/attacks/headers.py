@@ -474,6 +474,7 @@ for _file, _entry in {
     "memory_url": "memory://x", "chained": "simplecache::file:///etc/passwd",
 }.items():  # fmt: skip
     _set(UNSAFE, _file, f"an entry that is {_entry!r}", _mapping(b=_entry))
+_set(CORRUPT, "surrogate", "an entry that is half of a surrogate pair", _mapping(b="\ud800"))
 _set(CORRUPT, "missing", "an entry that is not there", _mapping(b="model-00009-of-00009.safetensors"))
 _set(CORRUPT, "itself", "an entry that is the index", _mapping(b="model.safetensors.index.json"))
 _set(CORRUPT, "directory", "an entry that is the directory", _mapping(b="."))
