@@ -1,0 +1,177 @@
+"""What is written loads in the libraries people use, and gives the same model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zero_writer as zero
+from checkpoints import ckptconv
+from safetensors.torch import load_file, load_model
+
+import ckptconv as library
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers")
+accelerate = pytest.importorskip("accelerate")
+
+INDEX = "model.safetensors.index.json"
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=97, n_positions=32)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama() -> Any:
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=48,
+        vocab_size=101, tie_word_embeddings=True,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "tied_llama": llama}
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def trained(request: pytest.FixtureRequest) -> Any:
+    """A tiny model after two steps."""
+    torch.manual_seed(0)
+    model = MODELS[request.param]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        tokens = torch.randint(0, 90, (2, 12))
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def answers(model: Any) -> torch.Tensor:
+    tokens = torch.arange(2 * 9).reshape(2, 9)
+    with torch.no_grad():
+        result: torch.Tensor = model(input_ids=tokens).logits
+    return result
+
+
+def ties(model: Any) -> dict[str, str]:
+    """Names of the state dict that are parameters of another name: {tied: its parameter}."""
+    owners = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        name: owners[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if owners[id(parameter)] != name
+    }
+
+
+def zero_checkpoint(model: Any, directory: Path, stage: int, world: int = 2) -> Path:
+    """The model as DeepSpeed saves it: matrices with weight decay, vectors without."""
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    saved = zero.Model(
+        groups=[
+            {name: tensor for name, tensor in named.items() if tensor.dim() > 1},
+            {name: tensor for name, tensor in named.items() if tensor.dim() < 2},
+        ],
+        tied=ties(model),
+    )
+    zero.write(directory, saved, zero.Save(stage=stage, world=world))
+    return directory
+
+
+def with_config(model: Any, directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    model.config.save_pretrained(directory)
+    return directory
+
+
+# ------------------------------------------------------------------------------------------------------ transformers
+
+
+@pytest.mark.parametrize("size", ["1GB", "12kB"], ids=["one file", "shards"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_zero_checkpoint_becomes_a_directory_for_from_pretrained(
+    trained: Any, stage: int, size: str, tmp_path: Path
+) -> None:
+    output = with_config(trained, tmp_path / "model")
+    checkpoint = zero_checkpoint(trained, tmp_path / "run", stage)
+    assert ckptconv("zero-to-fp32", checkpoint, output, "--max-shard-size", size).code == 0
+    assert (output / INDEX).exists() == (size != "1GB")
+    model, info = type(trained).from_pretrained(output, output_loading_info=True, dtype=torch.float32)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert torch.equal(answers(model.eval()), answers(trained))
+
+
+def test_pytorch_model_bin_becomes_model_safetensors_for_from_pretrained(trained: Any, tmp_path: Path) -> None:
+    directory = with_config(trained, tmp_path / "model")
+    torch.save(trained.state_dict(), directory / "pytorch_model.bin")
+    assert ckptconv("pt2safetensors", directory / "pytorch_model.bin", directory / "model.safetensors").code == 0
+    (directory / "pytorch_model.bin").unlink()
+    model = type(trained).from_pretrained(directory, dtype=torch.float32)
+    assert torch.equal(answers(model.eval()), answers(trained))
+
+
+def test_a_sharded_set_of_bin_files_becomes_one_of_safetensors(trained: Any, tmp_path: Path) -> None:
+    directory = with_config(trained, tmp_path / "model")
+    state = {name: tensor for name, tensor in trained.state_dict().items() if name not in ties(trained)}
+    half = len(state) // 2
+    parts = [dict(list(state.items())[:half]), dict(list(state.items())[half:])]
+    names = [f"pytorch_model-{number:05d}-of-00002.bin" for number in (1, 2)]
+    for name, part in zip(names, parts, strict=True):
+        torch.save(part, directory / name)
+    weight_map = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+    index = {"metadata": {"total_size": sum(t.nbytes for t in state.values())}, "weight_map": weight_map}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert ckptconv("pt2safetensors", directory / "pytorch_model.bin.index.json", directory).code == 0
+    for name in (*names, "pytorch_model.bin.index.json"):
+        (directory / name).unlink()
+    model = type(trained).from_pretrained(directory, dtype=torch.float32)
+    assert torch.equal(answers(model.eval()), answers(trained))
+
+
+# ------------------------------------------------------------------------------------ accelerate, safetensors, torch
+
+
+@pytest.mark.parametrize("size", ["1GB", "12kB"], ids=["one file", "shards"])
+def test_accelerate_loads_it_into_a_model(trained: Any, size: str, tmp_path: Path) -> None:
+    output = tmp_path / "model"
+    checkpoint = zero_checkpoint(trained, tmp_path / "run", 3)
+    assert ckptconv("zero-to-fp32", checkpoint, output, "--max-shard-size", size).code == 0
+    torch.manual_seed(1)
+    model = type(trained)(trained.config).eval()
+    assert not torch.equal(answers(model), answers(trained))
+    accelerate.load_checkpoint_in_model(model, str(output))
+    assert torch.equal(answers(model), answers(trained))
+
+
+def test_safetensors_loads_it_into_a_model(trained: Any, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    assert ckptconv("zero-to-fp32", zero_checkpoint(trained, tmp_path / "run", 1), output).code == 0
+    model = type(trained)(trained.config).eval()
+    missing, unexpected = load_model(model, output)
+    assert not missing
+    assert not unexpected
+    assert torch.equal(answers(model), answers(trained))
+    assert set(load_file(output)) == {name for name, _ in trained.named_parameters()}
+
+
+def test_torch_takes_it_as_memory_maps(trained: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(trained.state_dict(), path)
+    assert ckptconv("pt2safetensors", path).code == 0
+    state = library.load_state_dict(path.with_suffix(".safetensors"))
+    with torch.device("meta"):
+        model = type(trained)(trained.config).eval()
+    buffers = dict(type(trained)(trained.config).named_buffers())
+    model.load_state_dict(state, assign=True)
+    assert not [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    for name, buffer in buffers.items():  # those that are not saved are of the model's own making
+        owner, _, last = name.rpartition(".")
+        setattr(model.get_submodule(owner), last, buffer)
+    assert torch.equal(answers(model), answers(trained))
