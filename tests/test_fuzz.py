@@ -9,6 +9,5 @@ import pytest
 @pytest.mark.parametrize("reader", fuzz.READERS)
 @pytest.mark.filterwarnings("ignore")
 def test_changed_checkpoints_are_refused_or_read_as_torch_reads_them(reader: str) -> None:
-    ends = fuzz.run(reader, seed=0, seconds=1.5)
-    assert sum(ends.values()) > 20
+    ends = fuzz.run(reader, seed=0, rounds=150)
     assert len(ends) > 1, "changes that change nothing"
