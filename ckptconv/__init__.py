@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .keymap import flatten, unflatten
     from .mapped import load_state_dict
     from .options import Options
+    from .verification import Verification, verify
 
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
 # the name of a function: the import system would put the one in the place of the other.
@@ -22,11 +23,13 @@ _HOMES = {
     "Options": ("options", "Options"),
     "Report": ("conversion", "Report"),
     "Source": ("formats.source", "Source"),
+    "Verification": ("verification", "Verification"),
     "convert": ("conversion", "convert"),
     "flatten": ("keymap", "flatten"),
     "load_state_dict": ("mapped", "load_state_dict"),
     "open": ("formats", "open_source"),
     "unflatten": ("keymap", "unflatten"),
+    "verify": ("verification", "verify"),
 }
 
 __all__ = [
@@ -34,12 +37,14 @@ __all__ = [
     "Options",
     "Report",
     "Source",
+    "Verification",
     "__version__",
     "convert",
     "flatten",
     "load_state_dict",
     "open",
     "unflatten",
+    "verify",
 ]
 
 

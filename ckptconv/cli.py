@@ -85,6 +85,12 @@ Tag = Annotated[
     str, typer.Option("--tag", "-t", metavar="TAG", help="The tag to convert; default: what `latest` says.")
 ]
 
+ExcludeFrozen = Annotated[bool, typer.Option("--exclude-frozen-parameters", help="Leave frozen parameters out.")]
+PerRank = Annotated[bool, typer.Option("--per-rank", help="Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.")]
+DropOpaque = Annotated[
+    bool, typer.Option("--drop-opaque", help="Leave out objects of classes that are known by name only.")
+]
+
 
 def _option(kind: Any, default: Any, *names: str, **settings: Any) -> tuple[Any, Any]:
     return Annotated[kind, typer.Option(*names, **settings)], default
@@ -129,6 +135,8 @@ CONVERTING = {
 
 # Of these, what chooses names and files of safetensors.
 NAMING = {"max_shard_size", "strip_prefix", "rename", "tied", "checksum"}
+# And what does not decide what an output holds.
+CARRYING_OUT = {"jobs", "memory", "no_fsync", "no_clobber", "checksum", "dry_run"}
 
 
 def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -186,9 +194,7 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
 def safetensors2pt(
     source: Input,
     output: Annotated[str, typer.Argument(metavar="OUTPUT", show_default=False)],
-    drop_opaque: Annotated[
-        bool, typer.Option("--drop-opaque", help="Leave out objects of classes that are known by name only.")
-    ] = False,
+    drop_opaque: DropOpaque = False,
     **options: Any,
 ) -> None:
     """Write a .pt file of a safetensors file or directory.
@@ -209,18 +215,14 @@ def zero_to_fp32(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", show_default=False)],
     output: Destination = None,
     tag: Tag = "",
-    exclude_frozen_parameters: Annotated[
-        bool, typer.Option("--exclude-frozen-parameters", help="Leave frozen parameters out.")
-    ] = False,
+    exclude_frozen_parameters: ExcludeFrozen = False,
     optimizer: Annotated[
         str, typer.Option("--optimizer", metavar="PATH", help="Write the optimizer states there, by parameter.")
     ] = "",
     universal: Annotated[
         str, typer.Option("--universal", metavar="DIR", help="Write a universal checkpoint there, to resume from.")
     ] = "",
-    per_rank: Annotated[
-        bool, typer.Option("--per-rank", help="Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.")
-    ] = False,
+    per_rank: PerRank = False,
     safe_serialization: Annotated[
         bool, typer.Option("--safe-serialization", help="Accepted and ignored: the output is always safe.")
     ] = False,
@@ -246,6 +248,56 @@ def zero_to_fp32(
         per_rank=per_rank,
     )
     _convert("zero-to-fp32", "deepspeed", checkpoint, output, options)
+
+
+@app.command("verify", cls=_Command)
+@_taking({name: option for name, option in CONVERTING.items() if name not in CARRYING_OUT})
+def verify_(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", show_default=False)],
+    output: Destination = None,
+    tag: Tag = "",
+    exclude_frozen_parameters: ExcludeFrozen = False,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="PATH", help="Verify the optimizer states there.")
+    ] = "",
+    per_rank: PerRank = False,
+    drop_opaque: DropOpaque = False,
+    **options: Any,
+) -> None:
+    """Is this output exactly that source?
+
+    Reads both again, by other means than a conversion, and compares every name, dtype, shape, tied name and structure
+    record, and every element bit for bit. Give the options that the conversion was given. Exit code 1: it is not, and
+    the first difference is named.
+
+    \b
+    ckptconv verify model.pt model.safetensors
+    ckptconv verify --dtype bfloat16 runs/7b/checkpoints model/
+    ckptconv verify model.safetensors model.pt
+    """
+    from .units import parse_size
+    from .verification import verify
+
+    shown = _output("verify", options)
+    limit = options["max_shard_size"]
+    options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
+    options["storage_options"] = _storage_options(options["storage_options"])
+    for name in ("include", "exclude", "rename"):
+        options[name] = tuple(options[name] or ())
+    with shown.progress() as progress:
+        done = verify(
+            source,
+            output,
+            progress=progress,
+            announce=progress.begin,
+            tag=tag,
+            exclude_frozen_parameters=exclude_frozen_parameters,
+            optimizer=optimizer,
+            per_rank=per_rank,
+            drop_opaque=drop_opaque,
+            **options,
+        )
+    shown.verified(done)
 
 
 @app.command("inspect", cls=_Command)

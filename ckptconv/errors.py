@@ -6,7 +6,7 @@ what to do next. Nothing else ever leaves a conversion: anything not listed here
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class CkptconvError(Exception):
@@ -29,9 +29,17 @@ class FailedError(CkptconvError):
 
 
 class DifferenceError(CkptconvError):
-    """A verification found that the output is not the source."""
+    """A verification found that the output is not the source.
+
+    `difference` says what differs: "what" ("value", "dtype", "missing", "file", …) and, as far as they apply, "tensor",
+    "file", "index" (one number for each dimension), "expected" and "found".
+    """
 
     kind = "difference"
+
+    def __init__(self, message: str, hint: str = "", **difference: Any) -> None:
+        super().__init__(message, hint)
+        self.difference = difference
 
 
 class UsageError(CkptconvError):

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from .errors import FailedError
+from .errors import DifferenceError, FailedError
 from .storage import reason
 from .units import format_memory, format_size
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .conversion import OutputFile, Report
     from .errors import CkptconvError
+    from .verification import Verification
 
 # Seconds between two lines of progress where there is no terminal.
 INTERVAL = 5.0
@@ -67,6 +68,15 @@ class Output:
         except FailedError as error:
             self.warn(str(error))
 
+    def verified(self, done: Verification) -> None:
+        """The end of a verification that found no difference."""
+        for warning in done.warnings:
+            self.warn(warning)
+        if self.json:
+            self._print_json({"ok": True, "command": self.command, **dataclasses.asdict(done)})
+        elif not self.quiet:
+            self._print(_verified_lines(done, self.verbose))
+
     def inspected(self, path: str, summary: dict[str, Any]) -> None:
         """What is inside a checkpoint."""
         if self.json:
@@ -79,6 +89,8 @@ class Output:
     def failed(self, error: CkptconvError) -> None:
         """The end of a command that could not do its work."""
         described = {"exit_code": error.exit_code, "kind": error.kind, "message": error.message, "hint": error.hint}
+        if isinstance(error, DifferenceError):
+            described["difference"] = error.difference
         if self.json:
             with contextlib.suppress(FailedError):
                 self._print_json({"ok": False, "error": described})
@@ -210,8 +222,23 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
         lines.append(
             f"read {read} {format_size(report.input_bytes)}, wrote {format_size(report.bytes_written)} "
-            f"in {_duration(report)}, peak memory {format_memory(report.peak_rss_bytes)}"
+            f"in {_duration(report.seconds, report.bytes_written)}, peak memory {format_memory(report.peak_rss_bytes)}"
         )
+    return lines
+
+
+def _verified_lines(done: Verification, verbose: bool) -> list[str]:
+    lines: list[str] = []
+    if verbose or len(done.outputs) <= FEW:
+        lines.extend(f"verified {file.path} ({_contents(file.bytes, file.tensors)})" for file in done.outputs)
+    else:
+        contents = _contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
+        lines.append(f"verified {len(done.outputs)} files in {os.path.dirname(done.outputs[0].path)} ({contents})")
+    tied = f", {_count(len(done.aliases), 'tied name')} among them" if done.aliases else ""
+    lines.append(
+        f"equal to {done.input}: {_count(done.tensors, 'tensor')}{tied}, {format_size(done.bytes_compared)} compared "
+        f"in {_duration(done.seconds, done.bytes_compared)}, peak memory {format_memory(done.peak_rss_bytes)}"
+    )
     return lines
 
 
@@ -219,11 +246,11 @@ def _contents(size: int, tensors: int) -> str:
     return f"{format_size(size)}, {_count(tensors, 'tensor')}" if tensors else format_size(size)
 
 
-def _duration(report: Report) -> str:
+def _duration(seconds: float, size: int) -> str:
     """How long it took, and how fast that was where it took long enough to tell."""
-    if report.seconds < 1:
-        return f"{max(report.seconds, 0.01):.2f} s"
-    return f"{report.seconds:.1f} s ({format_size(report.bytes_written / report.seconds)}/s)"
+    if seconds < 1:
+        return f"{max(seconds, 0.01):.2f} s"
+    return f"{seconds:.1f} s ({format_size(size / seconds)}/s)"
 
 
 def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int = 20) -> list[str]:

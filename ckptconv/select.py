@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import UsageError
-from .kernels import is_supported
 from .tensors import DTYPES, Cast, Convert, LazyTensor, same_bytes
 
 DTYPE_CHOICES = ("float32", "bfloat16", "float16", "keep")
@@ -140,6 +139,8 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
     target = DTYPES[dtype]
     if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1):
         return tensor
+    from .kernels import is_supported
+
     if not is_supported(source.name, target.name):
         raise UsageError(
             f"{name!r} is a tensor of {source}, which cannot be converted to {dtype}.", "Use --dtype keep."

@@ -1,0 +1,440 @@
+"""What a lazy tensor's elements are, worked out by other means than a conversion's: slowly, and for verification only.
+
+It shares with a conversion the expressions that say where bytes lie, and nothing that carries them out. A conversion
+cuts a tensor into moves of bytes and runs kernels over them; here an expression is asked for intervals or boxes of
+elements, and answers by asking the one inside it. Casts go through exact float64 numbers, where a conversion shifts
+bits. Everything happens in blocks, so that memory stays small whatever the size of a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from .errors import UnsupportedError
+from .storage import Readers
+from .tensors import (
+    DTYPES,
+    Cast,
+    Concat,
+    Conjugate,
+    Convert,
+    DType,
+    File,
+    Inline,
+    LazyTensor,
+    Narrow,
+    Negate,
+    Partitioned,
+    Stored,
+    Swap,
+    Tagged,
+    View,
+    contiguous_strides,
+    itemsize_of_components,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+# Bytes compared at a time, and elements cast at a time: numpy holds several float64 numbers for each of these.
+BLOCK = 1 << 19
+CAST_BLOCK = 1 << 15
+# Bytes between two elements that are read along, and the most that is read at once for elements that do not touch.
+_GAP, _MOST = 512, 1 << 20
+
+
+def _numpy() -> Any:
+    import numpy
+
+    return numpy
+
+
+class Reference:
+    """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes where numpy has none.
+
+    `bytes_read` counts what was read from files.
+    """
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+        self.bytes_read = 0
+
+    def flat(self, tensor: LazyTensor, start: int, stop: int) -> Array:
+        """Elements `start` to `stop` in C order, as an array of one dimension."""
+        np = _numpy()
+        if isinstance(tensor, Tagged):
+            return self.flat(tensor.tensor, start, stop)
+        if isinstance(tensor, Inline):
+            array: Array = np.frombuffer(tensor.data, _code(tensor.dtype))[start:stop]
+            return array
+        if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
+            return self._read(tensor.file, tensor.offset + start * tensor.dtype.itemsize, stop - start, tensor.dtype)
+        if isinstance(tensor, Partitioned):
+            return self._partitioned(tensor, start, stop)
+        if isinstance(tensor, View):
+            return self._viewed(tensor, start, stop)
+        if isinstance(tensor, Convert):
+            return converted(tensor, self.flat(tensor.tensor, start, stop))
+        parts = [self.box(tensor, *box).reshape(-1) for box in _boxes(tensor.shape, start, stop)]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, _code(tensor.dtype)), *parts])
+
+    def box(self, tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Array:
+        """The elements from index `starts[d]` on, `counts[d]` of them, along every dimension d."""
+        np = _numpy()
+        result: Array
+        if isinstance(tensor, Tagged):
+            return self.box(tensor.tensor, starts, counts)
+        if isinstance(tensor, Convert):
+            inner = self.box(tensor.tensor, starts, counts)
+            return converted(tensor, inner.reshape(-1)).reshape(inner.shape)
+        if isinstance(tensor, Narrow):
+            moved = [start + (tensor.start if dim == tensor.dim else 0) for dim, start in enumerate(starts)]
+            return self.box(tensor.tensor, moved, counts)
+        if isinstance(tensor, Concat):
+            return self._joined(tensor, starts, counts)
+        if isinstance(tensor, Stored):
+            result = np.empty(tuple(counts), _code(tensor.dtype))
+            if result.size:
+                item = tensor.dtype.itemsize
+                at = sum(start * stride for start, stride in zip(starts, tensor.strides, strict=True))
+                self._gather(tensor.file, tensor.offset + at * item, [s * item for s in tensor.strides], item, result)
+            return result
+        if isinstance(tensor, View):
+            inner_box = _same_box(tensor, starts, counts)
+            if inner_box is not None:
+                result = np.ascontiguousarray(self.box(tensor.tensor, *inner_box)).view(_code(tensor.dtype))
+                return result.reshape(tuple(counts))
+        if not isinstance(tensor, (View, Inline, Partitioned)):
+            raise TypeError(f"{type(tensor).__name__} is an expression that has no reference")
+        # What is flat by nature: run by run, a run being as many dimensions as the box has whole.
+        runs = [self.flat(tensor, at, at + length) for at, length in _runs(tensor.shape, starts, counts)]
+        result = np.concatenate([np.empty(0, _code(tensor.dtype)), *runs])
+        return result.reshape(tuple(counts))
+
+    def _read(self, file: File, offset: int, count: int, dtype: DType) -> Array:
+        data = self._bytes(file, offset, count * dtype.itemsize)
+        array: Array = _numpy().frombuffer(data, _code(dtype))
+        return array
+
+    def _bytes(self, file: File, offset: int, length: int) -> bytes:
+        self.bytes_read += length
+        with self._readers.reading(file) as reader:
+            return reader.read_at(offset, length)
+
+    def _partitioned(self, tensor: Partitioned, start: int, stop: int) -> Array:
+        item = tensor.dtype.itemsize
+        pieces = []
+        for rank in range(start // tensor.piece, -(-stop // tensor.piece)) if start < stop else ():
+            first = max(start, rank * tensor.piece) - rank * tensor.piece
+            last = min(stop, (rank + 1) * tensor.piece) - rank * tensor.piece
+            offset = tensor.bases[rank] + tensor.offset + first * item
+            pieces.append(self._read(tensor.files[rank], offset, last - first, tensor.dtype))
+        np = _numpy()
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, _code(tensor.dtype)), *pieces])
+
+    def _viewed(self, tensor: View, start: int, stop: int) -> Array:
+        outer, inner = tensor.dtype.itemsize, tensor.tensor.dtype.itemsize
+        low, high = start * outer, stop * outer
+        first = low // inner
+        data = self.flat(tensor.tensor, first, -(-high // inner))
+        cut = _numpy().ascontiguousarray(data).view("u1")[low - first * inner : high - first * inner]
+        array: Array = cut.copy().view(_code(tensor.dtype))
+        return array
+
+    def _joined(self, tensor: Concat, starts: Sequence[int], counts: Sequence[int]) -> Array:
+        np, dim = _numpy(), tensor.dim
+        low, high = starts[dim], starts[dim] + counts[dim]
+        found: list[Array] = [np.empty((*counts[:dim], 0, *counts[dim + 1 :]), _code(tensor.dtype))]
+        at = 0
+        for part in tensor.parts:
+            extent = part.shape[dim]
+            first, last = max(low, at), min(high, at + extent)
+            if first < last:
+                inner_starts = [*starts[:dim], first - at, *starts[dim + 1 :]]
+                inner_counts = [*counts[:dim], last - first, *counts[dim + 1 :]]
+                found.append(self.box(part, inner_starts, inner_counts))
+            at += extent
+        array: Array = found[1] if len(found) == 2 else np.concatenate(found, axis=dim)
+        return array
+
+    def _gather(self, file: File, offset: int, strides: Sequence[int], item: int, out: Array) -> None:
+        """Fill `out` with elements of `item` bytes that lie by `strides` (in bytes) from byte `offset` on."""
+        np = _numpy()
+        dims = sorted((stride, dim) for dim, stride in enumerate(strides) if out.shape[dim] > 1 and stride)
+        # The dimensions that are read along: of these the elements nearly touch.
+        run, together = item, []
+        for stride, dim in dims:
+            if stride - run > _GAP:
+                break
+            run += stride * (out.shape[dim] - 1)
+            together.append(dim)
+        if run > _MOST:
+            dim = together[-1]
+            half = out.shape[dim] // 2
+            before, after = ((slice(None),) * dim + (cut,) for cut in (slice(half), slice(half, None)))
+            self._gather(file, offset, strides, item, out[before])
+            self._gather(file, offset + half * strides[dim], strides, item, out[after])
+            return
+        apart = [dim for _, dim in dims if dim not in together]
+        for indices in itertools.product(*(range(out.shape[dim]) for dim in apart)):
+            place = dict(zip(apart, indices, strict=True))
+            at = offset + sum(index * strides[dim] for dim, index in place.items())
+            data = np.frombuffer(self._bytes(file, at, run), out.dtype)
+            key = tuple(place.get(dim, slice(None)) for dim in range(out.ndim))
+            target = out[key]
+            left = [dim for dim in range(out.ndim) if dim not in place]
+            # A dimension of one element, or of one that is repeated, takes no step.
+            steps = [strides[dim] if dim in together else 0 for dim in left]
+            out[key] = np.lib.stride_tricks.as_strided(data, np.shape(target), steps)
+
+
+def blocks(tensor: LazyTensor) -> Iterator[tuple[list[int], list[int]]]:
+    """Boxes of about a block's bytes that cover `tensor`, as wide in every dimension as may be.
+
+    So shaped, a box is made of runs that are not too short, in whatever order a file has the elements.
+    """
+    limit = max(BLOCK // tensor.dtype.itemsize, 1)
+    sides = [1] * len(tensor.shape)
+    while True:
+        small = [d for d, side in enumerate(sides) if side < tensor.shape[d]]
+        grown = min(small, key=lambda dim: sides[dim], default=None)
+        if grown is None or math.prod(sides) * 2 > limit:
+            break
+        sides[grown] = min(sides[grown] * 2, tensor.shape[grown])
+    for starts in itertools.product(
+        *(range(0, extent, side) for extent, side in zip(tensor.shape, sides, strict=True))
+    ):
+        counts = [min(side, extent - at) for side, extent, at in zip(sides, tensor.shape, starts, strict=True)]
+        yield list(starts), counts
+
+
+# ------------------------------------------------------------------------------------------------------- geometry
+
+
+def _code(dtype: DType) -> str:
+    """numpy's name for an element's bits."""
+    return f"u{dtype.itemsize}" if dtype.itemsize <= 8 else f"V{dtype.itemsize}"
+
+
+def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Boxes that hold elements `start` to `stop` in C order, one after the other."""
+    if start >= stop:
+        return
+    if not shape:
+        yield [], []
+        return
+    size = math.prod(shape[1:])
+    row, last = start // size, (stop - 1) // size
+    if row == last and stop - start < size:
+        for starts, counts in _boxes(shape[1:], start - row * size, stop - row * size):
+            yield [row, *starts], [1, *counts]
+        return
+    if start > row * size:
+        yield from _boxes(shape, start, (row + 1) * size)
+        row += 1
+    whole = stop // size
+    if row < whole:
+        yield [row, *(0 for _ in shape[1:])], [whole - row, *shape[1:]]
+    if whole * size < stop:
+        yield from _boxes(shape, max(whole * size, start), stop)
+
+
+def _runs(shape: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The box as runs of elements in C order: where each begins, and how long it is."""
+    if not math.prod(counts):
+        return
+    steps = contiguous_strides(shape)
+    whole = len(shape)
+    while whole and counts[whole - 1] == shape[whole - 1]:
+        whole -= 1
+    # The last dimension that is not whole still runs on.
+    outer = max(whole - 1, 0)
+    length = math.prod(counts[outer:])
+    base = sum(start * step for start, step in zip(starts, steps, strict=True))
+    for indices in itertools.product(*(range(count) for count in counts[:outer])):
+        yield base + sum(index * step for index, step in zip(indices, steps, strict=False)), length
+
+
+def _same_box(view: View, starts: Sequence[int], counts: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """The box of what is viewed that is this box of `view`, where that is a box too."""
+    shape, inner = view.shape, view.tensor.shape
+    ratio = view.tensor.dtype.itemsize // view.dtype.itemsize
+    if ratio > 1 and shape == (*inner, ratio) and counts[-1] == ratio:
+        return list(starts[:-1]), list(counts[:-1])
+    if view.dtype.itemsize != view.tensor.dtype.itemsize:
+        return None
+    wide = [dim for dim, extent in enumerate(shape) if extent != 1]
+    if [shape[dim] for dim in wide] != [extent for extent in inner if extent != 1] or 0 in counts:
+        return None
+    given = iter(wide)
+    dims = [None if extent == 1 else next(given) for extent in inner]
+    return [0 if dim is None else starts[dim] for dim in dims], [1 if dim is None else counts[dim] for dim in dims]
+
+
+# ---------------------------------------------------------------------------------------------------- conversions
+
+
+def converted(expression: Convert, bits: Array) -> Array:
+    """What `expression` makes of elements of the tensor in it."""
+    np, kernel, dtype = _numpy(), expression.kernel, expression.tensor.dtype
+    result: Array
+    if isinstance(kernel, Cast):
+        result = np.empty(bits.shape, _code(expression.dtype))
+        for at in range(0, len(bits), CAST_BLOCK):
+            result[at : at + CAST_BLOCK] = cast(kernel.source, kernel.target, bits[at : at + CAST_BLOCK])
+        return result
+    rows = np.ascontiguousarray(bits).view("u1").reshape(-1, dtype.itemsize).copy()
+    part = itemsize_of_components(dtype)
+    if isinstance(kernel, Swap):
+        units = rows.reshape(-1, kernel.itemsize)
+        rows = np.ascontiguousarray(units[:, ::-1])
+    elif isinstance(kernel, Conjugate):
+        # The sign is the top bit of the last byte; the imaginary part comes second.
+        rows[:, -1] ^= 0x80 if dtype.kind == "c" else 0
+    elif isinstance(kernel, Negate):
+        if dtype.kind in "iu":
+            return 0 - bits
+        rows.reshape(-1, part)[:, -1] ^= 0x80
+        if dtype.name.endswith("fnuz"):
+            # Zero and NaN, which are 0x00 and 0x80 there, have no negative.
+            rows[(rows & 0x7F) == 0] ^= 0x80
+    result = rows.reshape(-1).view(_code(dtype))
+    return result
+
+
+class _Format(NamedTuple):
+    """A floating format by numbers: bits of its significand (the leading one included), the exponents of its least and
+    greatest normal numbers, and the greatest finite number."""
+
+    digits: int
+    least: int
+    greatest: int
+
+    @property
+    def maximum(self) -> float:
+        return math.ldexp(2.0 - math.ldexp(1.0, 1 - self.digits), self.greatest)
+
+
+# IEEE 754-2019, table 3.5; bfloat16 has float32's exponents and eight digits.
+_FORMATS = {
+    "float64": _Format(53, -1022, 1023),
+    "float32": _Format(24, -126, 127),
+    "bfloat16": _Format(8, -126, 127),
+    "float16": _Format(11, -14, 15),
+}
+# Formats of a byte: bits of exponent and of mantissa, and the bias. OCP 8-bit Floating Point Specification 1.0, and
+# arXiv:2206.02915 for those whose only NaN is minus zero.
+_BYTES = {
+    "float8_e5m2": (5, 2, 15),
+    "float8_e4m3fn": (4, 3, 7),
+    "float8_e5m2fnuz": (5, 2, 16),
+    "float8_e4m3fnuz": (4, 3, 8),
+}
+
+
+def cast(source: str, target: str, bits: Array) -> Array:
+    """Elements of dtype `source` as dtype `target`: the nearest number, of two equally near the even one.
+
+    What is too large becomes infinite. A NaN keeps its sign, and of its payload what fits from the top; it is made
+    quiet, except where bfloat16 becomes float32, whose upper half it is.
+    """
+    np = _numpy()
+    if source == target:
+        return bits
+    if target not in _FORMATS or source not in (*_FORMATS, *_BYTES, "float8_e8m0fnu"):
+        raise UnsupportedError(f"A cast from {source} to {target} cannot be verified: there is no reference for it.")
+    with np.errstate(all="ignore"):
+        exact = values(source, bits)
+        rounded = _nearest(exact, _FORMATS[target])
+        if target == "bfloat16":
+            result: Array = (rounded.astype("f4").view("u4") >> 16).astype("u2")
+        else:
+            result = rounded.astype(target).view(_code(DTYPES[target]))
+    (nans,) = np.nonzero(np.isnan(exact))
+    if len(nans):
+        result[nans] = _nan(source, target, bits[nans].astype("u8"))
+    return result
+
+
+def values(dtype: str, bits: Array) -> Array:
+    """The numbers that elements of a floating dtype are, each exactly, as float64."""
+    np = _numpy()
+    if dtype == "bfloat16":
+        array: Array = (bits.astype("u4") << 16).view("f4").astype("f8")
+    elif dtype in _FORMATS:
+        array = bits.view(dtype).astype("f8")
+    else:
+        array = np.array(_table(dtype))[bits]
+    return array
+
+
+def _nearest(exact: Array, format_: _Format) -> Array:
+    """Each number rounded to a multiple of the last digit that `format_` has for numbers of its size."""
+    np = _numpy()
+    _, exponent = np.frexp(exact)  # exact = m · 2^exponent, ½ <= m < 1
+    last = np.maximum(exponent - 1, format_.least) - (format_.digits - 1)
+    # Scaling by powers of two is exact; rint rounds halves to even.
+    rounded = np.ldexp(np.rint(np.ldexp(exact, -last)), last)
+    array: Array = np.where(np.abs(rounded) > format_.maximum, np.copysign(np.inf, exact), rounded)
+    return array
+
+
+def _nan(source: str, target: str, bits: Array) -> Array:
+    """The bits of NaNs of `source` as NaNs of `target`."""
+    digits, width = _layout(source)
+    new_digits, new_width = _layout(target)
+    sign = bits >> (width - 1) if digits else 0 * bits  # powers of two have none
+    payload = bits & ((1 << digits) - 1)
+    payload = payload << (new_digits - digits) if new_digits >= digits else payload >> (digits - new_digits)
+    if (source, target) != ("bfloat16", "float32"):
+        payload |= 1 << (new_digits - 1)
+    infinity = ((1 << (new_width - 1 - new_digits)) - 1) << new_digits
+    made: Array = (sign << (new_width - 1)) | payload | infinity
+    return made
+
+
+def _layout(dtype: str) -> tuple[int, int]:
+    """How many bits the mantissa has, and the whole number."""
+    mantissa = _FORMATS[dtype].digits - 1 if dtype in _FORMATS else _BYTES[dtype][1] if dtype in _BYTES else 0
+    return mantissa, DTYPES[dtype].itemsize * 8
+
+
+@functools.cache
+def _table(dtype: str) -> tuple[float, ...]:
+    """The numbers that the 256 values of a byte are."""
+    return tuple(_byte(dtype, bits) for bits in range(256))
+
+
+def _byte(dtype: str, bits: int) -> float:
+    if dtype == "float8_e8m0fnu":
+        return math.nan if bits == 255 else math.ldexp(1.0, bits - 127)
+    exponent_bits, mantissa_bits, bias = _BYTES[dtype]
+    sign = -1.0 if bits >= 128 else 1.0
+    exponent, mantissa = divmod(bits & 127, 1 << mantissa_bits)
+    top = (1 << exponent_bits) - 1
+    if dtype == "float8_e5m2" and exponent == top:
+        return sign * math.inf if mantissa == 0 else math.nan
+    if (dtype == "float8_e4m3fn" and bits & 127 == 127) or (dtype.endswith("fnuz") and bits == 128):
+        return math.nan
+    if exponent == 0:
+        return sign * math.ldexp(mantissa, 1 - bias - mantissa_bits)
+    return sign * math.ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits)
+
+
+def shown(dtype: DType, bits: bytes) -> str:
+    """An element as text: its number, and its bits where the number does not tell all."""
+    np = _numpy()
+    hexadecimal = bits[::-1].hex()
+    if dtype.kind == "f":
+        return f"{float(values(dtype.name, np.frombuffer(bits, _code(dtype)))[0])!r} (bits {hexadecimal})"
+    if dtype.kind in "iu":
+        return str(int.from_bytes(bits, "little", signed=dtype.kind == "i"))
+    if dtype.kind == "b" and bits in (b"\0", b"\1"):
+        return str(bits == b"\1")
+    return f"bits {hexadecimal}"

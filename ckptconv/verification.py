@@ -1,0 +1,611 @@
+"""Whether an output is exactly what a source should give, found out by a path of its own.
+
+What is shared with a conversion is the reading of descriptions, which say where bytes lie, and the rules for names and
+structure. The output is read as a stranger reads it (`written`), and what should be in it is worked out element by
+element (`reference`); nothing that plans, moves or casts the bytes of a conversion takes part.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from . import foreign, keymap, select
+from .errors import CkptconvError, CorruptError, DifferenceError, FailedError, UsageError
+from .formats import open_source, ranks_to_convert
+from .formats.source import Source
+from .formats.torch_file import read as read_torch
+from .reference import BLOCK, Reference, blocks, shown
+from .spool import SpoolingReaders, is_pipe
+from .storage import dirname, is_remote, join, look, normalize, peak_rss
+from .structure import dump, name_of, parse, tensors_of
+from .tensors import DTYPES, Cast, Convert, File, LazyTensor, contiguous_strides, same_bytes, untagged
+from .written import SUFFIX, Written, read_directory, read_file
+
+if TYPE_CHECKING:
+    from .reference import Array
+
+Progress: TypeAlias = Callable[[int], None]
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+_INDEX_SUFFIX = f"{SUFFIX}.index.json"
+# Metadata entries that are never the name of a tied tensor: a tensor of such a name is stored.
+_RESERVED = ("format", "total_size", "ckptconv.structure")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of the conversion: the options of the same name, as far as they decide what an output holds."""
+
+    dtype: str | None = None
+    max_shard_size: int | None = None
+    key: str = ""
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    strip_prefix: str = ""
+    rename: Sequence[str] = ()
+    tied: str = "alias"
+    family: str = ""
+    tag: str = ""
+    optimizer: str = ""
+    per_rank: bool = False
+    exclude_frozen_parameters: bool = False
+    drop_opaque: bool = False
+    inert: bool = False
+    spool_dir: str = ""
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class VerifiedFile:
+    """A file of the output: its path, its size in bytes, and how many tensors it holds."""
+
+    path: str
+    bytes: int
+    tensors: int
+
+
+@dataclass
+class Verification:
+    """What was compared and found equal. Sizes are in bytes.
+
+    `tensors` counts the names of the source that were looked up, of which `aliases` are stored under another name:
+    {removed: kept}. `bytes_compared` are those of the output's tensors, each of which was compared.
+    """
+
+    input: str
+    outputs: list[VerifiedFile]
+    format: str
+    tensors: int
+    aliases: dict[str, str]
+    structure_records: int
+    bytes_compared: int
+    bytes_read: int
+    warnings: list[str]
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+
+class Target(NamedTuple):
+    """An output to verify: its path; whether it is made of the optimizer's states; and where its files are read, by
+    name, if they are not in their place yet."""
+
+    path: str
+    of_states: bool = False
+    at: Mapping[str, str] | None = None
+
+
+@dataclass
+class _Expected:
+    """What an output is to hold: tensors by name, in order; the record's text by the aliases that were found.
+
+    `flat` says that without a record the order of names means nothing.
+    """
+
+    tensors: dict[str, LazyTensor]
+    structure: Callable[[Mapping[str, str]], str | None]
+    flat: bool
+
+
+class _Pair(NamedTuple):
+    """A tensor as it should be and as it was found, the path of its file, and its name."""
+
+    want: LazyTensor
+    got: LazyTensor
+    path: str
+    name: str
+
+
+def verify(
+    source: str | os.PathLike[str] | Source,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    progress: Progress | None = None,
+    announce: Callable[[int], None] | None = None,
+    **options: Any,
+) -> Verification:
+    """Compare `output` with what converting `source`, a path or an opened `Source`, gives with the same `options`.
+
+    `options` are those of the conversion, the fields of `Asked`; `output` may be left out where `optimizer` is given.
+    `progress` is called with the bytes compared since the last call, `announce` once with how many there will be.
+
+    Returns what was compared if every tensor, name, alias and structure record is right, bit for bit. Raises
+    DifferenceError, with the first difference, if something is not; UsageError for a path that is not there; and what
+    opening the source raises.
+    """
+    asked = Asked(**options)
+    targets = [] if output is None else [Target(_place(normalize(output)))]
+    if asked.optimizer:
+        targets.append(Target(_place(normalize(asked.optimizer)), of_states=True))
+    if not targets:
+        raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
+    sources = [source] if isinstance(source, Source) else _open(normalize(source), targets, asked)
+    return verify_outputs(sources, targets, asked, progress=progress, announce=announce)
+
+
+def verify_outputs(
+    sources: Sequence[Source],
+    targets: Sequence[Target],
+    asked: Asked,
+    *,
+    progress: Progress | None = None,
+    announce: Callable[[int], None] | None = None,
+) -> Verification:
+    """As `verify`, for sources that are open and targets that may be staged: one for each source, or the same ones."""
+    started = time.monotonic()
+    pairs: list[_Pair] = []
+    done = Verification(sources[0].path, [], sources[0].format, 0, {}, 0, 0, 0, [])
+    others = frozenset(target.path for target in targets)
+    for source in sources:
+        done.bytes_read += source.bytes_read
+        done.warnings.extend(source.warnings)
+        for target in targets:
+            pairs.extend(_compare(source, _of_rank(source, target), asked, others, done))
+    if not pairs:
+        raise FailedError(f"Nothing was compared: {sources[0].path} holds no tensor that belongs into the output.")
+    if announce:
+        announce(sum(pair.got.nbytes for pair in pairs))
+    with SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
+        readers.expect(_packed(pairs))
+        reference = Reference(readers)
+        for pair in pairs:
+            _check_elements(reference, pair, progress)
+            done.bytes_compared += pair.got.nbytes
+        done.bytes_read += reference.bytes_read
+    done.seconds = time.monotonic() - started
+    done.peak_rss_bytes = peak_rss()
+    return done
+
+
+def _place(path: str) -> str:
+    """The output that `path` means: a directory may be named by its index."""
+    return dirname(path) if path.endswith(_INDEX_SUFFIX) else path
+
+
+def _open(path: str, targets: Sequence[Target], asked: Asked) -> list[Source]:
+    if is_pipe(path) and asked.per_rank:
+        raise UsageError("What comes through a pipe has no ranks.")
+    is_torch = targets[0].path.endswith(TORCH_SUFFIXES)
+    settings: dict[str, Any] = {
+        "tag": asked.tag,
+        "exclude_frozen": asked.exclude_frozen_parameters,
+        "inert": asked.inert,
+        "spool_dir": asked.spool_dir,
+        "storage_options": asked.storage_options,
+    }
+    if asked.per_rank:
+        ranks = ranks_to_convert(path, asked.tag, dict(asked.storage_options), inert=asked.inert)
+        return [open_source(path, model_rank=rank, family=asked.family, **settings) for rank in ranks]
+    family = asked.family or ("safetensors" if is_torch else "")
+    source = open_source(path, family=family, **settings)
+    if source.family == "safetensors" and not is_torch:
+        # An output may stand in the directory of its source, which is then what no output is.
+        source = open_source(path, family="torch", **settings)
+    return [source]
+
+
+def _of_rank(source: Source, target: Target) -> Target:
+    """Where one tensor-parallel rank's output is: OUTPUT/mp_rank_NN."""
+    if source.model_rank is None or target.at is not None:
+        return target
+    return target._replace(path=join(target.path, f"mp_rank_{source.model_rank:02d}"))
+
+
+def _packed(pairs: Iterable[_Pair]) -> Counter[File]:
+    """The packed files that are read, and how many bytes of tensors come from each."""
+    found: Counter[File] = Counter()
+    for pair in pairs:
+        for tensor in (pair.want, pair.got):
+            found.update({file: tensor.nbytes for file in tensor.inputs() if file.packed})
+    return found
+
+
+# ------------------------------------------------------------------------------------------- names, kinds, structure
+
+
+def _compare(
+    source: Source, target: Target, asked: Asked, others: frozenset[str], done: Verification
+) -> Iterator[_Pair]:
+    """Compare all but the elements; the pairs of tensors whose elements are to be compared."""
+    storage_options = dict(asked.storage_options)
+    here = target.path if target.at is None else next(iter(target.at.values()))
+    entry = look(here, storage_options)
+    if entry.kind == "missing":
+        raise UsageError(f"{target.path} does not exist: there is no output to verify.")
+    if target.path.endswith(TORCH_SUFFIXES) and entry.kind == "file":
+        yield from _compare_torch(source, target, here, asked, done)
+        return
+    if target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None):
+        found = read_file(target.path, storage_options, here)
+    elif entry.kind == "directory" or target.at is not None:
+        found = read_directory(target.path, storage_options, at=target.at, others=others)
+    else:
+        raise UsageError(
+            f"{target.path} is no output: a file ends in {SUFFIX}, {', '.join(TORCH_SUFFIXES)}, else it is a directory."
+        )
+    expected = _expected_states(source, asked) if target.of_states else _expected_weights(source, asked)
+    _check_names(source, expected, found, asked)
+    _check_structure(expected, found)
+    _check_shards(found, asked)
+    counted = Counter(found.homes.values())
+    done.outputs.extend(VerifiedFile(file.path, file.size, counted[file.path]) for file in found.files)
+    done.tensors += len(expected.tensors)
+    done.aliases.update(found.aliases)
+    done.structure_records += found.structure is not None
+    for name, got in found.tensors.items():
+        yield _checked(expected.tensors[name], got, found.homes[name], name)
+    for removed, kept in found.aliases.items():
+        want, same = expected.tensors[removed], expected.tensors[kept]
+        if want is not same and (same_bytes(want) is None or same_bytes(want) != same_bytes(same)):
+            yield _checked(want, found.tensors[kept], found.homes[kept], removed)
+
+
+def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
+    """The pair, if both are of the same dtype and shape."""
+    for what, expected, found in (
+        ("dtype", want.dtype.name, got.dtype.name),
+        ("shape", list(want.shape), list(got.shape)),
+    ):
+        if expected != found:
+            raise DifferenceError(
+                f"{path}: {name!r} has {what} {found}, and the source gives {what} {expected}.",
+                "If it was converted with --dtype, say so here too." if what == "dtype" else "",
+                what=what,
+                tensor=name,
+                file=path,
+                expected=expected,
+                found=found,
+            )
+    return _Pair(want, got, path, name)
+
+
+def _expected_weights(source: Source, asked: Asked) -> _Expected:
+    """What the rules of the conversion make of the weights: subtree, names chosen and changed, dtypes."""
+    tree = select.subtree(source.weights, asked.key, source.path) if asked.key else source.weights
+    if source.structured:
+        lacking: dict[str, str] = {}
+
+        def leave_out(name: str, node: Any) -> bool:
+            reason = foreign.lacks_data(node)
+            if reason and select.is_chosen(name, asked.include, asked.exclude):
+                lacking[name] = reason
+            return bool(reason)
+
+        flat, record, fixed = keymap.describe(tree, leave_out=leave_out)
+        if lacking:
+            raise foreign.without_data(source.path, lacking)
+    else:
+        flat, record, fixed = dict(tree), None, frozenset()
+    names = _names(source, flat, asked)
+    tensors = {new: flat[old] if old in fixed else _as_asked(flat[old], source, asked) for old, new in names.items()}
+    if record is None and any(old != new for old, new in names.items()) and source.structured:
+        record = keymap.plain_record(flat)
+
+    def structure(aliases: Mapping[str, str]) -> str | None:
+        return keymap.remap(record, {old: names.get(old) for old in flat}, dict(aliases))
+
+    return _Expected(tensors, structure, flat=not source.structured)
+
+
+def _expected_states(source: Source, asked: Asked) -> _Expected:
+    """What the rules of the conversion make of the optimizer's states."""
+    if source.optimizer is None:
+        raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
+    names = _names(source, source.weights, asked)
+    states = {names[old]: state for old, state in source.optimizer["state"].items() if old in names}
+    groups = [
+        {**group, "params": [names[old] for old in group["params"] if old in names]}
+        for group in source.optimizer["param_groups"]
+    ]
+    flat, record = keymap.flatten({"state": states, "param_groups": groups})
+    # States are widened as the weights are, and never narrowed.
+    unless_kept = Asked(dtype="keep" if asked.dtype == "keep" else None)
+    tensors = {name: _as_asked(tensor, source, unless_kept) for name, tensor in flat.items()}
+    for alias, owner in source.owners.items() if asked.tied == "alias" else ():
+        if alias in names and owner in names:
+            for key in states.get(names[owner], {}):
+                kept, removed = f"state.{names[owner]}.{key}", f"state.{names[alias]}.{key}"
+                if kept in flat:
+                    tensors.setdefault(removed, tensors[kept])
+    return _Expected(tensors, lambda aliases: record, flat=False)
+
+
+def _names(source: Source, flat: Mapping[str, Any], asked: Asked) -> dict[str, str]:
+    """The names that are converted, and what becomes of them: {old: new}."""
+    lost = [] if asked.include else select.matching(source.unaccounted, (), asked.exclude)
+    if lost:
+        raise CorruptError(f"{source.path} names parameters whose data is nowhere in it: {_some(lost)}.")
+    chosen = select.matching(flat, asked.include, asked.exclude)
+    return select.renamed(chosen, asked.strip_prefix, asked.rename)
+
+
+def _as_asked(tensor: LazyTensor, source: Source, asked: Asked) -> LazyTensor:
+    """`tensor` with its elements as they are to be stored."""
+    before = tensor.dtype
+    wanted = asked.dtype or source.default_dtype
+    if wanted == "keep" or before.kind != "f" or wanted == before.name:
+        return tensor
+    after = DTYPES[wanted]
+    # Where float32 is the default, what is wider stays, and so does what has eight bits.
+    if wanted == source.default_dtype == "float32" and before.itemsize not in (2, 4):
+        return tensor
+    return Convert(tensor, Cast(before.name, after.name), after)
+
+
+def _check_names(source: Source, expected: _Expected, found: Written, asked: Asked) -> None:
+    """Every name of the source is stored or leads to one that is, and nothing else is there."""
+    for removed, kept in found.aliases.items():
+        why = ""
+        if asked.tied == "duplicate":
+            why = "every name was to have its own bytes"
+        elif removed not in expected.tensors or removed in _RESERVED:
+            why = "no tensor of that name belongs there"
+        elif removed in found.tensors:
+            why = f"{removed!r} is stored itself"
+        elif kept not in found.tensors:
+            why = f"there is no tensor {kept!r}"
+        if why:
+            raise DifferenceError(
+                f"{found.path}: its metadata says that {removed!r} is stored as {kept!r}, but {why}.",
+                what="alias",
+                tensor=removed,
+                found=kept,
+            )
+    missing = [name for name in expected.tensors if name not in found.tensors and name not in found.aliases]
+    if missing:
+        raise DifferenceError(
+            f"{found.path} lacks {_tensors(missing)} of {source.path}: {_some(missing)}.",
+            "If the conversion left them out (--exclude, --include, --key), say so here too.",
+            what="missing",
+            tensor=missing[0],
+        )
+    unexpected = [name for name in found.tensors if name not in expected.tensors]
+    if unexpected:
+        raise DifferenceError(
+            f"{found.homes[unexpected[0]]} holds {_tensors(unexpected)} that {source.path} does not give: "
+            f"{_some(unexpected)}.",
+            what="unexpected",
+            tensor=unexpected[0],
+            file=found.homes[unexpected[0]],
+        )
+
+
+def _check_structure(expected: _Expected, found: Written) -> None:
+    """The record is the one that describes the source; without one, the files themselves have to give its order."""
+    want = expected.structure(found.aliases)
+    if expected.flat and found.structure is None:
+        return
+    stored = [name for name in expected.tensors if name not in found.aliases]
+    if want is None:
+        if found.structure is None and list(found.tensors) == stored:
+            return
+        want = keymap.plain_record(stored)
+    if found.structure == want:
+        return
+    got = found.structure
+    at = next(
+        (i for i, (a, b) in enumerate(zip(want, got or "", strict=False)) if a != b), min(len(want), len(got or ""))
+    )
+    where = "is missing" if got is None else f"differs from character {at} on: {got[at : at + 60]!r}"
+    raise DifferenceError(
+        f"{found.structure_path}: the structure record {where}; expected {want[at : at + 60]!r}.",
+        what="structure",
+        file=found.structure_path,
+        index=[at],
+        expected=want[at : at + 60],
+        found=None if got is None else got[at : at + 60],
+    )
+
+
+def _check_shards(found: Written, asked: Asked) -> None:
+    """No file of several tensors holds more than was asked for."""
+    sizes: Counter[str] = Counter()
+    for name, tensor in found.tensors.items():
+        sizes[found.homes[name]] += tensor.nbytes
+    counts = Counter(found.homes.values())
+    for path, size in sizes.items():
+        if asked.max_shard_size and counts[path] > 1 and size > asked.max_shard_size:
+            raise DifferenceError(
+                f"{path} holds {size} bytes of tensors, more than --max-shard-size allows ({asked.max_shard_size}).",
+                what="file",
+                file=path,
+                expected=asked.max_shard_size,
+                found=size,
+            )
+
+
+# -------------------------------------------------------------------------------------------------- files of torch
+
+
+def _compare_torch(source: Source, target: Target, here: str, asked: Asked, done: Verification) -> Iterator[_Pair]:
+    """The same for a file that torch.load reads: both trees are described alike, and the descriptions compared."""
+    try:
+        opened = read_torch(here, dict(asked.storage_options))
+    except CkptconvError as error:
+        raise DifferenceError(
+            f"{target.path} cannot be read: {error.message}", error.hint, what="file", file=target.path
+        ) from error
+    want, want_record = keymap.flatten(_expected_tree(source, asked))
+    got, got_record = keymap.flatten(opened.weights)
+    expected = _Expected(want, lambda _: _without_storages(want_record, want), flat=False)
+    found = Written(target.path, structure=_without_storages(got_record, got), structure_path=target.path)
+    found.tensors = got
+    found.homes = dict.fromkeys(got, target.path)
+    _check_names(source, expected, found, asked)
+    _check_structure(expected, found)
+    if not is_remote(here):
+        _check_archive(target.path, here)
+    size = int(opened.facts["size"])
+    done.outputs.append(VerifiedFile(target.path, size, len(got)))
+    done.tensors += len(got)
+    done.structure_records += 1
+    for name, tensor in got.items():
+        yield _checked(want[name], tensor, target.path, name)
+
+
+def _expected_tree(source: Source, asked: Asked) -> Any:
+    """The tree that a `.pt` file is to hold."""
+    tree = select.subtree(source.weights, asked.key, source.path) if asked.key else source.weights
+    flat, record, fixed = keymap.describe(tree, leave_out=lambda name, node: bool(foreign.class_of(node)), tagged=True)
+    chosen = set(select.matching(flat, asked.include, asked.exclude))
+    tensors: dict[str, LazyTensor] = {}
+    for name, tensor in flat.items():
+        if name in chosen:
+            bare = untagged(tensor)
+            tensors[name] = bare if name in fixed else _as_asked(bare, source, asked)
+    record = keymap.remap(record, {name: None for name in flat if name not in chosen})
+    if record is not None and asked.drop_opaque:
+        record = _without_classes(record)
+    return keymap.unflatten(tensors, record, live_values=False)
+
+
+def _without_classes(record: str) -> str:
+    """The record with tensors of subclasses as plain ones, which is what is written of them."""
+    parsed = parse(record)
+    for leaf, _ in tensors_of(parsed):
+        if leaf.get("kind") not in (None, "tensor", "parameter", "buffer"):
+            del leaf["kind"]
+    return dump(parsed.root, parsed.nodes, parsed.storages)
+
+
+def _without_storages(record: str | None, names: Iterable[str]) -> str:
+    """The record with names of tensors that share memory in the place of where in it they lie.
+
+    Where they lie may change: memory that no tensor shows is not written.
+    """
+    parsed = parse(record or keymap.plain_record(names))
+    groups: dict[int, list[str]] = {}
+    for leaf, implied in tensors_of(parsed):
+        leaf.pop("dtype", None)
+        if "storage" in leaf:
+            groups.setdefault(leaf.pop("storage")[0], []).append(name_of(leaf, implied))
+    shared = sorted(sorted(group) for group in groups.values() if len(group) > 1)
+    return dump(parsed.root, parsed.nodes, shared)
+
+
+def _check_archive(path: str, here: str) -> None:
+    """Every record of a zip archive is what its checksum says."""
+    if not zipfile.is_zipfile(here):
+        return
+    try:
+        with zipfile.ZipFile(here) as archive:
+            damaged = archive.testzip()
+    except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DifferenceError(f"{path} cannot be read: {error}.", what="file", file=path) from error
+    if damaged is not None:
+        raise DifferenceError(
+            f"{path}: the checksum of its record {damaged!r} is wrong.", "Convert it again.", what="file", file=path
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- elements
+
+
+def _check_elements(reference: Reference, pair: _Pair, progress: Progress | None) -> None:
+    """Raise DifferenceError, for the first in C order, unless all elements are the same bits."""
+    want, got, _, _ = pair
+    first = _first_in_tiles if want.scattered or got.scattered else _first_in_order
+    index = first(reference, want, got, progress or (lambda count: None))
+    if index is None:
+        return
+    expected, found = (reference.flat(tensor, index, index + 1).tobytes() for tensor in (want, got))
+    place = _place_of(index, got.shape)
+    shown_expected, shown_found = shown(want.dtype, expected), shown(got.dtype, found)
+    raise DifferenceError(
+        f"{pair.path}: {pair.name!r} differs at index {place}: expected {shown_expected}, found {shown_found}.",
+        "The output is not what its source gives: convert again.",
+        what="value",
+        tensor=pair.name,
+        file=pair.path,
+        index=place,
+        expected=shown_expected,
+        found=shown_found,
+    )
+
+
+def _first_in_order(reference: Reference, want: LazyTensor, got: LazyTensor, progress: Progress) -> int | None:
+    """The first element that differs, by its number in C order."""
+    count = max(BLOCK // got.dtype.itemsize, 1)
+    for start in range(0, got.numel, count):
+        stop = min(start + count, got.numel)
+        one, other = reference.flat(want, start, stop), reference.flat(got, start, stop)
+        if len(one) != stop - start or len(other) != stop - start:
+            raise AssertionError(f"a reference gave {len(one)} and {len(other)} elements of {stop - start}")
+        if one.tobytes() != other.tobytes():
+            return start + min(_unequal(one, other))
+        progress((stop - start) * got.dtype.itemsize)
+    return None
+
+
+def _first_in_tiles(reference: Reference, want: LazyTensor, got: LazyTensor, progress: Progress) -> int | None:
+    """The same, where one of the two lies in its file in an order that makes C order slow."""
+    strides = contiguous_strides(got.shape)
+    first: int | None = None
+    for starts, counts in blocks(got):
+        one, other = reference.box(want, starts, counts), reference.box(got, starts, counts)
+        if one.shape != tuple(counts) or other.shape != tuple(counts):
+            raise AssertionError(f"a reference gave {one.shape} and {other.shape} elements of {counts}")
+        if one.tobytes() != other.tobytes():
+            for number in _unequal(one, other):
+                place = _place_of(number, counts)
+                at = sum((start + index) * step for start, index, step in zip(starts, place, strides, strict=True))
+                first = at if first is None else min(first, at)
+                break  # the first of a box in C order is the first of it in the tensor's
+        progress(one.nbytes)
+    return first
+
+
+def _unequal(one: Array, other: Array) -> Sequence[int]:
+    """The numbers of elements that differ, in C order."""
+    import numpy as np
+
+    rows = [np.ascontiguousarray(each).reshape(-1).view("u1").reshape(-1, each.itemsize) for each in (one, other)]
+    numbers: Sequence[int] = np.nonzero((rows[0] != rows[1]).any(axis=1))[0].tolist()
+    return numbers
+
+
+def _place_of(number: int, shape: Sequence[int]) -> list[int]:
+    """The index along every dimension of element `number`."""
+    place = []
+    for step, extent in zip(contiguous_strides(shape), shape, strict=True):
+        place.append(number // step % max(extent, 1))
+    return place
+
+
+# ----------------------------------------------------------------------------------------------------------- wording
+
+
+def _tensors(names: Sequence[str]) -> str:
+    return "a tensor" if len(names) == 1 else f"{len(names)} tensors"
+
+
+def _some(names: Sequence[str]) -> str:
+    few = ", ".join(repr(name if len(name) <= 100 else f"{name[:100]}…") for name in names[:_SHOWN])
+    return f"{few} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else few

@@ -1,0 +1,299 @@
+"""Safetensors outputs as a stranger reads them who trusts nothing: for verification.
+
+A file is what the safetensors library takes it for, and its header has to be the very text that library writes: then no
+byte of a file is left that nobody looks at. The index of a sharded output has to say what the shards hold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .errors import CorruptError, DifferenceError, UsageError
+from .storage import Options, basename, is_remote, join, listing, look, open_reader, read_text
+from .structure import FILE_NAME, METADATA_KEY
+from .tensors import DTYPES_BY_CODE, File, LazyTensor, Stored, contiguous_strides
+
+SUFFIX = ".safetensors"
+INDEX = f"model{SUFFIX}.index.json"
+SINGLE = f"model{SUFFIX}"
+METADATA = "__metadata__"
+# What is read of a header, an index and a record at most, as by every other reader.
+_MAX_HEADER, _MAX_INDEX, _MAX_RECORD = 100_000_000, 256 << 20, 1 << 30
+_STALE = "It is of another version of these files; convert again."
+_AGAIN = "The file was damaged or changed since it was written; convert again."
+
+
+class Entry(NamedTuple):
+    """A tensor as a header describes it: dtype by its code, shape, and where its data is."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass
+class Written:
+    """An output: its files, in order; its tensors by name, in the order of the files, and the path of each one's file;
+    names stored under another, {removed: kept}; the structure record and the path of the file it stands in."""
+
+    path: str
+    files: list[File] = field(default_factory=list)
+    tensors: dict[str, LazyTensor] = field(default_factory=dict)
+    homes: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    structure: str | None = None
+    structure_path: str = ""
+
+
+def read_file(path: str, options: Options | None = None, at: str = "") -> Written:
+    """An output of one file, whose name is `path`; it is read `at` another place, if that is given.
+
+    Raises UsageError if it is not there, DifferenceError for whatever makes it no sound output.
+    """
+    found = Written(path, structure_path=path)
+    metadata = _add(found, path, at or path, options)
+    found.structure = metadata.pop(METADATA_KEY, None)
+    found.aliases = metadata
+    return found
+
+
+def read_directory(
+    path: str,
+    options: Options | None = None,
+    *,
+    at: Mapping[str, str] | None = None,
+    others: frozenset[str] = frozenset(),
+) -> Written:
+    """An output directory: its only file, or shards and their index. Raises as `read_file` does.
+
+    `at` gives the files of an output that is not yet in its place, by name; else what is in the directory counts, and
+    may hold no safetensors that belong to nothing, but those whose paths are among `others`.
+    """
+    places = dict(at) if at is not None else _listed(path, options)
+    found = Written(path, structure_path=join(path, FILE_NAME))
+    if INDEX in places:
+        shards, metadata = _index(join(path, INDEX), places[INDEX], options)
+    else:
+        shards, metadata = {SINGLE: frozenset()}, {}
+        if SINGLE not in places:
+            some = [name for name in sorted(places) if name.endswith(SUFFIX)]
+            if not some:
+                raise UsageError(f"{path} holds no output to verify: neither {SINGLE} nor {INDEX}.")
+            raise _file(
+                join(path, INDEX), f"{path} holds {_some(some)}, and no {INDEX}.", "The output is not complete."
+            )
+    missing = [name for name in shards if name not in places]
+    if missing:
+        raise _file(join(path, missing[0]), f"{join(path, INDEX)} names {_some(missing)}, not in {path}.", _STALE)
+    extra = [name for name in sorted(places) if name.endswith((SUFFIX, f"{SUFFIX}.index.json")) and name != INDEX]
+    extra = [name for name in extra if name not in shards and join(path, name) not in others]
+    if extra:
+        raise _file(
+            join(path, extra[0]),
+            f"{path} holds {_some(extra)}, which {'is' if len(extra) == 1 else 'are'} not part of the output.",
+            "Programs may load that instead, or as well: remove it.",
+        )
+    for name in sorted(shards):
+        own = _add(found, join(path, name), places[name], options)
+        if INDEX not in places:
+            metadata = own
+        elif own:
+            key = next(iter(own))
+            raise _header(join(path, name), f"its metadata has {key!r}, which nothing puts there")
+    if METADATA_KEY in metadata:
+        where = join(path, INDEX if INDEX in places else SINGLE)
+        raise _header(where, f"it holds a structure record, which stands in {FILE_NAME} beside several files")
+    if INDEX in places:
+        _check_index(join(path, INDEX), found, shards, metadata.pop("total_size", None))
+    for key, value in metadata.items():
+        if type(value) is not str:
+            raise _in_index(join(path, INDEX), f"its metadata has {key!r}: {value!r}, which nothing puts there")
+    found.aliases = metadata
+    if FILE_NAME in places:
+        try:
+            found.structure = read_text(places[FILE_NAME], _MAX_RECORD, options)
+        except CorruptError as error:
+            raise _file(found.structure_path, error.message, _AGAIN) from error
+        found.files.append(look(places[FILE_NAME], options).file._replace(path=found.structure_path))
+    return found
+
+
+def _listed(path: str, options: Options | None) -> dict[str, str]:
+    return {name: join(path, name) for name, entry in listing(path, options).items() if entry.kind == "file"}
+
+
+# -------------------------------------------------------------------------------------------------------- the index
+
+
+def _index(path: str, at: str, options: Options | None) -> tuple[dict[str, frozenset[str]], dict[str, Any]]:
+    """The names of tensors by file, and the metadata."""
+    try:
+        index = json.loads(read_text(at, _MAX_INDEX, options), object_pairs_hook=_unique)
+    except CorruptError as error:
+        raise _in_index(path, error.message) from error
+    except (ValueError, RecursionError) as error:
+        raise _in_index(path, f"it is not JSON ({error})") from error
+    if type(index) is not dict or sorted(index) != ["metadata", "weight_map"]:
+        raise _in_index(path, "it does not consist of metadata and a weight_map")
+    files, metadata = index["weight_map"], index["metadata"]
+    if type(files) is not dict or type(metadata) is not dict or not all(type(n) is str for n in files.values()):
+        raise _in_index(path, "its weight_map does not lead from names of tensors to names of files")
+    shards: dict[str, set[str]] = {}
+    for tensor, name in files.items():
+        shards.setdefault(name, set()).add(tensor)
+    return {name: frozenset(tensors) for name, tensors in shards.items()}, metadata
+
+
+def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]], total: Any) -> None:
+    where: dict[str, set[str]] = {name: set() for name in shards}
+    for name, home in found.homes.items():
+        where[basename(home)].add(name)
+    for shard, names in shards.items():
+        wrong = sorted(names ^ where[shard])
+        if wrong:
+            verb = "holds" if wrong[0] in names else "does not hold"
+            raise _in_index(path, f"it says that {shard} {verb} {wrong[0]!r}, and that is not so", tensor=wrong[0])
+    size = sum(tensor.nbytes for tensor in found.tensors.values())
+    if type(total) is not int or total != size:
+        raise _in_index(path, f"its total_size is {total!r}, and its files hold {size} bytes of tensors")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name is there twice")
+    return made
+
+
+# ---------------------------------------------------------------------------------------------------------- a file
+
+
+def _add(found: Written, path: str, at: str, options: Options | None) -> dict[str, str]:
+    """Add the file `path`, which is read `at` another place, to what is found; its metadata but for the format."""
+    entry = look(at, options)
+    if entry.kind != "file":
+        raise UsageError(f"{path} {'does not exist' if entry.kind == 'missing' else f'is {entry.described}'}.")
+    file = entry.file._replace(path=at)
+    header, data = _read_header(path, file, options)
+    if not is_remote(at):
+        _ask_the_library(path, at, header)
+    metadata: dict[str, str] = header.pop(METADATA, None) or {}
+    position = 0
+    for name, told in sorted(header.items(), key=lambda item: (item[1].start, item[1].stop)):
+        dtype = DTYPES_BY_CODE.get(told.dtype)
+        if dtype is None:
+            raise _header(path, f"{name!r} is of dtype {told.dtype!r}, which is not known", tensor=name)
+        shape = told.shape
+        if dtype.code == "F4" and shape:
+            shape = (*shape[:-1], shape[-1] // 2)  # two values a byte, which torch counts as one
+        if told.start != position or told.stop - told.start != math.prod(shape) * dtype.itemsize:
+            what = f"bytes {told.start} to {told.stop}, where {told.dtype} {list(told.shape)} at {position} belongs"
+            raise _header(path, f"{name!r} has {what}", tensor=name)
+        if name in found.tensors:
+            raise _header(path, f"it holds {name!r}, which {found.homes[name]} holds too", tensor=name)
+        found.tensors[name] = Stored(file, data + told.start, dtype, shape, contiguous_strides(shape))
+        found.homes[name] = path
+        position = told.stop
+    if data + position != file.size:
+        raise _header(path, f"its tensors end at byte {data + position}, and it has {file.size} bytes")
+    if metadata.pop("format", None) != "pt":
+        raise _header(path, "its metadata does not say that its format is 'pt', which loaders ask for")
+    found.files.append(file._replace(path=path))
+    return metadata
+
+
+def _read_header(path: str, file: File, options: Options | None) -> tuple[dict[str, Any], int]:
+    """What the header of a file says, and where its data begins. The text has to be the library's, to the letter."""
+    reader = open_reader(file, options)
+    try:
+        length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
+        if file.size < 8 or length > min(file.size - 8, _MAX_HEADER):
+            raise _header(path, f"its header cannot have {length} bytes: the file has {file.size}")
+        raw = reader.read_at(8, length)
+    finally:
+        reader.close()
+    try:
+        header = json.loads(raw.decode(), object_pairs_hook=_entry)
+    except (ValueError, RecursionError) as error:
+        raise _header(path, f"its header is not JSON ({error})") from error
+    if type(header) is not dict:
+        raise _header(path, "its header is not an object")
+    metadata = header.get(METADATA, {})
+    sound = type(metadata) is dict and all(type(value) is str for value in metadata.values())
+    if not sound or not all(type(entry) is Entry for name, entry in header.items() if name != METADATA):
+        raise _header(path, "its header does not consist of tensors and metadata")
+    at = 0
+    for piece in _text_of(header):
+        if not raw.startswith(piece, at):
+            raise _header(path, f"near byte {8 + at} its header is not written as the library writes it")
+        at += len(piece)
+    if len(raw) % 8 or raw[at:] != b" " * (-at % 8):
+        raise _header(path, "its header is not filled up with spaces to a multiple of eight bytes, as the library does")
+    return header, 8 + length
+
+
+def _entry(pairs: list[tuple[str, Any]]) -> Any:
+    """An object of the header; that of a tensor in the form that takes least memory."""
+    if [name for name, _ in pairs] == ["dtype", "shape", "data_offsets"]:
+        dtype, shape, offsets = (value for _, value in pairs)
+        if type(dtype) is str and type(shape) is list and type(offsets) is list and len(offsets) == 2:
+            if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
+                raise ValueError("a shape or an offset is no count")
+            return Entry(dtype, tuple(shape), *offsets)
+    return _unique(pairs)
+
+
+def _text_of(header: Mapping[str, Any]) -> Iterator[bytes]:
+    """The header as the library writes it, in pieces: compact, and in UTF-8."""
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    separator = "{"
+    for name, entry in header.items():
+        if type(entry) is Entry:
+            described = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (entry.start, entry.stop)}
+            text = f"{separator}{encode(name)}:{encode(described)}"
+        else:
+            text = f"{separator}{encode(name)}:{encode(entry)}"
+        yield text.encode(errors="surrogatepass")
+        separator = ","
+    yield b"}" if header else b"{}"
+
+
+def _ask_the_library(path: str, at: str, header: Mapping[str, Any]) -> None:
+    """Raise DifferenceError where the safetensors library does not find in a file what its header was read as."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(at, framework="numpy") as opened:
+            seen = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            told = {name: (tuple(each.get_shape()), each.get_dtype()) for name, each in seen.items()}
+            metadata = opened.metadata() or {}
+    except SafetensorError as error:
+        raise _header(path, f"the safetensors library cannot read it: {error}") from error
+    ours = {name: (entry.shape, entry.dtype) for name, entry in header.items() if type(entry) is Entry}
+    if told != ours or metadata != (header.get(METADATA) or {}):
+        raise _header(path, "the safetensors library finds other tensors in it than its header says")
+
+
+# ------------------------------------------------------------------------------------------------------ differences
+
+
+def _file(path: str, message: str, hint: str) -> DifferenceError:
+    return DifferenceError(message, hint, what="file", file=path)
+
+
+def _in_index(path: str, reason: str, **more: Any) -> DifferenceError:
+    return DifferenceError(f"{path} does not describe the output: {reason}.", _STALE, what="index", file=path, **more)
+
+
+def _header(path: str, reason: str, **more: Any) -> DifferenceError:
+    return DifferenceError(f"{path} is not as it was written: {reason}.", _AGAIN, what="header", file=path, **more)
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    few = ", ".join(names[:most])
+    return f"{few} and {len(names) - most} more" if len(names) > most else few
