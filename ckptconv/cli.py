@@ -122,6 +122,7 @@ CONVERTING = {
     "memory": _option(str, "8MiB", metavar="SIZE", help="Bound on all buffers together."),
     "no_fsync": _option(bool, False, "--no-fsync", help="Do not wait for the disk."),
     "no_clobber": _option(bool, False, "--no-clobber", help="Refuse to replace an output."),
+    "verify": _option(bool, False, "--verify", help="Compare the output with the input before it gets its name."),
     "checksum": _option(
         bool, False, "--checksum", help="Check the checksums of all that is read, as far as the input has any."
     ),
@@ -136,7 +137,7 @@ CONVERTING = {
 # Of these, what chooses names and files of safetensors.
 NAMING = {"max_shard_size", "strip_prefix", "rename", "tied", "checksum"}
 # And what does not decide what an output holds.
-CARRYING_OUT = {"jobs", "memory", "no_fsync", "no_clobber", "checksum", "dry_run"}
+CARRYING_OUT = {"jobs", "memory", "no_fsync", "no_clobber", "checksum", "verify", "dry_run"}
 
 
 def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -260,6 +261,9 @@ def verify_(
     optimizer: Annotated[
         str, typer.Option("--optimizer", metavar="PATH", help="Verify the optimizer states there.")
     ] = "",
+    universal: Annotated[
+        str, typer.Option("--universal", metavar="DIR", help="Verify the universal checkpoint there.")
+    ] = "",
     per_rank: PerRank = False,
     drop_opaque: DropOpaque = False,
     **options: Any,
@@ -293,6 +297,7 @@ def verify_(
             tag=tag,
             exclude_frozen_parameters=exclude_frozen_parameters,
             optimizer=optimizer,
+            universal=universal,
             per_rank=per_rank,
             drop_opaque=drop_opaque,
             **options,

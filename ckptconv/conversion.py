@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from .checksums import Checksums
 from .errors import UsageError
@@ -15,12 +15,15 @@ from .formats import open_source, ranks_to_convert
 from .formats.source import Source
 from .move import Progress, Tally
 from .options import Options
-from .planning import check_growth, check_output, optimizer_output, universal_output, weights_output
+from .planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output
 from .publishing import final_path, publish
 from .spool import is_pipe
 from .storage import normalize, peak_rss
 from .targets import Target, beside, default_output, of_rank, resolve_output
 from .unpickle import no_garbage
+
+# What plans one of the outputs that can be made of a source.
+Planner: TypeAlias = Callable[[Source, Target, Options], Output]
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Report:
     """What a conversion did, or would do with `dry_run`. Sizes are in bytes.
 
     `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.
+    `bytes_verified` counts the bytes of tensors that were compared with the source afterwards.
     `dropped` names entries that were left out as their class is known by name only: {entry: class}.
     """
 
@@ -51,6 +55,7 @@ class Report:
     input_bytes: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_verified: int = 0
     checksums: int = 0
     extra_bytes: int = 0
     seconds: float = 0.0
@@ -94,9 +99,11 @@ def convert(
         if not targets:
             targets = {weights_output: resolve_output(default_output(sources[0]), chosen)}
             chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
-        outputs = [plan(one, of_rank(target, one), chosen) for one in sources for plan, target in targets.items()]
+        work = [(one, plan, of_rank(target, one)) for one in sources for plan, target in targets.items()]
+        outputs = [plan(one, target, chosen) for one, plan, target in work]
     if announce:
-        announce(sum(each.plan.nbytes for each in outputs))
+        # To verify is to go over all of it once more.
+        announce(sum(each.plan.nbytes for each in outputs) * (2 if chosen.verify else 1))
     read = list(dict.fromkeys(file for each in outputs for file in each.plan.inputs()))
     inputs = list(dict.fromkeys(file.stored for file in read))
     for each in outputs:
@@ -105,7 +112,8 @@ def convert(
     equal = [pair for one in sources for pair in one.equal]
     checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
     watched = checksums if chosen.checksum else None
-    tally = Tally() if chosen.dry_run else publish(outputs, read, equal, chosen, progress, publishing, watched)
+    verify = _verifier(work, chosen, progress) if chosen.verify else None
+    tally = Tally() if chosen.dry_run else publish(outputs, read, equal, chosen, progress, publishing, watched, verify)
     warnings = [warning for one in sources for warning in one.warnings]
     if checksums.unrecorded:
         paths = list(checksums.unrecorded)
@@ -137,6 +145,7 @@ def convert(
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read + checksums.extra_bytes,
         bytes_written=sum(each.plan.nbytes for each in outputs),
+        bytes_verified=tally.bytes_verified,
         checksums=checksums.checked,
         extra_bytes=checksums.extra_bytes,
         seconds=time.monotonic() - started,
@@ -144,6 +153,28 @@ def convert(
         dry_run=chosen.dry_run,
         dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
     )
+
+
+def _verifier(
+    work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None
+) -> Callable[[Sequence[Mapping[str, str]]], int]:
+    """What compares every output with its source, given where the files of each are; it tells how many bytes."""
+    from . import verification
+
+    made_of: dict[Planner, str] = {
+        weights_output: "weights",
+        optimizer_output: "states",
+        universal_output: "universal",
+    }
+
+    def verify(places: Sequence[Mapping[str, str]]) -> int:
+        staged = [
+            (source, verification.Target(target.path, made_of[plan], at))
+            for (source, plan, target), at in zip(work, places, strict=True)
+        ]
+        return verification.verify_outputs(staged, options, progress=progress).bytes_compared
+
+    return verify
 
 
 def _open(path: str, options: Options, has_target: bool) -> list[Source]:

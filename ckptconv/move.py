@@ -66,15 +66,17 @@ Task: TypeAlias = Window | Tile | Late
 
 @dataclass
 class Tally:
-    """What carrying out a plan took: bytes read and written, and finite values that became infinite in a cast."""
+    """What carrying out a plan took: bytes read, written and verified, and finite values that became infinite."""
 
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_verified: int = 0
     overflows: int = 0
 
     def add(self, other: Tally) -> None:
         self.bytes_read += other.bytes_read
         self.bytes_written += other.bytes_written
+        self.bytes_verified += other.bytes_verified
         self.overflows += other.overflows
 
 

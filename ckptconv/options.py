@@ -37,6 +37,7 @@ class Options:
     drop_opaque: bool = False
     inert: bool = False
     checksum: bool = False
+    verify: bool = False
     spool_dir: str = ""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from .checksums import Checksums
@@ -61,8 +61,13 @@ def publish(
     progress: Progress | None,
     publishing: Callable[[], None] | None,
     checksums: Checksums | None = None,
+    verify: Callable[[Sequence[Mapping[str, str]]], int] | None = None,
 ) -> Tally:
-    """Carry out the plans in staging, and commit them when all are whole."""
+    """Carry out the plans in staging, and commit them when all are whole.
+
+    `verify` is called before that with where each output's files are, by name; it raises if one is not as it should be,
+    and tells how many bytes it compared.
+    """
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
     storage_options = dict(options.storage_options)
     total = Tally()
@@ -111,6 +116,12 @@ def publish(
         syncing.finish()
         check_unchanged(dict.fromkeys(file.stored for file in inputs), storage_options)
         total.bytes_read += readers.bytes_unpacked
+        if verify:
+            places = [
+                {file.name: staging.staged(file.name) for file in output.plan.files}
+                for output, staging in zip(outputs, stagings, strict=True)
+            ]
+            total.bytes_verified += verify(places)
         if publishing:
             publishing()
         for output, staging in zip(outputs, stagings, strict=True):

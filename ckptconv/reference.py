@@ -365,12 +365,13 @@ def cast(source: str, target: str, bits: Array) -> Array:
 def values(dtype: str, bits: Array) -> Array:
     """The numbers that elements of a floating dtype are, each exactly, as float64."""
     np = _numpy()
-    if dtype == "bfloat16":
-        array: Array = (bits.astype("u4") << 16).view("f4").astype("f8")
-    elif dtype in _FORMATS:
-        array = bits.view(dtype).astype("f8")
-    else:
-        array = np.array(_table(dtype))[bits]
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        if dtype == "bfloat16":
+            array: Array = (bits.astype("u4") << 16).view("f4").astype("f8")
+        elif dtype in _FORMATS:
+            array = bits.view(dtype).astype("f8")
+        else:
+            array = np.array(_table(dtype))[bits]
     return array
 
 

@@ -217,6 +217,8 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
     if report.checksums:
         extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
         lines.append(f"the checksums of {_count(report.checksums, 'storage')} are right{extra}")
+    if report.bytes_verified:
+        lines.append(f"verified: {format_size(report.bytes_verified)} are exactly what the source gives")
     if not report.dry_run:
         # Descriptions may be read twice, and are most of a small file.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
@@ -233,7 +235,7 @@ def _verified_lines(done: Verification, verbose: bool) -> list[str]:
         lines.extend(f"verified {file.path} ({_contents(file.bytes, file.tensors)})" for file in done.outputs)
     else:
         contents = _contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
-        lines.append(f"verified {len(done.outputs)} files in {os.path.dirname(done.outputs[0].path)} ({contents})")
+        lines.append(f"verified {len(done.outputs)} files ({contents})")
     tied = f", {_count(len(done.aliases), 'tied name')} among them" if done.aliases else ""
     lines.append(
         f"equal to {done.input}: {_count(done.tensors, 'tensor')}{tied}, {format_size(done.bytes_compared)} compared "

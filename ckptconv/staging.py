@@ -31,6 +31,10 @@ class Staging:
         """A writer for the output file `name` of `size` bytes."""
         raise NotImplementedError
 
+    def staged(self, name: str) -> str:
+        """Where the output file `name` is until it is published."""
+        raise NotImplementedError
+
     def commit(self, names: Sequence[str]) -> None:
         """Publish the files created, the one named last as the last."""
         raise NotImplementedError
@@ -93,6 +97,9 @@ class FileStaging(Staging):
             raise
         self._writers.append(writer)
         return writer
+
+    def staged(self, name: str) -> str:
+        return self.temporary
 
     def seal(self, writer: Writer) -> None:
         # The file stays open, and with it locked, until it has its name.
@@ -160,6 +167,9 @@ class DirectoryStaging(Staging):
         writer = LocalWriter(os.path.join(self.staging, name), size)
         self._writers.append(writer)
         return writer
+
+    def staged(self, name: str) -> str:
+        return os.path.join(self.staging, name)
 
     def commit(self, names: Sequence[str]) -> None:
         with writing(self.path):
@@ -254,6 +264,9 @@ class TreeStaging(Staging):
         writer = LocalWriter(place, size)
         self._writers.append(writer)
         return writer
+
+    def staged(self, name: str) -> str:
+        return os.path.join(self.staging, name)
 
     def commit(self, names: Sequence[str]) -> None:
         with writing(self.path):

@@ -13,19 +13,20 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from . import foreign, keymap, select
 from .errors import CkptconvError, CorruptError, DifferenceError, FailedError, UsageError
 from .formats import open_source, ranks_to_convert
-from .formats.source import Source
+from .formats.source import Source, Training
 from .formats.torch_file import read as read_torch
+from .options import Options
 from .reference import BLOCK, Reference, blocks, shown
 from .spool import SpoolingReaders, is_pipe
-from .storage import dirname, is_remote, join, look, normalize, peak_rss
+from .storage import basename, dirname, is_remote, join, look, normalize, peak_rss, read_text
 from .structure import dump, name_of, parse, tensors_of
-from .tensors import DTYPES, Cast, Convert, File, LazyTensor, contiguous_strides, same_bytes, untagged
+from .tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View, contiguous_strides, same_bytes, untagged
 from .written import SUFFIX, Written, read_directory, read_file
 
 if TYPE_CHECKING:
@@ -38,29 +39,9 @@ _INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # Metadata entries that are never the name of a tied tensor: a tensor of such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure")
 _SHOWN = 5
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What was asked of the conversion: the options of the same name, as far as they decide what an output holds."""
-
-    dtype: str | None = None
-    max_shard_size: int | None = None
-    key: str = ""
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    strip_prefix: str = ""
-    rename: Sequence[str] = ()
-    tied: str = "alias"
-    family: str = ""
-    tag: str = ""
-    optimizer: str = ""
-    per_rank: bool = False
-    exclude_frozen_parameters: bool = False
-    drop_opaque: bool = False
-    inert: bool = False
-    spool_dir: str = ""
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
+# The file beside a universal checkpoint that names it.
+_LATEST = "latest_universal"
+_LONGEST_NAME = 4096
 
 
 @dataclass
@@ -94,11 +75,11 @@ class Verification:
 
 
 class Target(NamedTuple):
-    """An output to verify: its path; whether it is made of the optimizer's states; and where its files are read, by
-    name, if they are not in their place yet."""
+    """An output to verify: its path; what it is made of, "weights", "states" (the optimizer's) or "universal"; and
+    where its files are read, by name, if they are not in their place yet."""
 
     path: str
-    of_states: bool = False
+    made_of: str = "weights"
     at: Mapping[str, str] | None = None
 
 
@@ -133,43 +114,45 @@ def verify(
 ) -> Verification:
     """Compare `output` with what converting `source`, a path or an opened `Source`, gives with the same `options`.
 
-    `options` are those of the conversion, the fields of `Asked`; `output` may be left out where `optimizer` is given.
+    `options` are those of the conversion, the fields of `Options`; `output` may be left out where `optimizer` or
+    `universal` is given.
     `progress` is called with the bytes compared since the last call, `announce` once with how many there will be.
 
     Returns what was compared if every tensor, name, alias and structure record is right, bit for bit. Raises
     DifferenceError, with the first difference, if something is not; UsageError for a path that is not there; and what
     opening the source raises.
     """
-    asked = Asked(**options)
+    asked = Options(**options)
     targets = [] if output is None else [Target(_place(normalize(output)))]
     if asked.optimizer:
-        targets.append(Target(_place(normalize(asked.optimizer)), of_states=True))
+        targets.append(Target(_place(normalize(asked.optimizer)), "states"))
+    if asked.universal:
+        targets.append(Target(normalize(asked.universal), "universal"))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     sources = [source] if isinstance(source, Source) else _open(normalize(source), targets, asked)
-    return verify_outputs(sources, targets, asked, progress=progress, announce=announce)
+    pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
+    return verify_outputs(pairs, asked, progress=progress, announce=announce)
 
 
 def verify_outputs(
-    sources: Sequence[Source],
-    targets: Sequence[Target],
-    asked: Asked,
+    outputs: Sequence[tuple[Source, Target]],
+    asked: Options,
     *,
     progress: Progress | None = None,
     announce: Callable[[int], None] | None = None,
 ) -> Verification:
-    """As `verify`, for sources that are open and targets that may be staged: one for each source, or the same ones."""
+    """As `verify`, for sources that are open, each with an output of it, and outputs that may be staged."""
     started = time.monotonic()
-    pairs: list[_Pair] = []
-    done = Verification(sources[0].path, [], sources[0].format, 0, {}, 0, 0, 0, [])
-    others = frozenset(target.path for target in targets)
-    for source in sources:
-        done.bytes_read += source.bytes_read
-        done.warnings.extend(source.warnings)
-        for target in targets:
-            pairs.extend(_compare(source, _of_rank(source, target), asked, others, done))
-    if not pairs:
-        raise FailedError(f"Nothing was compared: {sources[0].path} holds no tensor that belongs into the output.")
+    first, _ = outputs[0]
+    done = Verification(first.path, [], first.format, 0, {}, 0, 0, 0, [])
+    sources = {id(source): source for source, _ in outputs}.values()
+    done.bytes_read = sum(source.bytes_read for source in sources)
+    done.warnings = [warning for source in sources for warning in source.warnings]
+    others = frozenset(target.path for _, target in outputs)
+    pairs = [pair for source, target in outputs for pair in _compare(source, target, asked, others, done)]
+    if not done.tensors and not done.structure_records:
+        raise FailedError(f"Nothing was compared: {first.path} holds nothing that belongs into the output.")
     if announce:
         announce(sum(pair.got.nbytes for pair in pairs))
     with SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
@@ -189,7 +172,7 @@ def _place(path: str) -> str:
     return dirname(path) if path.endswith(_INDEX_SUFFIX) else path
 
 
-def _open(path: str, targets: Sequence[Target], asked: Asked) -> list[Source]:
+def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     if is_pipe(path) and asked.per_rank:
         raise UsageError("What comes through a pipe has no ranks.")
     is_torch = targets[0].path.endswith(TORCH_SUFFIXES)
@@ -213,7 +196,7 @@ def _open(path: str, targets: Sequence[Target], asked: Asked) -> list[Source]:
 
 def _of_rank(source: Source, target: Target) -> Target:
     """Where one tensor-parallel rank's output is: OUTPUT/mp_rank_NN."""
-    if source.model_rank is None or target.at is not None:
+    if source.model_rank is None:
         return target
     return target._replace(path=join(target.path, f"mp_rank_{source.model_rank:02d}"))
 
@@ -231,7 +214,7 @@ def _packed(pairs: Iterable[_Pair]) -> Counter[File]:
 
 
 def _compare(
-    source: Source, target: Target, asked: Asked, others: frozenset[str], done: Verification
+    source: Source, target: Target, asked: Options, others: frozenset[str], done: Verification
 ) -> Iterator[_Pair]:
     """Compare all but the elements; the pairs of tensors whose elements are to be compared."""
     storage_options = dict(asked.storage_options)
@@ -239,8 +222,11 @@ def _compare(
     entry = look(here, storage_options)
     if entry.kind == "missing":
         raise UsageError(f"{target.path} does not exist: there is no output to verify.")
+    if target.made_of == "universal":
+        yield from _compare_universal(source, target, asked, done)
+        return
     if target.path.endswith(TORCH_SUFFIXES) and entry.kind == "file":
-        yield from _compare_torch(source, target, here, asked, done)
+        yield from _compare_torch(source, _expected_tree(source, asked), target.path, here, asked, done)
         return
     if target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None):
         found = read_file(target.path, storage_options, here)
@@ -250,8 +236,8 @@ def _compare(
         raise UsageError(
             f"{target.path} is no output: a file ends in {SUFFIX}, {', '.join(TORCH_SUFFIXES)}, else it is a directory."
         )
-    expected = _expected_states(source, asked) if target.of_states else _expected_weights(source, asked)
-    _check_names(source, expected, found, asked)
+    expected = _expected_states(source, asked) if target.made_of == "states" else _expected_weights(source, asked)
+    pairs = _compare_names(source, expected, found, asked)
     _check_structure(expected, found)
     _check_shards(found, asked)
     counted = Counter(found.homes.values())
@@ -259,12 +245,20 @@ def _compare(
     done.tensors += len(expected.tensors)
     done.aliases.update(found.aliases)
     done.structure_records += found.structure is not None
-    for name, got in found.tensors.items():
-        yield _checked(expected.tensors[name], got, found.homes[name], name)
+    yield from pairs
+
+
+def _compare_names(source: Source, expected: _Expected, found: Written, asked: Options) -> list[_Pair]:
+    """The tensors of both, all names of which are accounted for, and whose dtypes and shapes are the same."""
+    _check_names(source, expected, found, asked)
+    homes = found.homes
+    pairs = [_checked(expected.tensors[name], got, homes[name], name) for name, got in found.tensors.items()]
     for removed, kept in found.aliases.items():
         want, same = expected.tensors[removed], expected.tensors[kept]
+        # What is the same bytes of the source needs no second look.
         if want is not same and (same_bytes(want) is None or same_bytes(want) != same_bytes(same)):
-            yield _checked(want, found.tensors[kept], found.homes[kept], removed)
+            pairs.append(_checked(want, found.tensors[kept], homes[kept], removed))
+    return pairs
 
 
 def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
@@ -286,7 +280,7 @@ def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
     return _Pair(want, got, path, name)
 
 
-def _expected_weights(source: Source, asked: Asked) -> _Expected:
+def _expected_weights(source: Source, asked: Options) -> _Expected:
     """What the rules of the conversion make of the weights: subtree, names chosen and changed, dtypes."""
     tree = select.subtree(source.weights, asked.key, source.path) if asked.key else source.weights
     if source.structured:
@@ -314,7 +308,7 @@ def _expected_weights(source: Source, asked: Asked) -> _Expected:
     return _Expected(tensors, structure, flat=not source.structured)
 
 
-def _expected_states(source: Source, asked: Asked) -> _Expected:
+def _expected_states(source: Source, asked: Options) -> _Expected:
     """What the rules of the conversion make of the optimizer's states."""
     if source.optimizer is None:
         raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
@@ -326,7 +320,7 @@ def _expected_states(source: Source, asked: Asked) -> _Expected:
     ]
     flat, record = keymap.flatten({"state": states, "param_groups": groups})
     # States are widened as the weights are, and never narrowed.
-    unless_kept = Asked(dtype="keep" if asked.dtype == "keep" else None)
+    unless_kept = Options(dtype="keep" if asked.dtype == "keep" else None)
     tensors = {name: _as_asked(tensor, source, unless_kept) for name, tensor in flat.items()}
     for alias, owner in source.owners.items() if asked.tied == "alias" else ():
         if alias in names and owner in names:
@@ -337,7 +331,7 @@ def _expected_states(source: Source, asked: Asked) -> _Expected:
     return _Expected(tensors, lambda aliases: record, flat=False)
 
 
-def _names(source: Source, flat: Mapping[str, Any], asked: Asked) -> dict[str, str]:
+def _names(source: Source, flat: Mapping[str, Any], asked: Options) -> dict[str, str]:
     """The names that are converted, and what becomes of them: {old: new}."""
     lost = [] if asked.include else select.matching(source.unaccounted, (), asked.exclude)
     if lost:
@@ -346,7 +340,7 @@ def _names(source: Source, flat: Mapping[str, Any], asked: Asked) -> dict[str, s
     return select.renamed(chosen, asked.strip_prefix, asked.rename)
 
 
-def _as_asked(tensor: LazyTensor, source: Source, asked: Asked) -> LazyTensor:
+def _as_asked(tensor: LazyTensor, source: Source, asked: Options) -> LazyTensor:
     """`tensor` with its elements as they are to be stored."""
     before = tensor.dtype
     wanted = asked.dtype or source.default_dtype
@@ -359,7 +353,7 @@ def _as_asked(tensor: LazyTensor, source: Source, asked: Asked) -> LazyTensor:
     return Convert(tensor, Cast(before.name, after.name), after)
 
 
-def _check_names(source: Source, expected: _Expected, found: Written, asked: Asked) -> None:
+def _check_names(source: Source, expected: _Expected, found: Written, asked: Options) -> None:
     """Every name of the source is stored or leads to one that is, and nothing else is there."""
     for removed, kept in found.aliases.items():
         why = ""
@@ -424,7 +418,7 @@ def _check_structure(expected: _Expected, found: Written) -> None:
     )
 
 
-def _check_shards(found: Written, asked: Asked) -> None:
+def _check_shards(found: Written, asked: Options) -> None:
     """No file of several tensors holds more than was asked for."""
     sizes: Counter[str] = Counter()
     for name, tensor in found.tensors.items():
@@ -444,33 +438,106 @@ def _check_shards(found: Written, asked: Asked) -> None:
 # -------------------------------------------------------------------------------------------------- files of torch
 
 
-def _compare_torch(source: Source, target: Target, here: str, asked: Asked, done: Verification) -> Iterator[_Pair]:
-    """The same for a file that torch.load reads: both trees are described alike, and the descriptions compared."""
+def _compare_torch(
+    source: Source, tree: Any, path: str, here: str, asked: Options, done: Verification
+) -> Iterator[_Pair]:
+    """The same for a file that torch.load reads, `path`, which is read `here`: `tree` is what it is to hold.
+
+    Both trees are described alike, and the descriptions compared.
+    """
     try:
         opened = read_torch(here, dict(asked.storage_options))
     except CkptconvError as error:
-        raise DifferenceError(
-            f"{target.path} cannot be read: {error.message}", error.hint, what="file", file=target.path
-        ) from error
-    want, want_record = keymap.flatten(_expected_tree(source, asked))
+        raise _unreadable(path, error.message.replace(here, path)) from error
+    want, want_record = keymap.flatten(tree)
     got, got_record = keymap.flatten(opened.weights)
     expected = _Expected(want, lambda _: _without_storages(want_record, want), flat=False)
-    found = Written(target.path, structure=_without_storages(got_record, got), structure_path=target.path)
+    found = Written(path, structure=_without_storages(got_record, got), structure_path=path)
     found.tensors = got
-    found.homes = dict.fromkeys(got, target.path)
-    _check_names(source, expected, found, asked)
+    found.homes = dict.fromkeys(got, path)
+    pairs = _compare_names(source, expected, found, asked)
     _check_structure(expected, found)
     if not is_remote(here):
-        _check_archive(target.path, here)
-    size = int(opened.facts["size"])
-    done.outputs.append(VerifiedFile(target.path, size, len(got)))
+        _check_archive(path, here)
+    done.outputs.append(VerifiedFile(path, int(opened.facts["size"]), len(got)))
     done.tensors += len(got)
     done.structure_records += 1
-    for name, tensor in got.items():
-        yield _checked(want[name], tensor, target.path, name)
+    yield from pairs
 
 
-def _expected_tree(source: Source, asked: Asked) -> Any:
+def _unreadable(path: str, why: str) -> DifferenceError:
+    return DifferenceError(f"{path} cannot be read: {why}", "Convert again.", what="file", file=path)
+
+
+def _compare_universal(source: Source, target: Target, asked: Options, done: Verification) -> Iterator[_Pair]:
+    """The same for a universal checkpoint: a file for every parameter's weights and each of its states, and others."""
+    if source.training is None:
+        raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
+    trees = _universal_trees(source, source.training)
+    copies = {basename(file.path): file for file in source.training.copies}
+    names = [*trees, *copies, _LATEST]
+    at = target.at or {name: join(target.path, name) for name in names} | {_LATEST: join(dirname(target.path), _LATEST)}
+    missing = [name for name in names if look(at[name]).kind != "file"] if target.at is None else []
+    if missing:
+        lacking = DifferenceError(f"{target.path} lacks {_some(missing)}.", what="missing", file=at[missing[0]])
+        raise lacking
+    if target.at is None:
+        _check_no_more(target.path, {*names, _LATEST})
+    for name, tree in trees.items():
+        yield from _compare_torch(source, tree, join(target.path, name), at[name], asked, done)
+    for name, file in copies.items():
+        want, got = _whole(file), _whole(look(at[name]).file)
+        path = join(target.path, name)
+        done.outputs.append(VerifiedFile(path, got.nbytes, 0))
+        yield _checked(want, got, path, name)
+    text = read_text(at[_LATEST], _LONGEST_NAME)
+    if text != basename(target.path):
+        raise DifferenceError(
+            f"{join(dirname(target.path), _LATEST)} names {text!r}, and not {basename(target.path)!r}.",
+            what="file",
+            file=join(dirname(target.path), _LATEST),
+            expected=basename(target.path),
+            found=text,
+        )
+
+
+def _universal_trees(source: Source, training: Training) -> dict[str, Any]:
+    """What the files for torch.load of a universal checkpoint are to hold, by name, as ds_to_universal writes them."""
+    flat = training.stage == 3
+    trees: dict[str, Any] = {}
+
+    def wrapped(tensor: LazyTensor) -> Any:
+        return View(tensor, tensor.dtype, (tensor.numel,)) if flat else {"cat_dim": 0, "param": tensor}
+
+    for name in training.parameters:
+        weights = source.weights[name]
+        trees[f"zero/{name}/fp32.pt"] = wrapped(weights)
+        for key, value in (source.optimizer or {}).get("state", {}).get(name, {}).items():
+            if isinstance(value, LazyTensor) and value.shape == weights.shape and key != "step":
+                trees[f"zero/{name}/{key}.pt"] = wrapped(value)
+            elif key == "step" and not flat:
+                trees[f"zero/{name}/{key}.pt"] = value
+    trained = set(training.parameters)
+    for name, tensor in source.weights.items():
+        if name not in trained and not flat:
+            trees[f"zero/{name}/fp32.pt"] = {"param": _as_asked(tensor, source, Options())}
+    trees["zero/optimizer_state.pt"] = training.common
+    return trees
+
+
+def _whole(file: File) -> LazyTensor:
+    return Stored(file, 0, DTYPES["uint8"], (file.size,), (1,))
+
+
+def _check_no_more(directory: str, names: set[str]) -> None:
+    for place, _, files in os.walk(directory):
+        for file in files:
+            path = os.path.join(place, file)
+            if os.path.relpath(path, directory) not in names:
+                raise DifferenceError(f"{path} is not part of the output.", "Remove it.", what="file", file=path)
+
+
+def _expected_tree(source: Source, asked: Options) -> Any:
     """The tree that a `.pt` file is to hold."""
     tree = select.subtree(source.weights, asked.key, source.path) if asked.key else source.weights
     flat, record, fixed = keymap.describe(tree, leave_out=lambda name, node: bool(foreign.class_of(node)), tagged=True)
@@ -518,7 +585,7 @@ def _check_archive(path: str, here: str) -> None:
         with zipfile.ZipFile(here) as archive:
             damaged = archive.testzip()
     except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise DifferenceError(f"{path} cannot be read: {error}.", what="file", file=path) from error
+        raise _unreadable(path, f"{error}.") from error
     if damaged is not None:
         raise DifferenceError(
             f"{path}: the checksum of its record {damaged!r} is wrong.", "Convert it again.", what="file", file=path

@@ -11,7 +11,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ckptconv import kernels
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename
@@ -252,6 +251,8 @@ class Reading:
 
     def head(self, tensor: LazyTensor, limit: int) -> bytes:
         """The first bytes of a tensor, `limit` at most."""
+        from ckptconv import kernels
+
         size = min(tensor.nbytes, limit)
         data = memoryview(bytearray(size))
         with SpoolingReaders(self.options) as readers:

@@ -1,0 +1,668 @@
+"""verify: equal outputs are found equal, and anything that is not as it should be is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import ZERO, Run, ckptconv, ckptconv_here
+from evaluate import evaluate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import ckptconv as library
+from ckptconv import convert, kernels, reference
+from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
+from ckptconv.reference import Reference
+from ckptconv.storage import Readers
+from ckptconv.tensors import (
+    DTYPES,
+    Cast,
+    Concat,
+    Convert,
+    File,
+    Inline,
+    LazyTensor,
+    Narrow,
+    Negate,
+    Partitioned,
+    Stored,
+    Swap,
+    View,
+    contiguous_strides,
+)
+
+INDEX = "model.safetensors.index.json"
+CASES = sorted(path.name for path in ZERO.iterdir() if (path / "expected.safetensors").exists())
+
+
+def verified(source: Path, output: Path, **options: Any) -> Any:
+    return library.verify(source, output, **options)
+
+
+def difference(source: Path, output: Path, **options: Any) -> dict[str, Any]:
+    """What differs, which has to be found."""
+    with pytest.raises(DifferenceError) as found:
+        library.verify(source, output, **options)
+    assert found.value.exit_code == 1
+    return found.value.difference
+
+
+def flip(path: Path, byte: int, bit: int = 0) -> None:
+    with path.open("r+b") as file:
+        file.seek(byte)
+        old = file.read(1)[0]
+        file.seek(byte)
+        file.write(bytes([old ^ (1 << bit)]))
+
+
+def state() -> dict[str, Any]:
+    """Tensors of every kind of dtype and layout, some of them tied, in containers."""
+    generator = torch.Generator().manual_seed(7)
+    base = torch.randn(6, 10, generator=generator)
+    shared = torch.randn(8, generator=generator)
+    return OrderedDict(
+        model={
+            "plain": base.clone(),
+            "transposed": base.clone().t(),
+            "sliced": torch.randn(9, 12, generator=generator)[1:8:2, 2:11:3],
+            "expanded": torch.randn(5, 1, generator=generator).expand(5, 3),
+            "images": torch.randn(2, 3, 4, 5, generator=generator).to(memory_format=torch.channels_last),
+            "tied": shared,
+            "to": shared,
+            "half": torch.randn(7, generator=generator).half(),
+            "brain": torch.randn(7, generator=generator).bfloat16(),
+            "double": torch.randn(7, generator=generator).double(),
+            "eighth": torch.randn(7, generator=generator).to(torch.float8_e4m3fn),
+            "complex": torch.randn(3, 2, dtype=torch.complex64, generator=generator),
+            "conjugate": torch.randn(3, 2, dtype=torch.complex64, generator=generator).conj(),
+            "wide": torch.randn(3, 2, dtype=torch.complex128, generator=generator).t(),
+            "negative": torch.randn(3, 2, dtype=torch.complex64, generator=generator).conj().imag,
+            "count": torch.tensor(3),
+            "mask": torch.tensor([True, False]),
+            "empty": torch.empty(0, 4),
+            "scalar": torch.tensor(1.5),
+        },
+        epoch=3,
+        lr=[0.1, {"nested": torch.arange(4)}],
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "model.pt"
+    torch.save(state(), path)
+    return path
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> tuple[Path, Path]:
+    """A source and its output of several files."""
+    source, output = tmp_path / "source.pt", tmp_path / "output"
+    torch.save({name: torch.randn(3, 4) for name in "abcdef"}, source)
+    convert(source, output, max_shard_size=100)
+    assert len(list(output.glob("*.safetensors"))) == 3
+    return source, output
+
+
+# ------------------------------------------------------------------------------------------------- equal is equal
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_zero_checkpoints_are_equal_to_their_outputs(case: str, tmp_path: Path) -> None:
+    source = ZERO / case / "checkpoint"
+    states = {"optimizer": str(tmp_path / "states")} if "v0" not in case and not case.startswith("z0") else {}
+    try:
+        convert(source, tmp_path / "model", max_shard_size=600, **states)
+    except UsageError:  # not every optimizer's states can be told by parameter
+        states = {}
+        convert(source, tmp_path / "model", max_shard_size=600)
+    done = verified(source, tmp_path / "model", max_shard_size=600, **states)
+    stored = [name for path in tmp_path.glob("*/*.safetensors") for name in load_file(path)]
+    assert done.tensors == len(stored) + len(done.aliases)
+    assert done.bytes_compared >= sum(t.nbytes for p in tmp_path.glob("*/*.safetensors") for t in load_file(p).values())
+
+
+@pytest.mark.parametrize("dtype", ["keep", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("tied", ["alias", "duplicate"])
+@pytest.mark.parametrize("name", ["model.safetensors", "model"])
+def test_every_kind_of_tensor_is_equal_under_every_dtype(
+    saved: Path, dtype: str, tied: str, name: str, tmp_path: Path
+) -> None:
+    convert(saved, tmp_path / name, dtype=dtype, tied=tied, max_shard_size=None if "." in name else 500)
+    done = verified(saved, tmp_path / name, dtype=dtype, tied=tied)
+    assert done.tensors == 20
+    assert len(done.aliases) == (tied == "alias")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "model"},
+        {"include": ["model.*"], "exclude": ["*.half"]},
+        {"strip_prefix": "model.", "rename": ["^lr=rate"]},
+        {"key": "model", "rename": ["a=b"], "tied": "duplicate", "max_shard_size": 400},
+    ],
+)
+def test_the_options_of_the_conversion_are_taken(saved: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    convert(saved, tmp_path / "model", **options)
+    verified(saved, tmp_path / "model", **options)
+    difference(saved, tmp_path / "model")
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"include": ["model.t*"]}, {"key": "model"}])
+def test_files_of_torch_are_equal_to_the_safetensors_they_are_made_of(
+    saved: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    convert(saved, tmp_path / "model.safetensors")
+    convert(tmp_path / "model.safetensors", tmp_path / "back.pt", **options)
+    done = verified(tmp_path / "model.safetensors", tmp_path / "back.pt", **options)
+    assert done.tensors > 1
+    if options:
+        difference(tmp_path / "model.safetensors", tmp_path / "back.pt")
+
+
+@pytest.mark.parametrize("case", ["z2_bf16_w2", "z3_bf16_w2"])
+def test_universal_checkpoints_and_optimizer_states(case: str, tmp_path: Path) -> None:
+    source = ZERO / case / "checkpoint"
+    outputs = {"optimizer": str(tmp_path / "states.safetensors"), "universal": str(tmp_path / "steps/universal")}
+    (tmp_path / "steps").mkdir()
+    convert(source, tmp_path / "model", verify=True, **outputs)
+    verified(source, tmp_path / "model", **outputs)
+    parameter = tmp_path / "steps/universal/zero/l1.weight/exp_avg.pt"
+    data = parameter.read_bytes()
+    sign = data.index(struct.pack("<f", torch.load(parameter)["param" if "z2" in case else ...].flatten()[5].item()))
+    flip(parameter, sign + 3, 7)
+    found = difference(source, tmp_path / "model", **outputs)
+    assert found["file"] == str(parameter)
+    parameter.write_bytes(data)
+    (parameter.parent / "more.pt").write_bytes(b"")
+    assert difference(source, tmp_path / "model", **outputs)["file"].endswith("more.pt")
+
+
+def test_tensor_parallel_ranks(tmp_path: Path) -> None:
+    source = ZERO / "tp_z2_mp2_w4/checkpoint"
+    convert(source, tmp_path / "model", per_rank=True, verify=True)
+    assert len(verified(source, tmp_path / "model", per_rank=True).outputs) == 2
+    ranks = [tmp_path / f"model/mp_rank_0{rank}" for rank in (0, 1)]
+    ranks[0].rename(tmp_path / "other")
+    ranks[1].rename(ranks[0])
+    (tmp_path / "other").rename(ranks[1])
+    assert difference(source, tmp_path / "model", per_rank=True)["what"] == "value"
+
+
+def test_an_output_beside_its_sharded_source(tmp_path: Path) -> None:
+    for number, names in ((1, "ab"), (2, "cd")):
+        torch.save({name: torch.randn(3) for name in names}, tmp_path / f"pytorch_model-0000{number}-of-00002.bin")
+    weights = {name: f"pytorch_model-0000{1 + (name in 'cd')}-of-00002.bin" for name in "abcd"}
+    index = {"metadata": {"total_size": 48}, "weight_map": weights}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    convert(tmp_path, family="torch")
+    assert verified(tmp_path, tmp_path).tensors == 4
+    flip(
+        tmp_path / "model-00002-of-00002.safetensors",
+        -1 + (tmp_path / "model-00002-of-00002.safetensors").stat().st_size,
+    )
+    assert difference(tmp_path, tmp_path)["tensor"] == "d"
+
+
+# ---------------------------------------------------------------------------------- whatever is not so is found
+
+
+def test_every_single_bit_of_a_file_counts(tmp_path: Path) -> None:
+    source, output = tmp_path / "source.pt", tmp_path / "output.safetensors"
+    shared = torch.tensor([1.0, float("nan")])
+    torch.save({"a\x1f": shared, "b": shared, "c": torch.tensor([True]), "step": 7}, source)
+    convert(source, output)
+    opened = library.open(source)
+    whole = output.read_bytes()
+    unnoticed = []
+    for byte in range(len(whole)):
+        for bit in range(8):
+            flip(output, byte, bit)
+            try:
+                library.verify(opened, output)
+                unnoticed.append((byte, bit))
+            except DifferenceError:
+                pass
+            flip(output, byte, bit)
+    assert not unnoticed
+    assert output.read_bytes() == whole
+    assert verified(source, output).tensors == 3
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_flipped_bit_of_a_shard_or_its_record_is_found(data: st.DataObject) -> None:
+    source, output = _flipping()
+    path = data.draw(st.sampled_from(sorted(output.iterdir())))
+    if path.name == INDEX:
+        return
+    byte, bit = data.draw(st.integers(0, path.stat().st_size - 1)), data.draw(st.integers(0, 7))
+    flip(path, byte, bit)
+    try:
+        with pytest.raises(DifferenceError):
+            library.verify(source, output)
+    finally:
+        flip(path, byte, bit)
+
+
+def _flipping(made: list[Any] = []) -> tuple[Any, Path]:  # noqa: B006
+    """A source that is open, and an output of it, made once."""
+    if not made:
+        import tempfile
+
+        directory = Path(tempfile.mkdtemp())
+        torch.save(state(), directory / "source.pt")
+        convert(directory / "source.pt", directory / "output", max_shard_size=300)
+        made.extend([library.open(directory / "source.pt"), directory / "output"])
+    return made[0], made[1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_a_flipped_bit_of_the_data_of_a_file_of_torch_is_found(rng: random.Random) -> None:
+    _, output = _flipping()
+    back = output.parent / "back.pt"
+    if not back.exists():
+        convert(output, back)
+    with torch.serialization._open_zipfile_reader(str(back)) as archive:
+        records = [name for name in archive.get_all_records() if "/data/" in f"/{name}"]
+        name = rng.choice([name for name in records if archive.get_record(name)])
+        start, size = archive.get_record_offset(name), len(archive.get_record(name))
+    byte, bit = start + rng.randrange(size), rng.randrange(8)
+    flip(back, byte, bit)
+    try:
+        assert difference(output, back)["file"] == str(back)
+    finally:
+        flip(back, byte, bit)
+
+
+def test_the_first_difference_is_named_by_tensor_index_and_values(tmp_path: Path) -> None:
+    weights = {"a": torch.arange(24, dtype=torch.float32).reshape(2, 3, 4), "b": torch.arange(6).reshape(2, 3).t()}
+    torch.save(weights, tmp_path / "source.pt")
+    for name, place, value in (("a", (1, 0, 2), 99.5), ("b", (2, 1), 99)):
+        changed = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in weights.items()}
+        changed[name][place] = value
+        convert(tmp_path / "source.pt", tmp_path / "output.safetensors")
+        with safe_open(tmp_path / "output.safetensors", "pt") as file:
+            metadata = file.metadata()
+        save_file(changed, tmp_path / "output.safetensors", dict(sorted(metadata.items())))
+        run = ckptconv_here("verify", tmp_path / "source.pt", tmp_path / "output.safetensors", "--json")
+        assert run.code == 1
+        error = run.json["error"]
+        assert error["kind"] == "difference"
+        assert error["difference"]["tensor"] == name
+        assert error["difference"]["index"] == list(place)
+        assert error["difference"]["expected"].startswith(str(weights[name][place].item()))
+        assert error["difference"]["found"].startswith(str(value))
+        assert f"{name!r} differs at index {list(place)}" in run.err
+
+
+def test_two_tensors_of_one_shape_that_changed_places_are_found(sharded: tuple[Path, Path]) -> None:
+    source, output = sharded
+    for path in output.glob("*.safetensors"):
+        first, second = sorted(load_file(path))
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+        tensors = load_file(path)
+        save_file({first: tensors[second], second: tensors[first]}, path, metadata)
+        found = difference(source, output)
+        assert (found["what"], found["tensor"], found["index"]) == ("value", first, [0, 0])
+        save_file(tensors, path, metadata)
+        verified(source, output)
+
+
+def test_shards_that_changed_their_names_are_found(sharded: tuple[Path, Path]) -> None:
+    source, output = sharded
+    one, two, _ = sorted(output.glob("*.safetensors"))
+    one.rename(output / "x")
+    two.rename(one)
+    (output / "x").rename(two)
+    assert difference(source, output)["what"] == "index"
+
+
+def rewritten(path: Path, change: Any, **metadata: str) -> None:
+    """A file of safetensors with other tensors: `change` gets a dict of them."""
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        told = {**file.metadata(), **metadata}
+    change(tensors)
+    save_file(tensors, path, told)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda t: t.pop("b"), "missing"),
+        (lambda t: t.update(z=torch.zeros(1)), "unexpected"),
+        (lambda t: t.update(a=t["a"].double()), "dtype"),
+        (lambda t: t.update(a=t["a"].view(torch.int32)), "dtype"),
+        (lambda t: t.update(a=t["a"].reshape(-1)), "shape"),
+        (lambda t: t.update(a=t["a"] + 1), "value"),
+        (lambda t: t.update(B=t.pop("b")), "missing"),
+    ],
+)
+def test_other_tensors_are_found(change: Any, what: str, tmp_path: Path) -> None:
+    source, output = tmp_path / "source.pt", tmp_path / "output.safetensors"
+    torch.save({"a": torch.randn(2, 3), "b": torch.randn(4), "none": torch.empty(0)}, source)
+    convert(source, output)
+    rewritten(output, change)
+    assert difference(source, output)["what"] == what
+
+
+@pytest.mark.parametrize(
+    ("metadata", "what"),
+    [
+        ({"tied": "b"}, "alias"),
+        ({"a": "b"}, "structure"),
+        ({"a": "nothing"}, "alias"),
+        ({"author": "me"}, "alias"),
+        ({"format": "np"}, "header"),
+        ({"ckptconv.structure": '{"version":1,"root":["dict"]}'}, "structure"),
+    ],
+)
+def test_metadata_that_leads_elsewhere_is_found(metadata: dict[str, str], what: str, tmp_path: Path) -> None:
+    source, output = tmp_path / "source.pt", tmp_path / "output.safetensors"
+    shared = torch.randn(4)
+    torch.save({"b": shared + 1, "kept": shared, "a": shared}, source)
+    convert(source, output, include=["*"])
+    assert library.verify(source, output).aliases == {"a": "kept"}
+    rewritten(output, lambda tensors: None, **metadata)
+    assert difference(source, output)["what"] == what
+
+
+def test_a_lost_alias_is_a_missing_name(tmp_path: Path) -> None:
+    source = ZERO / "z3_bf16_w2/checkpoint"
+    convert(source, tmp_path / "model", max_shard_size=400)
+    index = json.loads((tmp_path / "model" / INDEX).read_text())
+    assert index["metadata"].pop("head.weight") == "emb.weight"
+    (tmp_path / "model" / INDEX).write_text(json.dumps(index))
+    found = difference(source, tmp_path / "model")
+    assert (found["what"], found["tensor"]) == ("missing", "head.weight")
+
+
+def test_files_that_do_not_belong_or_are_not_there(sharded: tuple[Path, Path]) -> None:
+    source, output = sharded
+    shard = sorted(output.glob("*.safetensors"))[1]
+    for extra in ("model.safetensors", "model-00004-of-00004.safetensors", "other.safetensors"):
+        shutil.copy(shard, output / extra)
+        assert difference(source, output)["file"] == str(output / extra)
+        (output / extra).unlink()
+    (output / "config.json").write_text("{}")
+    (output / "README.md").write_text("A model.")
+    verified(source, output)
+    shard.rename(output / "elsewhere")
+    assert difference(source, output)["file"] == str(shard)
+    (output / "elsewhere").rename(shard)
+    (output / INDEX).rename(output / "elsewhere")
+    assert difference(source, output)["file"] == str(output / INDEX)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index["metadata"].update(total_size=index["metadata"]["total_size"] + 1),
+        lambda index: index["metadata"].pop("total_size"),
+        lambda index: index["metadata"].update(total_size=str(index["metadata"]["total_size"])),
+        lambda index: index["metadata"].update(more=1),
+        lambda index: index["weight_map"].pop("c"),
+        lambda index: index["weight_map"].update(z=index["weight_map"]["c"]),
+        lambda index: index["weight_map"].update(c=index["weight_map"]["a"]),
+        lambda index: index["weight_map"].update(c="model-00009-of-00003.safetensors"),
+        lambda index: index.pop("metadata"),
+    ],
+)
+def test_a_stale_index_is_found(change: Any, sharded: tuple[Path, Path]) -> None:
+    source, output = sharded
+    index = json.loads((output / INDEX).read_text())
+    (output / INDEX).write_text(json.dumps(index))  # how it is indented is no matter
+    verified(source, output)
+    change(index)
+    (output / INDEX).write_text(json.dumps(index))
+    assert difference(source, output)["what"] in ("index", "file", "missing")
+
+
+def test_an_index_that_has_a_name_twice_is_found(sharded: tuple[Path, Path]) -> None:
+    source, output = sharded
+    text = (output / INDEX).read_text()
+    (output / INDEX).write_text(text.replace('"a":', '"a": "x", "a":', 1))
+    assert difference(source, output)["what"] == "index"
+
+
+def test_shards_larger_than_was_asked_for_are_found(sharded: tuple[Path, Path]) -> None:
+    source, output = sharded
+    verified(source, output, max_shard_size=100)
+    assert difference(source, output, max_shard_size=60)["expected"] == 60
+
+
+@pytest.mark.parametrize("size", [0, 4, 8, 40, -1])
+def test_a_truncated_output_is_found(size: int, tmp_path: Path) -> None:
+    source, output = tmp_path / "source.pt", tmp_path / "output.safetensors"
+    torch.save({"a": torch.randn(50)}, source)
+    convert(source, output)
+    os.truncate(output, size if size >= 0 else output.stat().st_size + size)
+    assert difference(source, output)["file"] == str(output)
+
+
+# -------------------------------------------------------------------------------------------- what is no success
+
+
+def test_what_is_not_there_or_nothing_is_no_success(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(2)}, tmp_path / "source.pt")
+    (tmp_path / "empty").mkdir()
+    for output in ("missing.safetensors", "missing", "empty"):
+        with pytest.raises(UsageError):
+            library.verify(tmp_path / "source.pt", tmp_path / output)
+    with pytest.raises(UsageError):
+        library.verify(tmp_path / "source.pt")
+    save_file({}, tmp_path / "none.safetensors", {"format": "pt"})
+    assert difference(tmp_path / "source.pt", tmp_path / "none.safetensors")["what"] == "missing"
+    torch.save({}, tmp_path / "nothing.pt")
+    with pytest.raises(FailedError, match="Nothing was compared"):
+        library.verify(tmp_path / "nothing.pt", tmp_path / "none.safetensors")
+    assert ckptconv_here("verify", tmp_path / "source.pt", tmp_path / "missing").code == 2
+    assert ckptconv_here("verify", tmp_path / "absent.pt", tmp_path / "none.safetensors").code == 2
+    (tmp_path / "broken.pt").write_bytes(b"PK\x03\x04" + bytes(100))
+    assert ckptconv_here("verify", tmp_path / "broken.pt", tmp_path / "none.safetensors").code == 4
+
+
+def test_the_command_tells_what_was_compared(saved: Path, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    assert ckptconv_here("pt2safetensors", saved, output, "--verify", "-q").code == 0
+    run = ckptconv("verify", saved, output)
+    assert run.code == 0, run.err
+    assert "equal to" in run.out
+    told = ckptconv_here("verify", saved, output, "--json").json
+    assert told["ok"] is True
+    assert told["tensors"] == 20
+    assert told["outputs"] == [{"path": str(output), "bytes": output.stat().st_size, "tensors": 19}]
+    assert told["bytes_compared"] == sum(tensor.nbytes for tensor in load_file(output).values())
+    assert told["aliases"] == {"model.to": "model.tied"}
+
+
+# ------------------------------------------------------------------------------- a path of its own: wrong kernels
+
+
+def test_a_wrong_conversion_is_found_before_the_output_has_its_name(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = kernels._KERNELS[Cast]
+
+    def truncating(kernel: Cast, data: memoryview, out: memoryview) -> int:
+        if (kernel.source, kernel.target) == ("float32", "bfloat16"):
+            np.frombuffer(out, "u2")[...] = np.frombuffer(data, "u4") >> 16
+            return 0
+        return right(kernel, data, out)
+
+    monkeypatch.setitem(kernels._KERNELS, Cast, truncating)
+    convert(saved, tmp_path / "wrong.safetensors", dtype="bfloat16")
+    assert difference(saved, tmp_path / "wrong.safetensors", dtype="bfloat16")["what"] == "value"
+    for output in ("model.safetensors", "model"):
+        with pytest.raises(DifferenceError) as found:
+            convert(saved, tmp_path / output, dtype="bfloat16", verify=True)
+        assert str(tmp_path / output) in str(found.value)
+        assert not (tmp_path / output).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.safetensors"]
+
+
+def test_nothing_that_plans_or_moves_takes_part(saved: Path, tmp_path: Path) -> None:
+    convert(saved, tmp_path / "model.safetensors", dtype="float16")
+    program = (
+        "import sys, ckptconv\n"
+        f"ckptconv.verify({str(saved)!r}, {str(tmp_path / 'model.safetensors')!r}, dtype='float16')\n"
+        "found = {'move', 'plan', 'kernels', 'planning', 'conversion', 'publishing'} & "
+        "{name.removeprefix('ckptconv.') for name in sys.modules}\n"
+        "assert not found, found\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_memory_stays_small_whatever_the_size_of_a_tensor(tmp_path: Path) -> None:
+    source, output = tmp_path / "source.pt", tmp_path / "output.safetensors"
+    big = torch.arange(20 << 20, dtype=torch.float32)
+    torch.save({"a": big.reshape(4096, -1).t(), "b": big[: 1 << 20].half().reshape(64, -1)[:, ::3]}, source)
+    convert(source, output, dtype="bfloat16")
+    run: Run = ckptconv("verify", source, output, "--dtype", "bfloat16", "--json")
+    assert run.code == 0, run.err
+    assert run.json["peak_rss_bytes"] < (64 + 12) << 20
+
+
+# ------------------------------------------------------------------------------------ the reference and its referees
+
+_TORCH = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
+_FLOATS = ["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz"]
+
+
+def _bits_of(values: torch.Tensor) -> np.ndarray:
+    return values.view({1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[values.element_size()]).numpy()
+
+
+@pytest.mark.parametrize("target", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("source", _FLOATS)
+def test_casts_are_torchs(source: str, target: str) -> None:
+    item = DTYPES[source].itemsize
+    if item <= 2:
+        bits = np.arange(1 << (8 * item), dtype=f"u{item}")
+    else:
+        # Every exponent, with significands at, just under and just over every tie of the narrow formats.
+        tops = np.arange(1 << 16, dtype="u4") << 16
+        bits = np.concatenate(
+            [tops + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0xFFF, 0x1000, 0x1001, 0x3000)]
+        )
+    values = torch.from_numpy(bits).view(_TORCH[source])
+    expected = values.to(_TORCH[target])
+    got = reference.cast(source, target, bits)
+    numbers = ~torch.isnan(values.float()).numpy()
+    assert (got[numbers] == _bits_of(expected)[numbers]).all()
+    again = torch.from_numpy(got).view(_TORCH[target])
+    assert torch.isnan(again.float()).numpy()[~numbers].all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(width=64), st.sampled_from(["float32", "bfloat16", "float16"]))
+def test_a_double_is_rounded_once(value: float, target: str) -> None:
+    from fractions import Fraction
+
+    got = reference.cast("float64", target, np.array([value]).view("u8"))
+    number = float(reference.values(target, got)[0])
+    if np.isnan(value) or np.isinf(value):
+        assert struct.pack("<d", number)[6:] == struct.pack("<d", value)[6:] or np.isnan(number)
+        return
+    # No number of the format is nearer, and of two as near it is the even one.
+    bits = int(got[0])
+    for other in (bits - 1, bits + 1):
+        if not 0 <= other < 1 << (8 * DTYPES[target].itemsize):
+            continue
+        near = float(reference.values(target, np.array([other], got.dtype))[0])
+        if np.isfinite(near) and np.isfinite(number):
+            one, two = abs(Fraction(value) - Fraction(number)), abs(Fraction(value) - Fraction(near))
+            assert one < two or (one == two and bits % 2 == 0) or near == number
+
+
+@st.composite
+def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
+    """A lazy tensor over a file of 4,096 bytes."""
+    dtype = DTYPES[draw(st.sampled_from(["uint8", "int16", "float32", "float64", "complex64", "complex128"]))]
+    kind = draw(st.sampled_from(["stored", "strided", "partitioned", "inline"]))
+    shape = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
+    count = int(np.prod(shape))
+    if kind == "inline":
+        tensor: LazyTensor = Inline(bytes(i % 251 for i in range(count * dtype.itemsize)), dtype, shape)
+    elif kind == "partitioned":
+        ranks = draw(st.integers(1, 4))
+        bases = tuple(draw(st.integers(0, 100)) for _ in range(ranks))
+        tensor = Partitioned((file,) * ranks, bases, draw(st.integers(0, 50)), -(-count // ranks), dtype, shape)
+    else:
+        strides = contiguous_strides(shape)
+        if kind == "strided":
+            strides = tuple(draw(st.lists(st.integers(0, 9), min_size=len(shape), max_size=len(shape))))
+        tensor = Stored(file, draw(st.integers(0, 60)), dtype, shape, strides)
+    for _ in range(draw(st.integers(0, 3))):
+        tensor = draw(wrapped(tensor))
+    return tensor
+
+
+@st.composite
+def wrapped(draw: st.DrawFn, tensor: LazyTensor) -> LazyTensor:
+    choices = ["flat", "one"]
+    if tensor.shape:
+        choices += ["narrow", "concat", "concat"]
+    if tensor.dtype.name == "complex64":
+        choices += ["pairs"]
+    if tensor.dtype.kind == "f":
+        choices += ["swap", "negate"]
+    kind = draw(st.sampled_from(choices))
+    if kind == "flat":
+        return View(tensor, tensor.dtype, (tensor.numel,))
+    if kind == "one":
+        return View(tensor, tensor.dtype, (1, *tensor.shape))
+    if kind == "pairs":
+        return View(tensor, DTYPES["float32"], (*tensor.shape, 2))
+    if kind == "swap":
+        return Convert(tensor, Swap(tensor.dtype.itemsize), tensor.dtype)
+    if kind == "negate":
+        return Convert(tensor, Negate(tensor.dtype.name), tensor.dtype)
+    dim = draw(st.integers(0, len(tensor.shape) - 1))
+    start = draw(st.integers(0, tensor.shape[dim] - 1))
+    narrow = Narrow(tensor, dim, start, draw(st.integers(1, tensor.shape[dim] - start)))
+    return narrow if kind == "narrow" else Concat((tensor, narrow, tensor), dim)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_the_reference_and_the_moves_agree_on_every_expression(data: st.DataObject) -> None:
+    path = _flipping()[1].parent / "bytes"
+    if not path.exists():
+        path.write_bytes(random.Random(5).randbytes(4096))
+    tensor = data.draw(expressions(File(str(path), 4096)))
+    with Readers() as readers:
+        evaluator = Reference(readers)
+        whole = evaluator.flat(tensor, 0, tensor.numel)
+        assert whole.tobytes() == evaluate(tensor)
+        start = data.draw(st.integers(0, tensor.numel))
+        stop = data.draw(st.integers(start, tensor.numel))
+        assert evaluator.flat(tensor, start, stop).tobytes() == whole[start:stop].tobytes()
+        starts = [data.draw(st.integers(0, extent - 1)) for extent in tensor.shape]
+        counts = [data.draw(st.integers(1, extent - at)) for extent, at in zip(tensor.shape, starts, strict=True)]
+        cut = tuple(slice(at, at + count) for at, count in zip(starts, counts, strict=True))
+        assert evaluator.box(tensor, starts, counts).tobytes() == whole.reshape(tensor.shape)[cut].tobytes()
+
+
+def test_a_cast_without_a_reference_is_refused() -> None:
+    with pytest.raises(CkptconvError):
+        reference.cast("int8", "float32", np.zeros(1, "u1"))
