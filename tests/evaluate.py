@@ -44,7 +44,7 @@ def result(move: Move, data: np.ndarray) -> np.ndarray:
         elif isinstance(kernel, Cut):
             data = data[kernel.start : kernel.stop]
         elif isinstance(kernel, Swap):
-            data = data.reshape(-1, kernel.itemsize)[:, ::-1].reshape(-1)
+            data = np.ascontiguousarray(data.reshape(-1, kernel.itemsize)[:, ::-1]).reshape(-1)
         elif isinstance(kernel, Negate):
             data = (-data.view({"float32": "f4", "float64": "f8", "complex64": "c8"}[kernel.dtype])).view("u1")
         elif isinstance(kernel, Conjugate):
