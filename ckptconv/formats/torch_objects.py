@@ -355,8 +355,23 @@ _KINDS = {
 }
 
 
+# Attributes that are a tensor's data: to set one is to change what it holds. None is ever in the state of a tensor.
+_DATA = ("data", "real", "imag")
+
+
+def _check_attributes(kind: str, state: Any) -> None:
+    """Raise MalformedError for a state that, set on a tensor, would put other data in its place."""
+    for part in state if type(state) is tuple else (state,):
+        for name in _DATA if isinstance(part, dict) else ():
+            # A class of the user's may have a state of its own, and means something else.
+            if name in part and (kind in _KINDS.values() or isinstance(part[name], (LazyTensor, Composite))):
+                raise MalformedError(f"has a tensor whose attribute {name!r} would replace its data")
+
+
 def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
     """`leaf` as a tensor of this kind, with attributes of its own. None keeps its requires_grad."""
+    if attributes:
+        _check_attributes(kind, attributes)
     if type(leaf) is Composite:
         parts = dict(leaf.parts)
         if requires_grad is not None:

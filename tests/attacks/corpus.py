@@ -444,6 +444,13 @@ def tensor_case(exit_code: int, file: str, why: str, value: bytes, storages: dic
     add("tensor", exit_code, f"tensor_{file}.pt", why, zipped(members(checkpoint(value), storages)), whole=True)
 
 
+def of_type(cls: bytes, state: bytes) -> bytes:
+    """A tensor of a class, with a state."""
+    arguments = several(storage(), number(0), numbers(2, 3), numbers(3, 1), FALSE, HOOKS)
+    function = name("torch._utils", "_rebuild_tensor_v2")
+    return called(name("torch._tensor", "_rebuild_from_type_v2"), function, cls, arguments, state)
+
+
 HUGE = 1 << 62
 tensor_case(DONE, "view", "a view of two elements", tensor(None, 4, (2,), (1,)))
 tensor_case(DONE, "last", "a view of the last element", tensor(None, 5, (1,), (1,)))
@@ -526,6 +533,25 @@ tensor_case(
         numbers(1), FALSE, HOOKS, text("float32"),
     ),
 )  # fmt: skip
+NINES = storage("1")
+for _name in ("data", "real", "imag"):
+    _state = mapped(text(_name), tensor(NINES))
+    for _kind, _made in (
+        ("parameter", called(name("torch._utils", "_rebuild_parameter_with_state"), tensor(), FALSE, HOOKS, _state)),
+        ("tensor", of_type(name("torch", "Tensor"), _state)),
+        ("slots", of_type(name("torch", "Tensor"), several(NONE, _state))),
+        ("subclass", of_type(name("my", "Tensor"), _state)),
+    ):
+        tensor_case(CORRUPT, f"state_{_name}_{_kind}", f"a {_kind} whose state puts another tensor in its place", _made,
+                    {"0": DATA, "1": OTHER})  # fmt: skip
+tensor_case(DONE, "state", "a tensor with attributes", of_type(name("torch", "Tensor"), mapped(text("tag"), number(1))))
+tensor_case(DONE, "state_of_a_subclass", "a class that means something else by data",
+            of_type(name("my", "Tensor"), mapped(text("data"), number(1))))  # fmt: skip
+tensor_case(CORRUPT, "build", "a state that puts another storage in its place",
+            tensor() + several(NINES, number(0), numbers(2, 3), numbers(3, 1)) + b"b",
+            {"0": DATA, "1": OTHER})  # fmt: skip
+tensor_case(CORRUPT, "set_item", "a tensor whose element is set", tensor() + number(0) + number(9) + b"s")
+tensor_case(CORRUPT, "append", "a tensor that is appended to", tensor() + number(9) + b"a")
 tensor_case(DONE, "dtype_unknown", "a dtype that is kept as data", name("torch", "float128"))
 
 # ----------------------------------------------------------------------------------------------------------- stream
