@@ -69,6 +69,8 @@ def storage_of(views: Sequence[Placed], nbytes: int) -> LazyTensor:
 
 def overlaps(views: Sequence[Placed]) -> Iterator[tuple[LazyTensor, LazyTensor]]:
     """Pairs of tensors that are all equal if, and only if, views agree wherever they show the same bytes."""
+    for view in views:
+        yield from _repeats(view)
     ranked = [_prepared(view) for view in sorted(views, key=lambda view: -view.tensor.nbytes) if view.tensor.numel]
     # The same elements under two names agree.
     ranked = list({(view.flat, view.low, view.dims): view for view in ranked}.values())
@@ -77,6 +79,14 @@ def overlaps(views: Sequence[Placed]) -> Iterator[tuple[LazyTensor, LazyTensor]]
     whole = _Assembled(max(view.high for view in ranked), tuple(ranked))
     for view in ranked:
         yield view.flat, _Shown(whole, view)
+
+
+def _repeats(view: Placed) -> Iterator[tuple[LazyTensor, LazyTensor]]:
+    """Pairs that are equal if the elements that a view repeats, by strides of 0, are repeated."""
+    tensor = untagged(view.tensor)
+    for dim, (extent, stride) in enumerate(zip(tensor.shape, view.strides, strict=True)):
+        if extent > 1 and not stride and tensor.numel:
+            yield Narrow(tensor, dim, 0, extent - 1), Narrow(tensor, dim, 1, extent - 1)
 
 
 def _are_apart(views: Sequence[_Prepared]) -> bool:

@@ -281,6 +281,8 @@ for _file, _why, _root, *_nodes in (
 ):  # fmt: skip
     _record(CORRUPT, _file, _why, _root, _nodes)
 for _file, _why, _leaf, _storage in (
+    ("repeats", "a tensor that is said to repeat its elements", {"storage": [0, 0, [1, 0]]}, [24, "float32"]),
+    ("windows", "a tensor that is said to be windows", {"storage": [0, 0, [1, 1]]}, [24, "float32"]),
     ("outside", "a tensor outside its storage", {"storage": [0, 1]}, [24, "float32"]),
     ("outside_far", "a tensor far outside its storage", {"storage": [0, 1 << 62]}, [24, "float32"]),
     ("strides_outside", "strides that lead out of the storage", {"storage": [0, 0, [1 << 40, 1]]}, [24, "float32"]),
