@@ -69,8 +69,8 @@ def storage_of(views: Sequence[Placed], nbytes: int) -> LazyTensor:
 
 def overlaps(views: Sequence[Placed]) -> Iterator[tuple[LazyTensor, LazyTensor]]:
     """Pairs of tensors that are all equal if, and only if, views agree wherever they show the same bytes."""
-    for view in views:
-        yield from _repeats(view)
+    for placed in views:
+        yield from _repeats(placed)
     ranked = [_prepared(view) for view in sorted(views, key=lambda view: -view.tensor.nbytes) if view.tensor.numel]
     # The same elements under two names agree.
     ranked = list({(view.flat, view.low, view.dims): view for view in ranked}.values())
