@@ -251,6 +251,32 @@ def zero_to_fp32(
     _convert("zero-to-fp32", "deepspeed", checkpoint, output, options)
 
 
+@app.command("dcp2safetensors", cls=_Command)
+@_taking(CONVERTING)
+def dcp2safetensors(
+    directory: Annotated[str, typer.Argument(metavar="DIR", show_default=False)],
+    output: Destination = None,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="PATH", help="Write the optimizer states there, by parameter.")
+    ] = "",
+    **options: Any,
+) -> None:
+    """Join the shards of a torch.distributed.checkpoint directory.
+
+    DIR holds .metadata and .distcp files, or is what FSDP, torchtitan, OLMo-core, accelerate or Lightning put such a
+    directory in. The model is converted, under its own names: what is below `model`, `state_dict` or `module`, else
+    all but the optimizer. --key takes another part, and --key . everything. OUTPUT is a directory, or one file if it
+    ends in .safetensors; it may be left out with --optimizer.
+
+    \b
+    ckptconv dcp2safetensors checkpoints/step-1000 model/
+    ckptconv dcp2safetensors --optimizer optimizer/ checkpoints/step-1000 model.safetensors
+    """
+    if output is None and not optimizer:
+        raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+    _convert("dcp2safetensors", "dcp", directory, output, {**options, "optimizer": optimizer})
+
+
 @app.command("verify", cls=_Command)
 @_taking({name: option for name, option in CONVERTING.items() if name not in CARRYING_OUT})
 def verify_(

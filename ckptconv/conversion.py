@@ -52,6 +52,7 @@ class Report:
     counts: dict[str, int]
     opaque: list[str]
     warnings: list[str]
+    notes: list[str] = field(default_factory=list)
     input_bytes: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
@@ -142,6 +143,7 @@ def convert(
         # None of these is kept in a .pt file.
         opaque=list(dict.fromkeys(name for one in sources for name in one.opaque)) if not outputs[0].restored else [],
         warnings=warnings,
+        notes=[note for one in sources for note in one.notes],
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read + checksums.extra_bytes,
         bytes_written=sum(each.plan.nbytes for each in outputs),

@@ -56,7 +56,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
 
 
 def optimizer_output(source: Source, target: Target, options: Options) -> Output:
-    if source.optimizer is None:
+    if source.states() is None:
         raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
     return Output(target, *plan_optimizer(source, target, options))
 
@@ -106,7 +106,7 @@ def check_growth(output: Output, available: int) -> None:
 
 def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
     """The plan for the weights, and the names that are stored under another: {removed: kept}. Pure."""
-    tree = select.subtree(source.weights, options.key, source.path) if options.key else source.weights
+    tree = select.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
     flat, structure, fixed = _flattened(source, tree, options)
     new_names = _new_names(source, flat, options)
     tensors = {new: flat[old] for old, new in new_names.items()}
@@ -179,14 +179,16 @@ def _names(files: Iterable[FilePlan]) -> list[str]:
 def plan_optimizer(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
     """The plan for the optimizer states: nested as torch has them, with the weights' names for parameters. Pure.
 
-    A name that is tied to a parameter leads to the parameter's states in the alias record. Half-precision states are
-    widened as the weights are by default, and never narrowed.
+    A name that is tied to a parameter leads to the parameter's states in the alias record; one that is no weight's
+    stays. Half-precision states are widened as the weights are by default, and never narrowed.
     """
-    new_names = _new_names(source, source.weights, options)
-    states = {new_names[name]: state for name, state in source.optimizer["state"].items() if name in new_names}
+    optimizer = source.states()
+    names = dict.fromkeys([*_flattened(source, source.weights, options).tensors, *optimizer["state"]])
+    new_names = _new_names(source, names, options)
+    states = {new_names[name]: state for name, state in optimizer["state"].items() if name in new_names}
     groups = [
         {**group, "params": [new_names[name] for name in group["params"] if name in new_names]}
-        for group in source.optimizer["param_groups"]
+        for group in optimizer["param_groups"]
     ]
     flat, structure = keymap.flatten({"state": states, "param_groups": groups})
     dtype = "keep" if options.dtype == "keep" else source.default_dtype

@@ -204,6 +204,7 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         else:
             contents = _contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
             lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
+    lines.extend(report.notes)
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())
     lines.append(f"{report.format}: {kinds or _count(report.tensors, 'tensor')}")
     if report.aliases and verbose:
@@ -278,6 +279,7 @@ def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int 
         rest = sum(math.prod(row["shape"]) for row in rows[len(shown) :])
         more = len(rows) - len(shown)
         lines.append(f"    … and {more:,} more of {_count(rest, 'element')} (--verbose lists them)")
+    lines.extend(f"  {note}" for note in summary["notes"])
     if summary["opaque"]:
         lines.append(f"  classes kept as inert data, never run: {', '.join(summary['opaque'])}")
     known = [name for name in summary["classes"] if name not in summary["opaque"]]

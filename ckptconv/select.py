@@ -20,9 +20,9 @@ DTYPE_CHOICES = ("float32", "bfloat16", "float16", "keep")
 def subtree(tree: Any, key: str, where: str) -> Any:
     """The part of `tree` under the dotted `key`; where keys hold dots themselves, the longest match at each step.
 
-    Raises UsageError, naming the keys there are, where nothing is under it.
+    "." is all of it. Raises UsageError, naming the keys there are, where nothing is under it.
     """
-    rest, passed = key, ""
+    rest, passed = "" if key == "." else key, ""
     while rest:
         children = _children(tree)
         match = max((name for name in children if rest == name or rest.startswith(name + ".")), key=len, default=None)

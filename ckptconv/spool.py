@@ -1,8 +1,8 @@
 """Bytes that come only once, from beginning to end, kept where they can be read from anywhere.
 
-A deflated record of an archive, and standard input, cannot be read by ranges. What they give goes in chunks to a
+A compressed record of an archive, and standard input, cannot be read by ranges. What they give goes in chunks to a
 private temporary file without a name, which is gone when this process is, however it ends; tensors are then read from
-there. A deflated record is unpacked when the first of its bytes is asked for, and not at all if none is.
+there. A compressed record is unpacked when the first of its bytes is asked for, and not at all if none is.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
+import io
 import os
 import re
 import secrets
 import stat
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from .errors import CorruptError, FailedError, LimitError, UsageError
+from .errors import CorruptError, FailedError, LimitError, UnsupportedError, UsageError
 from .storage import DescriptorReader, Options, Reader, Readers, check_space, hold, is_remote, reason
 from .tensors import File, Packed
 
@@ -190,7 +192,7 @@ def _chunks_of(fd: int, name: str) -> Iterator[memoryview]:
         raise FailedError(f"{name} cannot be read: {reason(error)}.") from error
 
 
-# -------------------------------------------------------------------------------------------------- deflated records
+# ------------------------------------------------------------------------------------------------ compressed records
 
 
 def check_ratio(name: str, packed: int, size: int) -> None:
@@ -236,7 +238,7 @@ class SpoolingReaders(Readers):
             if content.start < 0:
                 start = self.spool.room(file.size)
                 with self.reading(file.packed.file) as reader:
-                    _inflate(file, file.packed, reader, start, self.spool)
+                    _unpack(file, file.packed, reader, start, self.spool)
                 content.start, content.left = start, max(file.size, self._expected.get(file, 0))
                 with self._table:
                     self.bytes_unpacked += file.packed.nbytes
@@ -283,10 +285,52 @@ class _PackedReader(Reader):
         self._readers.fill_unpacked(self.file, offset, buffers)
 
 
-def _inflate(file: File, packed: Packed, reader: Reader, start: int, spool: Spool) -> None:
+def _unpack(file: File, packed: Packed, reader: Reader, start: int, spool: Spool) -> None:
     """Unpack `packed`, and put it at `start` of the spool. Raises CorruptError if it is not just what it should be."""
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     done = crc = 0
+    for made in _METHODS[packed.method](file, packed, reader):
+        if done + len(made) > file.size:
+            raise _damaged(file, f"it inflates to more than the {file.size} bytes it is said to have")
+        spool.write_at(start + done, made)
+        crc = zlib.crc32(made, crc)
+        done += len(made)
+    if done != file.size:
+        raise _damaged(file, f"it inflates to {done} bytes, and it is said to have {file.size}")
+    if packed.crc is not None and crc != packed.crc:
+        raise _damaged(file, f"its checksum is {crc:08x}, and {packed.crc:08x} is recorded")
+
+
+class Ends(NamedTuple):
+    """What something packed unpacks to: its size, its CRC-32, and what it begins and ends with."""
+
+    size: int
+    crc: int
+    head: bytes
+    tail: bytes
+
+
+def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
+    """Unpack a packed file of unknown size, and keep `keep` bytes of either end (a little more of the tail).
+
+    Raises LimitError for more than `most` bytes, CorruptError for what cannot be unpacked.
+    """
+    assert file.packed is not None
+    head, tail = bytearray(), b""
+    size = crc = 0
+    for made in _METHODS[file.packed.method](file, file.packed, reader):
+        size += len(made)
+        if size > most:
+            raise LimitError(f"{file.path} is damaged: it unpacks to more than the {most} bytes that it can have.")
+        crc = zlib.crc32(made, crc)
+        head += made[: max(keep - len(head), 0)]
+        tail = (tail + made)[-max(keep, len(made)) :]
+    return Ends(size, crc, bytes(head), tail)
+
+
+def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    """What deflate made smaller, in chunks."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    total = 0
     for data in _chunks_at(reader, packed):
         more = True
         while more:
@@ -294,20 +338,50 @@ def _inflate(file: File, packed: Packed, reader: Reader, start: int, spool: Spoo
                 made = inflater.decompress(data, CHUNK)
             except zlib.error as error:
                 raise _damaged(file, f"it cannot be inflated ({error})") from None
-            if done + len(made) > file.size:
-                raise _damaged(file, f"it inflates to more than the {file.size} bytes it is said to have")
-            spool.write_at(start + done, made)
-            crc = zlib.crc32(made, crc)
-            done += len(made)
+            yield made
+            total += len(made)
             data = inflater.unconsumed_tail
             # A full chunk may not be all there is.
             more = bool(data) or len(made) == CHUNK
         if inflater.unused_data:
             raise _damaged(file, "something follows the end of it")
-    if done != file.size or not inflater.eof:
-        raise _damaged(file, f"it inflates to {done} bytes, and it is said to have {file.size}")
-    if packed.crc is not None and crc != packed.crc:
-        raise _damaged(file, f"its checksum is {crc:08x}, and {packed.crc:08x} is recorded")
+    if not inflater.eof:
+        raise _damaged(file, f"it inflates to {total} bytes, and does not end there")
+
+
+def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    """What zstandard made smaller, in chunks."""
+    try:
+        import zstandard
+    except ImportError:
+        raise UnsupportedError(
+            f"{packed.file.path} is compressed with zstandard, for which a package is not installed.",
+            "Install it: pip install 'ckptconv[zstd]'.",
+        ) from None
+    chunks = _Chunks(_chunks_at(reader, packed))
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(chunks, read_size=CHUNK, read_across_frames=True) as stream:
+            while made := stream.read(CHUNK):
+                yield made
+    except zstandard.ZstdError as error:
+        raise _damaged(file, f"it cannot be unpacked ({error})") from None
+
+
+class _Chunks(io.BytesIO):
+    """Chunks as a file that is read from its beginning to its end, by calls that ask for no less."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        super().__init__()
+        self._chunks = chunks
+
+    def read(self, size: int | None = -1) -> bytes:
+        return next(self._chunks, b"")
+
+
+_METHODS: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {
+    "deflate": _deflated,
+    "zstandard": _zstandard,
+}
 
 
 def _chunks_at(reader: Reader, packed: Packed) -> Iterator[bytes]:

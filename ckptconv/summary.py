@@ -34,6 +34,7 @@ def summarize(source: Source) -> dict[str, Any]:
         "opaque": source.opaque,
         "classes": source.mentioned,
         "warnings": source.warnings,
+        "notes": source.notes,
         "bytes_read": source.bytes_read,
     }
 

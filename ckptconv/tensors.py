@@ -93,7 +93,7 @@ def itemsize_of_components(dtype: DType) -> int:
 class File(NamedTuple):
     """A file as a source of bytes: its URL or path, its size, and what identifies this version of its content.
 
-    It may be deflated inside another: `packed` says where, and `path` is for people only.
+    It may be compressed inside another: `packed` says where, and `path` is for people only.
     """
 
     path: str
@@ -108,12 +108,14 @@ class File(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """`nbytes` bytes of deflate from byte `offset` of `file`; the CRC-32 of what they unpack to, if it is recorded."""
+    """`nbytes` bytes from byte `offset` of `file`, compressed by `method`, "deflate" or "zstandard"; the CRC-32 of what
+    they unpack to, if it is recorded."""
 
     file: File
     offset: int
     nbytes: int
     crc: int | None
+    method: str = "deflate"
 
 
 class Runs(NamedTuple):

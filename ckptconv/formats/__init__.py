@@ -12,13 +12,14 @@ from ckptconv.errors import UsageError
 from ckptconv.spool import is_pipe, take_pipe
 from ckptconv.storage import Entry, basename, dirname, is_remote, listing, look, open_reader
 
-from . import deepspeed, safetensors, torch_file, torch_index, universal, zero_files
+from . import dcp, deepspeed, safetensors, torch_file, torch_index, universal, zero_files
 from .source import Source
 
 # For each family of formats what a path of it is, and the command that takes it.
 FAMILIES = {
     deepspeed.FAMILY: ("a DeepSpeed checkpoint", "zero-to-fp32 {}"),
     torch_file.FAMILY: ("a single file", "pt2safetensors {}"),
+    dcp.FAMILY: ("a checkpoint of torch.distributed.checkpoint", "dcp2safetensors {} OUTPUT"),
     safetensors.FAMILY: ("in safetensors already", "safetensors2pt {} OUTPUT.pt"),
 }
 
@@ -67,6 +68,8 @@ def _open(
     if family and found and family != found:
         kind, command = FAMILIES[found]
         raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {command.format(path)}")
+    if (found or family) == dcp.FAMILY:
+        return dcp.read(path, options)
     if found == safetensors.FAMILY:
         return safetensors.read(path, options)
     if (found or family) == deepspeed.FAMILY:
@@ -97,6 +100,8 @@ def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str,
     A directory may hold checkpoints of several: the `expected` one, or else DeepSpeed's, is meant.
     """
     if kind == "file":
+        if dcp.is_part(path):
+            return dcp.FAMILY
         if _is_safetensors(path, options):
             return safetensors.FAMILY
         # A rank's file is a .pt like any other: it is converted as one unless the checkpoint around it is asked for.
@@ -104,6 +109,8 @@ def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str,
     written = any(name.endswith((safetensors.SUFFIX, safetensors.INDEX_SUFFIX)) for name in names)
     if written and expected == safetensors.FAMILY:
         return expected
+    if dcp.is_directory(names) or (names and expected in ("", dcp.FAMILY) and dcp.locate(path, names, options)):
+        return dcp.FAMILY
     if kind == "directory" and (
         {zero_files.LATEST, universal.LATEST} & set(names)
         or zero_files.is_tag_directory(names)

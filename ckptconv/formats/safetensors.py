@@ -301,7 +301,7 @@ def _record_beside(path: str, options: Options | None) -> tuple[str | None, str]
 # ----------------------------------------------------------------------------------------------------------- headers
 
 
-class _Header(NamedTuple):
+class Header(NamedTuple):
     """What one file's header says: its tensors in the order of the data, and its metadata."""
 
     tensors: dict[str, Stored]
@@ -319,13 +319,18 @@ class _Entry(NamedTuple):
     offsets: Any
 
 
-def _read_file(entry: Entry, options: Options | None) -> _Header:
+def _read_file(entry: Entry, options: Options | None) -> Header:
     """Read the header of one file."""
     reader = open_reader(entry.file, options)
     try:
-        raw, bytes_read = _raw_header(reader)
+        return read_header(reader)
     finally:
         reader.close()
+
+
+def read_header(reader: Reader, base: int = 0) -> Header:
+    """Read the header of a safetensors file, which is all of what `reader` reads from byte `base` on."""
+    raw, bytes_read = _raw_header(reader, base)
     file = reader.file
     try:
         text = raw.decode()
@@ -333,7 +338,7 @@ def _read_file(entry: Entry, options: Options | None) -> _Header:
         raise _corrupt(file.path, f"its header is not UTF-8: {error.reason} at byte {error.start}") from None
     identity = (file.size, file.stamp, zlib.crc32(raw))
     unicode = not _SURROGATE.search(raw)
-    start = 8 + len(raw)
+    start = base + 8 + len(raw)
     del raw
     header = _parse(text, file.path, "header")
     del text
@@ -345,13 +350,13 @@ def _read_file(entry: Entry, options: Options | None) -> _Header:
     if not unicode:
         _check_unicode(file.path, (*header, *metadata, *metadata.values()))
     tensors = dict(_tensors_of(header, reader, start))
-    return _Header(tensors, metadata, identity, file.size, bytes_read)
+    return Header(tensors, metadata, identity, file.size, bytes_read)
 
 
-def _raw_header(reader: Reader) -> tuple[bytes, int]:
+def _raw_header(reader: Reader, base: int) -> tuple[bytes, int]:
     """The bytes of the header, and how many bytes were read for it."""
-    path, size = reader.file.path, reader.file.size
-    head = reader.read_at(0, min(size, _FAR if is_remote(path) else 512))
+    path, size = reader.file.path, reader.file.size - base
+    head = reader.read_at(base, min(size, _FAR if is_remote(path) else 512))
     length = int.from_bytes(head[:8], "little")
     if len(head) < 9 or head[8:9] != b"{":
         what = what_it_is(head[:512], size)
@@ -371,7 +376,7 @@ def _raw_header(reader: Reader) -> tuple[bytes, int]:
     raw = head[8 : 8 + length]
     bytes_read = 8 + length
     if len(raw) < length:
-        raw += reader.read_at(len(head), length - len(raw))
+        raw += reader.read_at(base + len(head), length - len(raw))
     return raw, max(bytes_read, len(head))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ckptconv.formats.torch_container import Records
 from ckptconv.tensors import File, LazyTensor
@@ -24,14 +24,25 @@ class Training:
     copies: list[File]
 
 
+class Parts(Protocol):
+    """Reads what a source holds beside its weights, when it is asked for; adds to the source what it finds out."""
+
+    def tree(self, key: str) -> Any:
+        """The tree that has what is under the dotted `key`, which "." is all of, where it belongs."""
+
+    def optimizer(self) -> dict[str, Any] | None:
+        """The optimizer's state dict with names for parameters; None where there is none."""
+
+
 @dataclass
 class Source:
     """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it.
 
-    - `format` names it for people; `family`, "torch" or "deepspeed", says which command converts it.
+    - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
     - `weights` is the tree that is converted. `structured` says that its shape and order are the user's own and worth a
       record; otherwise it is a flat state dict whose order means nothing.
     - `optimizer` is the optimizer's state dict with names for parameters, where the checkpoint tells them.
+    - `parts` reads the optimizer, and what else a key leads to, where those are not read with the weights.
     - `training` is what else resuming the training needs.
     - `owners` are ties that the checkpoint itself names: alias → owner.
     - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
@@ -52,6 +63,7 @@ class Source:
     path: str
     weights: Any
     optimizer: Any = None
+    parts: Parts | None = None
     training: Training | None = None
     structured: bool = True
     owners: dict[str, str] = field(default_factory=dict)
@@ -71,3 +83,13 @@ class Source:
     model_rank: int | None = None
     default_dtype: str = "keep"
     default_shard_size: int | None = None
+
+    def tree(self, key: str) -> Any:
+        """The tree that has what is under `key`: the weights, or a greater one."""
+        return self.parts.tree(key) if self.parts and key else self.weights
+
+    def states(self) -> Any:
+        """The optimizer's state dict with names for parameters; None where the checkpoint does not tell them."""
+        if self.optimizer is None and self.parts:
+            self.optimizer = self.parts.optimizer()
+        return self.optimizer

@@ -1,0 +1,427 @@
+"""Directories of torch.distributed.checkpoint (DCP), as FSDP, torchtitan, OLMo-core, accelerate and Lightning save.
+
+A directory holds `.metadata`, or a `__R.metadata` of every rank, and `__R_N.distcp` files; or `shard-*.safetensors`,
+which describe themselves. The metadata says what each tensor's chunks are and where; the model is what is converted,
+and all else is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv import keymap
+from ckptconv.errors import CorruptError, UsageError
+from ckptconv.storage import Entry, Options, basename, dirname, join, listing, open_reader
+from ckptconv.tensors import LazyTensor
+from ckptconv.tree import Composite
+from ckptconv.units import format_size
+
+from . import dcp_names, safetensors
+from .dcp_entries import MAX_VALUE, Entries, offsets_of, records_of
+from .dcp_metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
+from .source import Source
+from .torch_container import MAX_PICKLE
+
+FAMILY = "dcp"
+METADATA = ".metadata"
+SUFFIX = ".distcp"
+_RANK = re.compile(r"__(\d{1,9})\.metadata")
+_SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
+# Where HuggingFaceStorageWriter puts the shards of which it made an ordinary set.
+_SHARDED = "sharded"
+# What frameworks call the directory of a model beside that of an optimizer, or other things of a step.
+_MODELS = re.compile(r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded")
+_OPTIMIZERS = re.compile(r"optimizer_\d+|optimizer|optim")
+_STEP = re.compile(r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)")
+# How deep a checkpoint may lie below the directory that is named: a run's step's model.
+_LEVELS = 2
+# Names of files that are listed at most.
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory that holds a checkpoint, that of its optimizer where it is another, and why this was taken."""
+
+    directory: str
+    optimizer: str = ""
+    note: str = ""
+
+
+# --------------------------------------------------------------------------------------------------------- locating
+
+
+def is_part(path: str) -> bool:
+    """Whether a file of this name is a part of a checkpoint, and no checkpoint itself."""
+    name = basename(path)
+    return name == METADATA or name.endswith(SUFFIX) or _RANK.fullmatch(name) is not None
+
+
+def is_directory(names: Mapping[str, Entry]) -> bool:
+    """Whether a directory with these names holds a checkpoint, be it whole or not."""
+    return any(
+        entry.kind == "file" and (is_part(name) or name == f"{METADATA}.tmp" or _SHARD.fullmatch(name))
+        for name, entry in names.items()
+    )
+
+
+def locate(path: str, names: Mapping[str, Entry], options: Options | None = None) -> Place | None:
+    """The checkpoint in a directory with these names: itself, or what frameworks put below. None if there is none.
+
+    Raises UsageError where there are several, and nothing tells which is meant.
+    """
+    return _locate(path, names, options, _LEVELS)
+
+
+def _locate(path: str, names: Mapping[str, Entry], options: Options | None, levels: int) -> Place | None:
+    if is_directory(names):
+        return Place(path)
+    inner = {name: entry for name, entry in names.items() if entry.kind == "directory" and not name.startswith(".")}
+    steps = {int(match[1]): name for name in inner if (match := _STEP.fullmatch(name))}
+    if not levels or not (steps or any(map(_is_known, inner))):
+        return None
+    found = {name: join(path, name) for name in inner if _is_known(name) and is_directory(_names(path, name, options))}
+    optimizers = [name for name in found if _OPTIMIZERS.fullmatch(name)]
+    models = [name for name in found if name not in optimizers]
+    if len(models) > 1 and _SHARDED in models:
+        models.remove(_SHARDED)
+    if len(models) > 1 or (not models and len(optimizers) > 1):
+        raise UsageError(f"{path} holds several checkpoints: {', '.join(sorted(found))}.", "Name one of them.")
+    if models:
+        optimizer = found[optimizers[0]] if len(optimizers) == 1 else ""
+        return Place(found[models[0]], optimizer)
+    if optimizers:
+        return Place(found[optimizers[0]])
+    for step in sorted(steps, reverse=True):
+        below = join(path, steps[step])
+        place = _locate(below, _names(path, steps[step], options), options, levels - 1)
+        if place is not None:
+            why = f", the last of {len(steps)} that are there" if len(steps) > 1 else ""
+            return Place(place.directory, place.optimizer, f"Took {steps[step]}{why}.")
+    return None
+
+
+def _is_known(name: str) -> bool:
+    return bool(_MODELS.fullmatch(name) or _OPTIMIZERS.fullmatch(name))
+
+
+def _names(path: str, name: str, options: Options | None) -> dict[str, Entry]:
+    return listing(join(path, name), options)
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def read(path: str, options: Options | None = None) -> Source:
+    """Open a checkpoint by its directory, its `.metadata`, or the directory that a framework put it in.
+
+    Reads descriptions only: the metadata, and of the model's tensors, and all other values, the beginning and end of
+    each entry. Raises CorruptError where something is missing or contradicts itself, UnsafeError for an attack.
+    """
+    if path.endswith(SUFFIX):
+        raise UsageError(
+            f"{path} is a part of a checkpoint: archives of the tensors that one rank saved, one after the other. What "
+            f"they are and how they fit together is told by the {METADATA} beside it.",
+            f"Name the directory: {dirname(path)}",
+        )
+    place = Place(dirname(path)) if is_part(path) else locate(path, listing(path, options), options)
+    if place is None:
+        raise UsageError(
+            f"{path} holds no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files."
+        )
+    model = _Checkpoint.open(place.directory, options)
+    other = _Checkpoint.open(place.optimizer, options) if place.optimizer else None
+    return _source(path, model, other, [place.note] if place.note else [])
+
+
+def _source(path: str, checkpoint: _Checkpoint, other: _Checkpoint | None, notes: list[str]) -> Source:
+    described = checkpoint.described
+    key = dcp_names.model_of(described.paths.values())
+    chosen = [name for name, way in described.paths.items() if way[0] == key] if key else []
+    if not key:
+        chosen = [name for name, way in described.paths.items() if not dcp_names.optimizer_of(way)]
+        if not any(name in described.tensors for name in chosen):
+            chosen = list(described.paths)  # it is an optimizer's own
+    source = Source(
+        format=checkpoint.format,
+        family=FAMILY,
+        path=path,
+        weights=None,
+        notes=notes,
+        default_shard_size=5 * 10**9,
+        structured=described.nested or bool(described.values),
+    )
+    source.parts = _Parts(source, checkpoint, other)
+    if checkpoint.directory != path and not is_part(path):
+        source.facts["directory"] = checkpoint.directory
+    tree = source.parts.read(checkpoint, chosen)
+    source.weights = tree[key] if key else tree
+    source.facts.update(_facts(checkpoint))
+    _tell_left_out(source, checkpoint, set(chosen))
+    return source
+
+
+def _facts(checkpoint: _Checkpoint) -> dict[str, Any]:
+    described = checkpoint.described
+    chunks = sum(len(tensor.chunks) for tensor in described.tensors.values())
+    facts: dict[str, Any] = {
+        "tensors": len(described.tensors),
+        "chunks": chunks,
+        "size": sum(tensor.nbytes for tensor in described.tensors.values()),
+    }
+    if described.values:
+        facts["other values"] = len(described.values)
+    if described.version:
+        facts["version"] = described.version
+    return facts
+
+
+def _tell_left_out(source: Source, checkpoint: _Checkpoint, chosen: set[str]) -> None:
+    """Say what else is there, by the first step of its path."""
+    left: dict[str, Counter[str]] = {}
+    optimizers = set()
+    for name, way in checkpoint.described.paths.items():
+        if name not in chosen:
+            first = dcp_names.first_of(way)
+            left.setdefault(first, Counter())["tensor" if name in checkpoint.described.tensors else "value"] += 1
+            if dcp_names.optimizer_of(way):
+                optimizers.add(first)
+    # Nobody is surprised by an optimizer that is not among the weights.
+    for surprising, told in ((False, source.notes), (True, source.warnings)):
+        keys = [key for key, counts in left.items() if (counts["tensor"] > 0 and key not in optimizers) is surprising]
+        if keys:
+            what = ", ".join(f"{named(key)} ({_counted(left[key])})" for key in keys[:_SHOWN])
+            more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+            how = "--optimizer PATH converts the optimizer's states, " if optimizers and not surprising else ""
+            told.append(
+                f"Beside the model there is: {what}{more}; {how}--key {keys[0]} such a part, --key . everything."
+            )
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(
+        f"{counts[noun]:,} {noun}{'s' * (counts[noun] > 1)}" for noun in ("tensor", "value") if counts[noun]
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ one checkpoint
+
+
+@dataclass
+class _Checkpoint:
+    """A checkpoint that was described: what it holds, how it is called, and how its entries are opened."""
+
+    directory: str
+    described: Description
+    entries: Entries
+    format: str
+    inputs: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    hidden: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, directory: str, options: Options | None) -> _Checkpoint:
+        names = listing(directory, options)
+        entries = Entries(directory, options)
+        inputs: dict[str, Any] = {}
+        if _is_described(names):
+            pickles = _pickles(directory, names, entries, inputs)
+            found = cls(directory, read_description(pickles), entries, "torch.distributed.checkpoint", inputs)
+        elif any(map(_SHARD.fullmatch, names)):
+            described = _read_shards(directory, names, entries, inputs)
+            return cls(directory, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
+        else:
+            raise _not_described(directory, names)
+        found.read_values()
+        return found
+
+    def read_values(self) -> None:
+        """Read what is no tensor. What hides tensors or is large is left out, and can be had by its key."""
+        places = self.described.values
+        for name, place in places.items():
+            if place.length > MAX_VALUE:
+                self.hidden[name] = None
+                size, most = format_size(place.length), format_size(MAX_VALUE)
+                self.warnings.append(f"Left out: {named(name)}, a value of {size}; at most {most} are read.")
+        opaque, mentioned = self.described.opaque, self.described.mentioned
+        for name, found in self.entries.values({name: at for name, at in places.items() if name not in self.hidden}):
+            if found is None:
+                self.hidden[name] = None
+                self.warnings.append(f"Left out: {named(name)}, which is nothing that torch.save wrote.")
+                continue
+            mentioned.update(dict.fromkeys(map(str, found.globals)))
+            if _is_plain(found.value):
+                opaque.update(dict.fromkeys(map(str, found.opaque)))
+                self.values[name] = found.value
+            else:
+                self.hidden[name] = found.value
+        tensors = [name for name, value in self.hidden.items() if value is not None]
+        if tensors:
+            self.warnings.append(
+                f"Tensors inside other values are left out unless --key names the value: those in {some(tensors)}, "
+                "pickled as a whole."
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether there is no tensor in `value`."""
+    return not any(isinstance(node, (LazyTensor, Composite)) for node in keymap.walk(value))
+
+
+def _is_described(names: Iterable[str]) -> bool:
+    return any(name == METADATA or _RANK.fullmatch(name) for name in names)
+
+
+def _not_described(directory: str, names: Mapping[str, Entry]) -> CorruptError:
+    if f"{METADATA}.tmp" in names:
+        return CorruptError(
+            f"{directory} has {METADATA}.tmp and no {METADATA}, which is renamed last: the save was interrupted.",
+            "Take another checkpoint.",
+        )
+    parts = sum(name.endswith(SUFFIX) for name in names)
+    return CorruptError(
+        f"{directory} has {parts} {SUFFIX} files and no {METADATA}, without which nobody can tell what is in them: it "
+        "was not copied, or the save was interrupted.",
+        f"Copy {METADATA} too: its name begins with a dot, and a pattern such as * leaves it out.",
+    )
+
+
+def _pickles(
+    directory: str, names: Mapping[str, Entry], entries: Entries, inputs: dict[str, Any]
+) -> Iterable[tuple[str, bytes]]:
+    """The metadata, by path: one, or one of every rank in their order."""
+    ranks = {int(match[1]): name for name in names if (match := _RANK.fullmatch(name))}
+    wanted = [METADATA] if METADATA in names else [ranks[rank] for rank in sorted(ranks)]
+    if METADATA not in names:
+        missing = [rank for rank in range(max(ranks) + 1) if rank not in ranks]
+        if missing:
+            raise CorruptError(
+                f"{directory} lacks {len(missing)} of the files that describe it: __{missing[0]}.metadata, for one.",
+                "Copy the files of all ranks to one place.",
+            )
+    for name in wanted:
+        reader = open_reader(join(directory, name), entries.options)
+        try:
+            size = reader.file.size
+            if size > MAX_PICKLE:
+                raise CorruptError(f"{reader.file.path} has {size} bytes; at most {MAX_PICKLE} are read.")
+            data = reader.read_at(0, size)
+        finally:
+            reader.close()
+        entries.bytes_read += size
+        inputs[name] = (size, zlib.crc32(data))
+        yield reader.file.path, data
+
+
+# ------------------------------------------------------------------------------------------------ safetensors shards
+
+
+def _read_shards(directory: str, names: Mapping[str, Entry], entries: Entries, inputs: dict[str, Any]) -> Description:
+    """What files of HuggingFaceStorageWriter hold together, of which each says where its tensors begin."""
+    files = [name for name in names if _SHARD.fullmatch(name)]
+    numbers = sorted({int(name[6:11]) for name in files})
+    if numbers != list(range(1, len(numbers) + 1)):
+        missing = next(number for number in range(1, len(numbers) + 2) if number not in numbers)
+        raise CorruptError(
+            f"{directory} lacks shard {missing} of {numbers[-1]}: shard-{missing:05d}-….safetensors.",
+            "Copy the files of all ranks to one place.",
+        )
+    described = Description(nested=False)
+    for name in files:
+        reader = open_reader(names[name].file, entries.options)
+        try:
+            header = safetensors.read_header(reader)
+        finally:
+            reader.close()
+        entries.bytes_read += header.bytes_read
+        inputs[name] = header.identity
+        for found, (offsets, stored) in offsets_of(header.tensors, header.metadata, reader.file.path).items():
+            saved = described.tensors.setdefault(found, SavedTensor(stored.dtype, (0,) * len(offsets), []))
+            if saved.dtype != stored.dtype or len(saved.shape) != len(offsets):
+                raise CorruptError(f"{reader.file.path}: {named(found)} is of another kind than in the other shards.")
+            ends = (offset + size for offset, size in zip(offsets, stored.shape, strict=True))
+            saved.shape = tuple(map(max, saved.shape, ends))
+            chunk = Chunk(offsets, stored.shape, stored)
+            if stored.numel and all((each.offsets, each.sizes) != chunk[:2] for each in saved.chunks):
+                saved.chunks.append(chunk)
+    described.paths = {name: (name,) for name in described.tensors}
+    return described
+
+
+# --------------------------------------------------------------------------------------- what is read when asked for
+
+
+@dataclass
+class _Parts:
+    """Reads parts of a checkpoint, and adds to the source what was found out by that."""
+
+    source: Source
+    checkpoint: _Checkpoint
+    other: _Checkpoint | None = None
+    _told: dict[str, None] = field(default_factory=dict)
+
+    def read(self, checkpoint: _Checkpoint, names: Iterable[str], *, hidden: bool = False) -> Any:
+        """The state dict with the values of these names; with `hidden`, also of those that have tensors in them."""
+        described, entries = checkpoint.described, checkpoint.entries
+        names = list(names)
+        tensors = entries.tensors({name: described.tensors[name] for name in names if name in described.tensors})
+        leaves: dict[Path, Any] = {}
+        for name in names:
+            for known in (tensors, checkpoint.values, checkpoint.hidden if hidden else {}):
+                if name in known and (known is not checkpoint.hidden or known[name] is not None):
+                    leaves[described.paths[name]] = known[name]
+        self._note(checkpoint)
+        return dcp_names.nest(leaves, checkpoint.directory)
+
+    def tree(self, key: str) -> Any:
+        """The state dict, with all that is under the dotted `key`; with nothing but names, where nothing is."""
+        described = self.checkpoint.described
+        ways = {name: dcp_names.dotted(way) for name, way in described.paths.items()}
+        if key == ".":
+            return self.read(self.checkpoint, ways)
+        names = [name for name, way in ways.items() if way == key or way.startswith(key + ".")]
+        if not names:
+            names = [name for name, way in ways.items() if key.startswith(way + ".") and name in described.values]
+        if not names:
+            return dcp_names.nest(dict.fromkeys(described.paths.values()), self.checkpoint.directory)
+        return self.read(self.checkpoint, names, hidden=all(name in described.values for name in names))
+
+    def optimizer(self) -> dict[str, Any] | None:
+        """The optimizer's states by parameter, and its groups; None where there are none."""
+        checkpoint = self.other or self.checkpoint
+        trees: dict[str, Any] = {}
+        names: dict[str, list[str]] = {}
+        for name, way in checkpoint.described.paths.items():
+            key = dcp_names.optimizer_of(way)
+            if key:
+                names.setdefault(key, []).append(name)
+        if not names and self.other:
+            names[""] = list(checkpoint.described.paths)
+        for key, own in names.items():
+            tree = self.read(checkpoint, own)
+            flat = {name[len(key) + 1 :]: tree.pop(name) for name in list(tree) if name.startswith(f"{key}.")}
+            trees[key] = tree.get(key, flat) if key else tree
+        return dcp_names.optimizer_state(trees, checkpoint.directory)
+
+    def _note(self, checkpoint: _Checkpoint) -> None:
+        """Add to the source what reading has found out."""
+        source, entries, described = self.source, checkpoint.entries, checkpoint.described
+        source.bytes_read += entries.bytes_read
+        entries.bytes_read = 0
+        records = records_of(entries.records)
+        source.records.update(records)
+        prefix = "" if checkpoint is self.checkpoint else f"{basename(checkpoint.directory)}/"
+        source.inputs.update({prefix + name: identity for name, identity in checkpoint.inputs.items()})
+        for name, file in entries.files.items():
+            digest = records[file.path].digest() if file.path in records else None
+            source.inputs[prefix + name] = (file.size, file.stamp if digest is None else digest)
+        source.opaque = list(dict.fromkeys([*source.opaque, *described.opaque]))
+        source.mentioned = list(dict.fromkeys([*source.mentioned, *described.mentioned]))
+        source.warnings += checkpoint.warnings
+        checkpoint.warnings = []

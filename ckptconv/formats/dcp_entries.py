@@ -1,0 +1,308 @@
+"""The entries of `.distcp` files: each a complete archive of torch.save, back to back with the others.
+
+Source: torch/distributed/checkpoint/filesystem.py. Where an entry is, its metadata says; where in it the data is, only
+the archive itself, which is read by its own directory as any .pt is. It may be packed as one zstandard frame, which is
+unpacked once to see what it holds, and once more when its data is moved. With SerializationFormat.SAFETENSORS all
+tensors of a file are one safetensors file at its end instead.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.crc import combine
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.spool import ends_of
+from ckptconv.storage import Options, Reader, is_remote, join, look, open_reader
+from ckptconv.tensors import File, LazyTensor, Packed, Stored, untagged
+
+from . import safetensors
+from .dcp_metadata import Chunk, Place, SavedTensor, Shape, named, some
+from .dcp_tiles import Tile
+from .dcp_tiles import join as join_tiles
+from .torch_container import Record, Records, TorchFile
+from .torch_zip import read_zip
+
+ZIP = b"PK\x03\x04"
+ZSTD = ("stream.zstd/1",)
+# In the metadata of a safetensors file: where each of its tensors begins in the one it is a part of.
+SHARDING = "DCP_SHARDING_INFO"
+# Around what is asked for so much is read as well: the end of an entry and the beginning of the next are close.
+_AROUND, _AROUND_FAR = 1 << 11, 1 << 16
+# Values are kept in memory; tensors and long texts in them count little.
+MAX_VALUE = 1 << 24
+# Of a packed entry so much is kept at either end: an archive of one tensor has a few KiB beside its data.
+_ENDS = 1 << 16
+_AGAIN = "Copy or download it again."
+
+
+class _Ahead(Reader):
+    """Reads a little more than is asked for, and keeps the last two pieces: the beginning of an entry and its end."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.file = reader.file
+        self.bytes_read = 0
+        self._reader = reader
+        self._around = _AROUND_FAR if is_remote(reader.file.path) else _AROUND
+        self._pieces: tuple[tuple[int, bytes], ...] = ()
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        for start, data in self._pieces:
+            if start <= offset and offset + length <= start + len(data):
+                return data[offset - start : offset - start + length]
+        start = max(offset - self._around, 0)
+        stop = min(offset + length + self._around, self.file.size)
+        if offset + length > stop:
+            return self._reader.read_at(offset, length)  # which says that the file is too short
+        data = self._reader.read_at(start, stop - start)
+        self.bytes_read += len(data)
+        self._pieces = ((start, data), *self._pieces[:1])
+        return data[offset - start : offset - start + length]
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class _Ends(Reader):
+    """A file of which only the beginning and the end are known."""
+
+    def __init__(self, file: File, head: bytes, tail: bytes) -> None:
+        self.file, self._head, self._tail = file, head, tail
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if offset + length <= len(self._head):
+            return self._head[offset : offset + length]
+        start = self.file.size - len(self._tail)
+        if offset >= start and offset + length <= self.file.size:
+            return self._tail[offset - start : offset - start + length]
+        raise UnsupportedError(f"{self.file.path} has more than a tensor in it, and is compressed.")
+
+
+@dataclass
+class Entries:
+    """Opens the entries of the files in `directory`, and takes note of what was read.
+
+    `records` are the storages that were met, by the path of the file.
+    """
+
+    directory: str
+    options: Options | None = None
+    files: dict[str, File] = field(default_factory=dict)
+    records: dict[str, list[Record]] = field(default_factory=dict)
+    bytes_read: int = 0
+    _headers: dict[tuple[str, int], Mapping[str, Chunk]] = field(default_factory=dict)
+
+    def find(self, places: Iterable[Place]) -> None:
+        """Look at the files of these places. Raises CorruptError where one is missing or too short."""
+        missing: dict[str, None] = {}
+        for place in places:
+            file = self.files.get(place.name)
+            if file is None and place.name not in missing:
+                entry = look(join(self.directory, *place.name.split("/")), self.options)
+                if entry.kind != "file":
+                    missing[place.name] = None
+                    continue
+                file = self.files[place.name] = entry.file
+            if file is not None and place.offset + place.length > file.size:
+                raise CorruptError(
+                    f"{file.path} has {file.size} bytes, and an entry of {place.length} bytes is said to begin at byte "
+                    f"{place.offset}: it was cut short, or is of another save.",
+                    _AGAIN,
+                )
+        if missing:
+            raise CorruptError(
+                f"{self.directory} lacks {len(missing)} of the files that hold its tensors: {some(sorted(missing))}.",
+                "Copy the files of all ranks to one place.",
+            )
+
+    def tensors(self, saved: Mapping[str, SavedTensor]) -> dict[str, LazyTensor]:
+        """The tensors, joined of their chunks.
+
+        Raises CorruptError where a chunk is not what the metadata says, or they are not the whole of a tensor.
+        """
+        work = [
+            (chunk.place, (name, index))
+            for name, tensor in saved.items()
+            for index, chunk in enumerate(tensor.chunks)
+            if isinstance(chunk.place, Place)
+        ]
+        found: dict[tuple[str, int], LazyTensor] = {}
+        for (name, index), place, reader in self._in_order(work):
+            tensor = saved[name]
+            found[name, index] = self._chunk(name, tensor, tensor.chunks[index], place, reader)
+        made: dict[str, LazyTensor] = {}
+        for name, tensor in saved.items():
+            tiles = []
+            for index, chunk in enumerate(tensor.chunks):
+                data = chunk.place if isinstance(chunk.place, Stored) else found.pop((name, index))
+                tiles.append(Tile(chunk.offsets, data))
+            made[name] = join_tiles(tensor.dtype, tensor.shape, tiles, f"{self.directory}: {named(name)}")
+        return made
+
+    def values(self, places: Mapping[str, Place]) -> Iterator[tuple[str, TorchFile | None]]:
+        """What other values hold, by name, one after the other; None for what torch.save did not write."""
+        for name, place, reader in self._in_order([(place, name) for name, place in places.items()]):
+            archive, start, size = self._archive(place, reader, MAX_VALUE, MAX_VALUE)
+            is_zip = size >= len(ZIP) and archive.read_at(start, len(ZIP)) == ZIP
+            yield name, self._read(archive, start, size) if is_zip else None
+
+    def _in_order(self, work: Sequence[tuple[Place, Any]]) -> Iterator[tuple[Any, Place, _Ahead]]:
+        """What is at the places, as it lies in the files."""
+        self.find(place for place, _ in work)
+        by_file: dict[str, list[tuple[Place, Any]]] = {}
+        for item in work:
+            by_file.setdefault(item[0].name, []).append(item)
+        for name, items in by_file.items():
+            items.sort(key=lambda item: item[0].offset)
+            with self._reading(self.files[name]) as reader:
+                for place, key in items:
+                    yield key, place, reader
+
+    @contextmanager
+    def _reading(self, file: File) -> Iterator[_Ahead]:
+        reader = _Ahead(open_reader(file, self.options))
+        try:
+            yield reader
+        finally:
+            self.bytes_read += reader.bytes_read
+            reader.close()
+
+    def _chunk(self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: _Ahead) -> LazyTensor:
+        """The data of one chunk."""
+        where = f"{reader.file.path}: the chunk of {named(name)} at byte {place.offset}"
+        if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
+            return self._in_safetensors(name, tensor, chunk, place, reader)
+        nbytes = math.prod(chunk.sizes) * tensor.dtype.itemsize
+        archive, start, size = self._archive(place, reader, _ENDS, nbytes + _ENDS)
+        value = self._read(archive, start, size).value
+        if not isinstance(value, LazyTensor):
+            raise CorruptError(f"{where} holds a value of type {type(value).__name__}, where a tensor was expected.")
+        found = untagged(value)
+        _agree(where, (found.dtype, found.shape), (tensor.dtype, chunk.sizes))
+        return found
+
+    def _archive(self, place: Place, reader: _Ahead, keep: int, most: int) -> tuple[Reader, int, int]:
+        """The archive at a place: what to read it from, where it begins there, and its size.
+
+        Of one that is packed, `keep` bytes of either end are read, and `most` bytes in all.
+        """
+        if not place.transforms:
+            return reader, place.offset, place.length
+        if place.transforms != ZSTD:
+            raise UnsupportedError(
+                f"{reader.file.path}: entries are packed by {', '.join(place.transforms)[:200]}, which is not known."
+            )
+        packed = Packed(reader.file, place.offset, place.length, None, "zstandard")
+        file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
+        ends = ends_of(file, reader, keep, most)
+        self.bytes_read += place.length
+        file = file._replace(size=ends.size, packed=packed._replace(crc=ends.crc))
+        return _Ends(file, ends.head, ends.tail), 0, ends.size
+
+    def _read(self, archive: Reader, start: int, size: int) -> TorchFile:
+        """Read an archive, and take note of its storages."""
+        found = read_zip(archive, start, size)
+        if archive.file.packed is None:
+            self.records.setdefault(archive.file.path, []).extend(found.records)
+        else:
+            _check_packed(archive, found.records)
+        return found
+
+    # ---- SerializationFormat.SAFETENSORS
+
+    def _in_safetensors(self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: _Ahead) -> LazyTensor:
+        """A chunk in the safetensors file that begins at its place."""
+        where = f"{reader.file.path}: the chunk of {named(name)} at {list(chunk.offsets)}"
+        key = place.name, place.offset
+        if key not in self._headers:
+            header = safetensors.read_header(reader, place.offset)
+            self._headers[key] = {
+                found: Chunk(offsets, stored.shape, stored)
+                for found, (offsets, stored) in offsets_of(header.tensors, header.metadata, reader.file.path).items()
+            }
+        found = self._headers[key].get(name)
+        if found is None:
+            raise CorruptError(f"{where} is not in the safetensors file at byte {place.offset}.")
+        stored = found.place
+        assert isinstance(stored, Stored)
+        if found.offsets != chunk.offsets:
+            raise CorruptError(
+                f"{where} is not there: the only one of that name begins at {list(found.offsets)}. torch has kept the "
+                "last of several chunks that a rank had, and lost the others.",
+                "Save it again, in the default format.",
+            )
+        _agree(where, (stored.dtype, stored.shape), (tensor.dtype, chunk.sizes))
+        if place.length != stored.nbytes:
+            raise CorruptError(f"{where} has {stored.nbytes} bytes, and the metadata says {place.length}.")
+        return stored
+
+
+def _agree(where: str, found: tuple[Any, Shape], said: tuple[Any, Shape]) -> None:
+    if found != said:
+        raise CorruptError(
+            f"{where} is {found[0]} of shape {list(found[1])}, and the metadata says {said[0]} of shape "
+            f"{list(said[1])}: the file is of another save, or damaged."
+        )
+
+
+def _check_packed(archive: Reader, records: Records) -> None:
+    """Raise CorruptError where the checksums of what was unpacked cannot be those of its storages.
+
+    The data itself was not kept; but its checksum and those of what lies around it are, together, that of all.
+    """
+    at, parts = 0, []
+    for record in records:
+        if record.crc is None:
+            return
+        before = archive.read_at(at, record.offset - at)
+        parts += [(at, len(before), zlib.crc32(before)), (record.offset, record.size, record.crc)]
+        at = record.offset + record.size
+    rest = archive.read_at(at, archive.file.size - at)
+    parts.append((at, len(rest), zlib.crc32(rest)))
+    assert archive.file.packed is not None
+    if combine(part for part in parts if part[1]) != archive.file.packed.crc:
+        raise CorruptError(f"{archive.file.path}: the checksum of its tensor is wrong: it has changed.", _AGAIN)
+
+
+def offsets_of(
+    tensors: Mapping[str, Stored], metadata: Mapping[str, str], where: str
+) -> dict[str, tuple[Shape, Stored]]:
+    """The tensors of a safetensors file, and where each begins in the one that it is a part of."""
+    try:
+        info = json.loads(metadata.get(SHARDING, "{}"))
+    except (ValueError, RecursionError):
+        info = None
+    if type(info) is not dict:
+        raise CorruptError(f"{where}: its {SHARDING} is no JSON object.")
+    found = {}
+    for name, stored in tensors.items():
+        entry = info.get(name)
+        offsets = entry.get("saved_offsets") if type(entry) is dict else None
+        if (
+            type(offsets) is not list
+            or len(offsets) != len(stored.shape)
+            or any(type(offset) is not int or not 0 <= offset < 1 << 62 for offset in offsets)
+        ):
+            raise CorruptError(f"{where}: its {SHARDING} does not say where {named(name)} begins.")
+        found[name] = tuple(offsets), stored
+    return found
+
+
+def records_of(found: Mapping[str, Iterable[Record]]) -> dict[str, Records]:
+    """The storages by file, in order."""
+    made = {}
+    for path, records in found.items():
+        ordered = sorted({record.offset: record for record in records}.values(), key=lambda record: record.offset)
+        made[path] = Records(
+            array.array("Q", [record.offset for record in ordered]),
+            array.array("Q", [record.size for record in ordered]),
+            array.array("I", [record.crc or 0 for record in ordered]),
+        )
+    return made

@@ -1,0 +1,373 @@
+"""The description of a torch.distributed.checkpoint: `.metadata`, or a `__R.metadata` of every rank.
+
+Source: torch/distributed/checkpoint/{metadata,filesystem,planner}.py of torch 2.0 to 2.15, and OLMo-core's
+distributed/checkpoint/filesystem.py. It is a plain pickle of dataclasses, which are read as data, whatever module they
+had in the release that wrote them. There may be an entry for every tensor on every rank: each is made into a few tuples
+while the pickle is read, and all that follows is linear in their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from ckptconv.errors import CorruptError, LimitError, UnsafeError, UnsupportedError
+from ckptconv.tensors import DTYPES, DType, Stored
+from ckptconv.tree import Global, Opaque, TorchConstant
+from ckptconv.unpickle import Builder, Constructor, Loaded, MalformedError, Vocabulary, load
+
+from .torch_objects import MAX_BYTES, MAX_DIMS, vocabulary
+
+Shape: TypeAlias = tuple[int, ...]
+# The way to a value: keys of dicts, and positions in lists.
+Path: TypeAlias = tuple[str | int, ...]
+
+# Whoever walks the tree may recurse; nobody nests a state dict as deep.
+MAX_DEPTH = 64
+_LONGEST_NAME = 200
+
+
+class Place(NamedTuple):
+    """`length` bytes from byte `offset` of the file `name`, to be decoded by `transforms` in turn."""
+
+    name: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...] = ()
+
+
+class Chunk(NamedTuple):
+    """A box of a tensor: where it begins, how many indices it has in each dimension, and where its data is."""
+
+    offsets: Shape
+    sizes: Shape
+    place: Place | Stored
+
+
+@dataclass
+class SavedTensor:
+    """A tensor as it was described: its chunks in any order; nothing is known yet of how they fit together."""
+
+    dtype: DType
+    shape: Shape
+    chunks: list[Chunk]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass
+class Description:
+    """What a checkpoint says it holds, by name: tensors, other values, and the path to each in the state dict.
+
+    `nested`: paths are known, and were the user's own. `opaque` and `mentioned` are names of classes in the pickles.
+    """
+
+    tensors: dict[str, SavedTensor] = field(default_factory=dict)
+    values: dict[str, Place] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+    nested: bool = True
+    version: str = ""
+    opaque: dict[str, None] = field(default_factory=dict)
+    mentioned: dict[str, None] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------------------------------------- words of the pickle
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+# Up to torch 2.2.
+_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
+_STORAGE_INFO = "_StorageInfo"
+_FILESYSTEMS = ("torch.distributed.checkpoint.filesystem", "olmo_core.distributed.checkpoint.filesystem")
+_TENSOR, _VALUE = Global(_METADATA, "TensorStorageMetadata"), Global(_METADATA, "BytesStorageMetadata")
+
+
+def _counts(value: Any, what: str) -> Shape:
+    """A torch.Size, tuple or list of counts."""
+    if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
+        raise MalformedError(f"has {what} that are not the numbers of a tensor's dimensions")
+    for number in value:
+        if type(number) is not int or not 0 <= number < MAX_BYTES:
+            raise MalformedError(f"has {what} that are not counts")
+    return tuple(value)
+
+
+def _size(args: tuple[Any, ...]) -> Any:
+    return _counts(args[0], "sizes") if len(args) == 1 else NotImplemented
+
+
+def _path(args: tuple[Any, ...]) -> Any:
+    return "/".join(args) if all(type(arg) is str for arg in args) else NotImplemented
+
+
+def _number(args: tuple[Any, ...]) -> Any:
+    """The member of an enum."""
+    return args[0] if len(args) == 1 and type(args[0]) is int else NotImplemented
+
+
+def _kept(cls: Global) -> Constructor:
+    """For what is complete only with its state."""
+    return lambda args: Opaque(cls, args, call="newobj") if not args else NotImplemented
+
+
+def _properties(_: Opaque, state: Any) -> Any:
+    """(dtype, layout, requires_grad, memory format, pin_memory[, strides of the rank that saved it])"""
+    if type(state) is not tuple or len(state) < 5:
+        raise MalformedError("has properties of a tensor that are not a tuple of five or more")
+    return state
+
+
+def _chunk(_: Opaque, state: Any) -> Any:
+    if type(state) is not dict or not {"offsets", "sizes"} <= state.keys():
+        raise MalformedError("has a chunk without offsets and sizes")
+    return _counts(state["offsets"], "offsets of a chunk"), _counts(state["sizes"], "sizes of a chunk")
+
+
+def _index(value: Opaque, state: Any) -> Any:
+    """The key of an entry. It stays an object, so that the same key twice is seen and not the last one taken."""
+    if type(state) is not dict or type(state.get("fqn")) is not str:
+        raise MalformedError("has an entry without a name")
+    offset = state.get("offset")
+    value.args = state["fqn"], None if offset is None else _counts(offset, "offsets of an entry")
+    return value
+
+
+def _storage_info(_: Opaque | None, state: Any) -> Any:
+    known = {"relative_path", "offset", "length", "transform_descriptors"}
+    if type(state) is not dict or not {"relative_path", "offset", "length"} <= state.keys() <= known:
+        raise MalformedError("has a place of an entry that is not a file's name, an offset and a length")
+    name, offset, length = state["relative_path"], state["offset"], state["length"]
+    if type(name) is not str:
+        raise MalformedError("names a file by something that is not text")
+    for number in (offset, length):
+        if type(number) is not int or not 0 <= number < MAX_BYTES:
+            raise MalformedError(f"has an entry at byte {str(offset)[:40]} of {str(length)[:40]} bytes")
+    transforms = state.get("transform_descriptors") or ()
+    if not isinstance(transforms, (list, tuple)) or any(type(each) is not str for each in transforms):
+        raise MalformedError("has transforms of an entry that are not text")
+    return Place(name, offset, length, tuple(transforms))
+
+
+def _no_storage(_: Any) -> NoReturn:
+    raise MalformedError("has a persistent id, and nothing in it has data")
+
+
+def _vocabulary() -> Vocabulary:
+    torch = vocabulary(_no_storage)
+    constructors: dict[tuple[str, str], Constructor] = {("torch", "Size"): _size}
+    for module in ("pathlib", "pathlib._local"):
+        for name in ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"):
+            constructors[module, name] = _path
+    constructors[_METADATA, "_MEM_FORMAT_ENCODING"] = constructors[_SHARDED, "MEM_FORMAT_ENCODING"] = _number
+    builders: dict[tuple[str, str], Builder] = {
+        (_METADATA, "TensorProperties"): _properties,
+        (_SHARDED, "TensorProperties"): _properties,
+        (_METADATA, "ChunkStorageMetadata"): _chunk,
+        (_METADATA, "MetadataIndex"): _index,
+        **{(module, _STORAGE_INFO): _storage_info for module in _FILESYSTEMS},
+    }
+    plain = [_TENSOR, _VALUE, Global(_METADATA, "Metadata"), Global(_METADATA, "StorageMeta")]
+    for cls in (*plain, *(Global(*key) for key in builders)):
+        constructors[cls] = _kept(cls)
+    return replace(torch, constructors={**torch.constructors, **constructors}, builders=builders)
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+def read_description(pickles: Iterable[tuple[str, bytes]]) -> Description:
+    """What the pickles say together, each given with its path: one, or one of every rank in their order.
+
+    Of what several ranks describe alike, the first is taken. Raises CorruptError where they contradict themselves or
+    each other, UnsafeError for an attack, UnsupportedError for what no release known writes.
+    """
+    found = Description()
+    words = _vocabulary()
+    for where, data in pickles:
+        loaded = load(data, words, where=where)
+        del data
+        found.opaque.update(dict.fromkeys(map(str, loaded.opaque)))
+        found.mentioned.update(dict.fromkeys(map(str, loaded.globals)))
+        _add(found, loaded, where)
+    found.paths = {name: path for name, path in found.paths.items() if name in found.tensors or name in found.values}
+    found.nested = bool(found.paths)
+    for name in (*found.tensors, *found.values):
+        found.paths.setdefault(name, (name,))
+    return found
+
+
+def _add(found: Description, loaded: Loaded, where: str) -> None:
+    """Add what one pickle describes."""
+    root = _state(loaded.value, where, "it")
+    entries, places = root.get("state_dict_metadata"), root.get("storage_data")
+    if type(entries) is not dict or type(places) is not dict:
+        raise CorruptError(f"{where} is no metadata of a checkpoint: it lacks state_dict_metadata or storage_data.")
+    version = root.get("version")
+    found.version = found.version or (version if type(version) is str else "")
+    placed = _places(places, where)
+    for name, entry in entries.items():
+        if type(name) is not str:
+            raise CorruptError(f"{where} names a tensor by something that is not text.")
+        own = placed.pop(name, {})
+        if type(entry) is Opaque and entry.cls == _TENSOR:
+            _add_tensor(found, name, _state(entry, where, named(name)), own, where)
+        elif type(entry) is Opaque and entry.cls == _VALUE:
+            _add_value(found, name, own, where)
+        else:
+            kind = entry.name if type(entry) is Opaque else type(entry).__name__
+            raise UnsupportedError(f"{where}: {named(name)} is a {kind[:_LONGEST_NAME]}, which is not known.")
+    if placed:
+        raise CorruptError(f"{where} says where {some(placed)} are, and not what they are.")
+    paths = root.get("planner_data")
+    if type(paths) is dict:
+        for name, path in paths.items():
+            found.paths.setdefault(name, _checked_path(path, where))
+
+
+def _state(value: Any, where: str, what: str) -> dict[str, Any]:
+    """The attributes of an object."""
+    state = value.state[0] if type(value) is Opaque and len(value.state) == 1 else None
+    if type(state) is not dict:
+        kind = value.name if type(value) is Opaque else type(value).__name__
+        raise UnsupportedError(
+            f"{where}: {what} is a {kind[:_LONGEST_NAME]}, where the description of a checkpoint was expected."
+        )
+    return state
+
+
+def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | None, Place]]:
+    """Where the data is, by name and offset."""
+    found: dict[str, dict[Shape | None, Place]] = {}
+    safe: set[str] = set()
+    for key, place in entries.items():
+        if type(key) is not Opaque or type(key.args) is not tuple or len(key.args) != 2:
+            kind = key.name if type(key) is Opaque else type(key).__name__
+            raise UnsupportedError(f"{where}: an entry is named by a {kind[:_LONGEST_NAME]}, which is not known.")
+        if type(place) is Opaque and place.name.endswith(_STORAGE_INFO):
+            # Of another writer: such a class is known by what is in it.
+            try:
+                place = _storage_info(None, _state(place, where, "a place"))
+            except MalformedError as reason:
+                raise CorruptError(f"{where}: the pickle {reason}.") from None
+        if type(place) is not Place:
+            kind = place.name if type(place) is Opaque else type(place).__name__
+            raise UnsupportedError(f"{where}: the place of an entry is a {kind[:_LONGEST_NAME]}, which is not known.")
+        name, offset = key.args
+        if place.name not in safe:
+            _check_inside(place.name, where)
+            safe.add(place.name)
+        own = found.setdefault(name, {})
+        if offset in own:
+            at = f" at {list(offset)}" if offset else ""
+            raise CorruptError(f"{where} says twice where the data of {named(name)}{at} is.")
+        own[offset] = place
+    return found
+
+
+def _check_inside(name: str, where: str) -> None:
+    """Raise UnsafeError unless `name` names a file in the directory, or below it."""
+    parts = name.replace("\\", "/").split("/")
+    if not name or parts[0] == "" or ".." in parts or ":" in name or "\0" in name:
+        raise UnsafeError(
+            f"{where} names the file {name[:_LONGEST_NAME]!r}, which does not lie in its directory. No honest "
+            "checkpoint does that. Nothing was read from it.",
+            "Do not trust its source.",
+        )
+
+
+def _add_tensor(
+    found: Description, name: str, state: Mapping[str, Any], own: dict[Shape | None, Place], where: str
+) -> None:
+    properties, boxes = state.get("properties"), state.get("chunks")
+    if type(properties) is not tuple or type(boxes) is not list or "size" not in state:
+        raise CorruptError(f"{where}: the description of {named(name)} lacks properties, a size, or chunks.")
+    dtype = _dtype(properties[0], name, where)
+    layout = properties[1]
+    if type(layout) is not TorchConstant or layout != ("layout", "strided"):
+        kind = layout.name if type(layout) is TorchConstant else type(layout).__name__
+        raise UnsupportedError(f"{where}: {named(name)} has the layout {kind}, and only strided ones are read.")
+    try:
+        shape = _counts(state["size"], "sizes")
+    except MalformedError as reason:
+        raise CorruptError(f"{where}: {named(name)} {reason}.") from None
+    known = found.tensors.get(name)
+    if known is None:
+        known = found.tensors[name] = SavedTensor(dtype, shape, [])
+    elif (known.dtype, known.shape) != (dtype, shape):
+        raise CorruptError(
+            f"{where} describes {named(name)} as {dtype} of shape {list(shape)}, and another rank as {known.dtype} of "
+            f"shape {list(known.shape)}: they are not of one save."
+        )
+    if known.nbytes >= MAX_BYTES:
+        raise LimitError(f"{where}: {named(name)} is said to have {known.nbytes} bytes.")
+    if name in found.values:
+        raise CorruptError(f"{where} describes {named(name)} as a tensor, and another rank as a value.")
+    # Ranks that describe themselves each hold a copy of what is not spread over them.
+    before = {(chunk.offsets, chunk.sizes) for chunk in known.chunks}
+    for box in boxes:
+        if type(box) is not tuple or len(box) != 2:
+            raise UnsupportedError(f"{where}: a chunk of {named(name)} is of a kind that is not known.")
+        offsets, sizes = box
+        place = own.pop(offsets, None)
+        if not len(offsets) == len(sizes) == len(shape):
+            raise CorruptError(
+                f"{where}: {named(name)} has the shape {list(shape)}, and a chunk of {list(sizes)} at {list(offsets)}."
+            )
+        if 0 in sizes:
+            continue
+        if place is None:
+            raise CorruptError(
+                f"{where} does not say where the data of {named(name)} at {list(offsets)} is, or has two such chunks."
+            )
+        if box not in before:
+            known.chunks.append(Chunk(offsets, sizes, place))
+    if own:
+        offset = next(iter(own))
+        raise CorruptError(f"{where} has data of {named(name)} at {list(offset or ())}, where it has no chunk.")
+
+
+def _add_value(found: Description, name: str, own: dict[Shape | None, Place], where: str) -> None:
+    if len(own) != 1:
+        raise CorruptError(f"{where} says {len(own)} times where the value {named(name)} is, and not once.")
+    if name in found.tensors:
+        raise CorruptError(f"{where} describes {named(name)} as a value, and another rank as a tensor.")
+    found.values.setdefault(name, next(iter(own.values())))
+
+
+def _dtype(value: Any, name: str, where: str) -> DType:
+    if type(value) is TorchConstant and value.kind == "dtype" and value.name in DTYPES:
+        return DTYPES[value.name]
+    kind = value if isinstance(value, (Global, TorchConstant)) else type(value).__name__
+    shown = f"torch.{kind.name}" if isinstance(kind, TorchConstant) else str(kind)[:_LONGEST_NAME]
+    raise UnsupportedError(f"{where}: {named(name)} is of dtype {shown}, which is not known.")
+
+
+def _checked_path(path: Any, where: str) -> Path:
+    if type(path) is not tuple or not path or any(type(step) not in (str, int) for step in path):
+        raise UnsupportedError(f"{where}: planner_data has a path that is not made of keys and positions.")
+    if len(path) > MAX_DEPTH:
+        raise LimitError(f"{where}: planner_data has a path of {len(path)} steps; at most {MAX_DEPTH} are followed.")
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------- wording
+
+
+def named(name: str) -> str:
+    """A name in a message."""
+    return repr(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """A few of the names in a message, and how many more there are."""
+    listed = list(names)
+    few = ", ".join(map(named, listed[:most]))
+    return f"{few} and {len(listed) - most} more" if len(listed) > most else few
+
+
+def pieces(path: Path) -> Iterator[str]:
+    """The steps of a path as text."""
+    return map(str, path)
