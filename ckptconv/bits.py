@@ -72,6 +72,9 @@ def _live(tensor: Any, dtype: str) -> Any:
     torch = sys.modules["torch"]
     if dtype not in _PAIRS:
         return tensor.view(getattr(torch, dtype)) if dtype.startswith("bits") else tensor
+    if tensor.data_ptr() % (2 * tensor.element_size()):
+        # As pairs lie in a safetensors file; torch copies complex numbers by instructions that crash on them.
+        tensor = tensor.clone()
     try:
         return torch.view_as_complex(tensor)
     except RuntimeError:  # the two parts do not lie together

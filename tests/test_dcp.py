@@ -1,0 +1,244 @@
+"""dcp2safetensors on checkpoints that torch.distributed.checkpoint wrote, in releases from 2.3 to 2.15."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import DATA, Run, bits, ckptconv_here
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import ckptconv
+from ckptconv import keymap
+from ckptconv.move import carry_out
+from ckptconv.plan import Data, FilePlan
+from ckptconv.spool import SpoolingReaders
+from ckptconv.storage import Writer
+from ckptconv.tensors import LazyTensor
+
+DCP = DATA / "dcp"
+CASES = sorted(path.name for path in DCP.iterdir())
+# Their dtypes are stored under others by safetensors.
+EXOTIC = "leaves_nodist"
+
+
+def checkpoint_of(case: str) -> Path:
+    return DCP / case / "checkpoint"
+
+
+def copy_of(case: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint_of(case), tmp_path / "checkpoint"))
+
+
+def expected_of(case: str) -> dict[str, Any]:
+    return json.loads((DCP / case / "expected.json").read_text())  # type: ignore[no-any-return]
+
+
+def converted(source: Path, *options: object) -> Run:
+    run = ckptconv_here("dcp2safetensors", source, *options, "--no-fsync")
+    assert run.code == 0, run.err
+    return run
+
+
+def refused(source: Path, output: Path, code: int, *options: object) -> str:
+    """What is said of a checkpoint that is not converted."""
+    run = ckptconv_here("dcp2safetensors", source, output, *options)
+    assert run.code == code, run
+    assert not output.exists()
+    return run.err
+
+
+class _Hashing(Writer):
+    positioned = False
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        self.digest.update(data)
+
+
+def sha256(tensor: LazyTensor) -> str:
+    writer = _Hashing()
+    with SpoolingReaders() as readers:
+        carry_out(FilePlan("", tensor.nbytes, (Data(0, tensor, ""),)), writer, readers, jobs=1, memory=1 << 20)
+    return writer.digest.hexdigest()
+
+
+def described(tensor: torch.Tensor) -> dict[str, Any]:
+    data = bits(tensor).numpy().tobytes() if tensor.numel() else b""
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+# -------------------------------------------------------------------------------------------- what real writers wrote
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_tensor_is_what_torch_reads(case: str) -> None:
+    tree = ckptconv.open(checkpoint_of(case)).tree(".")
+    found = {
+        ".".join(map(str, path)): {
+            "dtype": leaf.dtype.name,
+            "shape": list(leaf.shape),
+            "sha256": sha256(leaf),
+        }
+        for path, leaf in leaves_of(tree)
+        if isinstance(leaf, LazyTensor)
+    }
+    assert found == expected_of(case)["tensors"]
+
+
+def leaves_of(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    if isinstance(tree, dict) and tree:
+        return [leaf for key, value in tree.items() for leaf in leaves_of(value, (*path, key))]
+    if isinstance(tree, list) and any(isinstance(value, (dict, list, LazyTensor)) for value in tree):
+        return [leaf for key, value in enumerate(tree) for leaf in leaves_of(value, (*path, key))]
+    return [(path, tree)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_model_is_converted_under_its_own_names(case: str, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    converted(checkpoint_of(case), output, "--checksum")
+    expected = expected_of(case)["tensors"]
+    model = {name.removeprefix("model."): tensor for name, tensor in expected.items() if name.startswith("model.")}
+    model = model or {name: tensor for name, tensor in expected.items() if not name.startswith("optim")}
+    found = load_file(output)
+    assert set(found) == set(model)
+    for name, tensor in found.items():
+        if case != EXOTIC or tensor.dtype in (torch.float32, torch.bfloat16, torch.int64):
+            if model[name]["dtype"] in ("complex32", "complex128", "float4_e2m1fn_x2"):
+                continue
+            assert described(tensor) == model[name], name
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if (DCP / case / "expected.pt").exists() and case != "noflatten_nodist"]
+)
+def test_the_whole_nested_state_comes_back_as_torch_loads_it(case: str, tmp_path: Path) -> None:
+    expected = torch.load(DCP / case / "expected.pt", weights_only=False)
+    # What holds a tensor was pickled as a whole, and objects of classes that are not known stay inert.
+    if case == EXOTIC:
+        del expected["nest"]["tuple_t"]
+        del expected["leaf"]["bytesio"]
+    output = tmp_path / "all"
+    converted(checkpoint_of(case), output, "--key", ".")
+    flat = load_file(output / "model.safetensors")
+    record = (output / "ckptconv.structure.json").read_text()
+    for tree in (ckptconv.load_state_dict(checkpoint_of(case), key="."), keymap.unflatten(flat, record)):
+        if case == EXOTIC:
+            assert tree["leaf"].pop("bytesio").name == "_io.BytesIO"
+        assert_alike(tree, expected)
+
+
+def assert_alike(got: Any, expected: Any, where: str = "") -> None:
+    assert type(got) is type(expected), where
+    if isinstance(expected, dict):
+        # torch puts what is sharded and what is not in an order of its own.
+        assert set(got) == set(expected), where
+        for key in expected:
+            assert_alike(got[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(got) == len(expected), where
+        for index, value in enumerate(expected):
+            assert_alike(got[index], value, f"{where}.{index}")
+    elif isinstance(expected, torch.Tensor):
+        assert described(got) == described(expected), where
+    elif type(expected).__module__ == "numpy":
+        assert got.dtype == expected.dtype
+        assert got.tolist() == expected.tolist()
+    else:
+        assert got == expected, where
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_inspect_tells_what_there_is_and_reads_no_tensor(case: str) -> None:
+    run = ckptconv_here("inspect", checkpoint_of(case), "--json")
+    assert run.code == 0, run.err
+    assert run.json["format"].endswith("torch.distributed.checkpoint")
+    assert run.json["facts"]["tensors"] == len(expected_of(case)["tensors"])
+    assert {row["name"] for row in run.json["tensors"]}
+
+
+def test_the_optimizer_is_written_by_parameter(tmp_path: Path) -> None:
+    weights, states = tmp_path / "model.safetensors", tmp_path / "optimizer.safetensors"
+    converted(checkpoint_of("fsdp2_w2_nested"), weights, "--optimizer", states)
+    expected = expected_of("fsdp2_w2_nested")["tensors"]
+    found = {f"optim.{name}": described(tensor) for name, tensor in load_file(states).items()}
+    assert found == {name: tensor for name, tensor in expected.items() if name.startswith("optim.")}
+    with safe_open(states, "pt") as file:
+        tree = keymap.unflatten(load_file(states), file.metadata()["ckptconv.structure"])
+    saved = torch.load(DCP / "fsdp2_w2_nested" / "expected.pt", weights_only=False)["optim"]
+    assert_alike(tree["param_groups"], saved["param_groups"])
+    assert_alike(tree["state"], saved["state"])
+
+
+def test_an_optimizer_that_numbers_its_parameters_keeps_the_numbers(tmp_path: Path) -> None:
+    converted(checkpoint_of("ddp_w2"), "--optimizer", tmp_path / "optimizer.safetensors")
+    found = load_file(tmp_path / "optimizer.safetensors")
+    assert set(found) == {f"state.{number}.momentum_buffer" for number in range(8)}
+
+
+def test_renaming_a_weight_renames_its_states(tmp_path: Path) -> None:
+    options = ("--include", "l1.*", "--rename", "^l1=first")
+    converted(checkpoint_of("fsdp2_w2_nested"), "--optimizer", tmp_path / "optimizer.safetensors", *options)
+    names = {name.rsplit(".", 1)[0] for name in load_file(tmp_path / "optimizer.safetensors")}
+    assert names == {"state.first.weight", "state.first.bias"}
+
+
+def test_a_key_takes_any_part(tmp_path: Path) -> None:
+    output = tmp_path / "part.safetensors"
+    converted(checkpoint_of("fsdp2_w2_nested"), output, "--key", "optim.state.l1.weight")
+    assert set(load_file(output)) == {"step", "exp_avg", "exp_avg_sq"}
+    error = refused(checkpoint_of("fsdp2_w2_nested"), tmp_path / "no.safetensors", 2, "--key", "optim.stat")
+    assert "'state'" in error
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    run = converted(checkpoint_of("ddp_w2"), tmp_path / "model.safetensors")
+    assert "'optimizer' (8 tensors, 10 values)" in run.out
+    assert "'epoch' (1 value)" in run.out
+    run = converted(checkpoint_of("torch2.3.1_dtensor_w2"), tmp_path / "model.safetensors")
+    assert "'buf' (1 tensor), 'rep' (1 tensor)" in run.err
+
+
+def test_tensors_inside_a_value_are_warned_of_and_can_be_named(tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    run = converted(checkpoint_of("noflatten_nodist"), output)
+    assert "'nested'" in run.err
+    assert set(load_file(output)) == {"w"}
+    converted(checkpoint_of("noflatten_nodist"), output, "--key", "nested")
+    assert load_file(output)["a"].tolist() == [1.0, 1.0]
+
+
+# --------------------------------------------------------------------------------------------- how they are named
+
+
+def test_the_metadata_stands_for_its_directory(tmp_path: Path) -> None:
+    converted(checkpoint_of("fsdp2_w2_nested") / ".metadata", tmp_path / "one.safetensors")
+    converted(checkpoint_of("fsdp2_w2_nested"), tmp_path / "other.safetensors")
+    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("command", ["dcp2safetensors", "pt2safetensors", "inspect"])
+def test_a_single_file_of_it_is_explained(command: str, tmp_path: Path) -> None:
+    outputs = () if command == "inspect" else (tmp_path / "out.safetensors",)
+    run = ckptconv_here(command, checkpoint_of("fsdp2_w2_nested") / "__0_0.distcp", *outputs)
+    assert run.code == 2
+    assert "dcp2safetensors" in run.err or "Name the directory" in run.err
+
+
+def test_other_commands_name_the_right_one(tmp_path: Path) -> None:
+    run = ckptconv_here("pt2safetensors", checkpoint_of("fsdp2_w2_nested"), tmp_path / "out.safetensors")
+    assert run.code == 2
+    assert "ckptconv dcp2safetensors" in run.err
