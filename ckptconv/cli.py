@@ -112,7 +112,7 @@ CONVERTING = {
     "dtype": _option(
         DtypeName | None, None, metavar="DTYPE", help="float32, bfloat16, float16 or keep; floating tensors only."
     ),
-    "key": _option(str, "", metavar="PATH", help="Only this subtree, as in state_dict or optimizer.state."),
+    "key": _option(str, "", metavar="PATH", help="Only this subtree, as in state_dict or optimizer.state; . is all."),
     "include": _option(list[str] | None, None, metavar="GLOB", help="Only names that match; repeatable."),
     "exclude": _option(list[str] | None, None, metavar="GLOB", help="No names that match; repeatable."),
     "strip_prefix": _option(str, "", metavar="PREFIX", help="Take PREFIX off the names."),

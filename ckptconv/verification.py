@@ -282,7 +282,7 @@ def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
 
 def _expected_weights(source: Source, asked: Options) -> _Expected:
     """What the rules of the conversion make of the weights: subtree, names chosen and changed, dtypes."""
-    tree = select.subtree(source.weights, asked.key, source.path) if asked.key else source.weights
+    tree = select.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
     if source.structured:
         lacking: dict[str, str] = {}
 
@@ -310,13 +310,15 @@ def _expected_weights(source: Source, asked: Options) -> _Expected:
 
 def _expected_states(source: Source, asked: Options) -> _Expected:
     """What the rules of the conversion make of the optimizer's states."""
-    if source.optimizer is None:
+    optimizer = source.states()
+    if optimizer is None:
         raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
-    names = _names(source, source.weights, asked)
-    states = {names[old]: state for old, state in source.optimizer["state"].items() if old in names}
+    weights = keymap.flatten(source.weights)[0] if source.structured else source.weights
+    names = _names(source, dict.fromkeys([*weights, *optimizer["state"]]), asked)
+    states = {names[old]: state for old, state in optimizer["state"].items() if old in names}
     groups = [
         {**group, "params": [names[old] for old in group["params"] if old in names]}
-        for group in source.optimizer["param_groups"]
+        for group in optimizer["param_groups"]
     ]
     flat, record = keymap.flatten({"state": states, "param_groups": groups})
     # States are widened as the weights are, and never narrowed.
@@ -539,7 +541,7 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 
 def _expected_tree(source: Source, asked: Options) -> Any:
     """The tree that a `.pt` file is to hold."""
-    tree = select.subtree(source.weights, asked.key, source.path) if asked.key else source.weights
+    tree = select.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
     flat, record, fixed = keymap.describe(tree, leave_out=lambda name, node: bool(foreign.class_of(node)), tagged=True)
     chosen = set(select.matching(flat, asked.include, asked.exclude))
     tensors: dict[str, LazyTensor] = {}

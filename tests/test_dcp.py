@@ -183,6 +183,18 @@ def test_the_optimizer_is_written_by_parameter(tmp_path: Path) -> None:
     assert_alike(tree["state"], saved["state"])
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_converted_verifies(case: str, tmp_path: Path) -> None:
+    for options in ((), ("--key", "."), ("--dtype", "float16")):
+        converted(checkpoint_of(case), tmp_path / "model", *options)
+        run = ckptconv_here("verify", checkpoint_of(case), tmp_path / "model", *options)
+        assert run.code == 0, run.err
+    if any(name.startswith("optim") for name in expected_of(case)["tensors"]):
+        converted(checkpoint_of(case), "--optimizer", tmp_path / "states")
+        run = ckptconv_here("verify", checkpoint_of(case), "--optimizer", tmp_path / "states")
+        assert run.code == 0, run.err
+
+
 def test_an_optimizer_that_numbers_its_parameters_keeps_the_numbers(tmp_path: Path) -> None:
     converted(checkpoint_of("ddp_w2"), "--optimizer", tmp_path / "optimizer.safetensors")
     found = load_file(tmp_path / "optimizer.safetensors")
