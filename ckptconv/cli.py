@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 MOST_JOBS = 256
+MOST_ITEMS = 100_000_000
 DtypeName = Literal["float32", "bfloat16", "float16", "keep"]
 TiedChoice = Literal["alias", "duplicate"]
 
@@ -331,6 +332,140 @@ def verify_(
     shown.verified(done)
 
 
+rows = typer.Typer(
+    name="rows",
+    cls=_Group,
+    help="Embedding tables saved as whole rows: header, weight and optimizer state of a row together.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(rows)
+
+# What is in a row.
+LAYOUT = {
+    "embedding_dim": _option(str | None, None, metavar="D", help="Items of weight in a row."),
+    "optimizer": _option(
+        str | None,
+        None,
+        metavar="NAME",
+        help="exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
+    ),
+    "weight_dtype": _option(str | None, None, metavar="DTYPE", help="float32 or float16; default: the table's."),
+    "momentum1_dtype": _option(
+        str | None, None, metavar="DTYPE", help="float32, float16 or bfloat16; default: float32."
+    ),
+    "momentum2_dtype": _option(str | None, None, metavar="DTYPE", help="As --momentum1-dtype."),
+    "max_dim": _option(
+        str | None, None, metavar="D", help="D of the widest table of the same operator; default: this one's."
+    ),
+}
+# Options of a conversion that make sense for rows.
+MAKING = {
+    name: CONVERTING[name]
+    for name in ("jobs", "memory", "no_fsync", "no_clobber", "spool_dir", "dry_run", *SHOWING, "no_progress")
+}
+Tables = Annotated[list[str], typer.Argument(metavar="TABLE...", show_default=False)]
+Tensors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tensor", metavar="NAME", help="The table; repeated, the shards of it in order. Default: the only one."
+    ),
+]
+
+
+@rows.command("split", cls=_Command)
+@_taking({**LAYOUT, **MAKING})
+def rows_split(
+    table: Tables,
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", show_default=False)],
+    tensor: Tensors = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Write timestamp, count and used in the place of metadata.")
+    ] = False,
+    **options: Any,
+) -> None:
+    """Split a table of whole rows into weight_id, metadata, weight and the optimizer's states.
+
+    TABLE is a .pt file, or safetensors; several are joined. Padding that is not zero is kept as pad, so that rows pack
+    gives back the very same table.
+
+    \b
+    ckptconv rows split --embedding-dim 64 --optimizer exact_row_wise_adagrad table.pt parts.safetensors
+    ckptconv rows split --embedding-dim 128 --optimizer adam --tensor embeddings.t1.weight model.pt parts.safetensors
+    """
+    from .rows.split import split
+
+    _make_rows("rows split", split, table, output, options, names=tuple(tensor or ()), decode=decode)
+
+
+@rows.command("pack", cls=_Command)
+@_taking({**LAYOUT, **MAKING})
+def rows_pack(
+    source: Annotated[list[str], typer.Argument(metavar="SOURCE...", show_default=False)],
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", show_default=False)],
+    part: Annotated[
+        list[str] | None,
+        typer.Option("--part", metavar="PART=NAME", help="The tensor that is PART of the rows; repeatable."),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the table is called.")] = "",
+    **options: Any,
+) -> None:
+    """Pack what rows split made, or tensors like these, into a table of whole rows.
+
+    What rows split made needs no options. Other tensors need --optimizer, and --part where they are called otherwise
+    than weight_id, metadata, weight, momentum1, momentum2, prev_iter and pad. OUTPUT is safetensors, or a file for
+    torch.load if it ends in .pt, .pth, .bin or .ckpt.
+
+    \b
+    ckptconv rows pack parts.safetensors table.pt
+    ckptconv rows pack --optimizer adam --part weight=embeddings.t1.weight model.safetensors table.safetensors
+    """
+    from .rows.pack import pack
+
+    names = dict(_named(text) for text in part or ())
+    _make_rows("rows pack", pack, source, output, options, names=names, name=name)
+
+
+def _named(text: str) -> tuple[str, str]:
+    part, equals, name = text.partition("=")
+    if not (part and equals and name):
+        raise UsageError(f"--part {text!r} does not say which tensor is what.", "It is written as weight=NAME.")
+    return part, name
+
+
+def _layout(options: dict[str, Any]) -> dict[str, Any]:
+    """What `options` say of the layout of rows, which is taken out of them."""
+    from .units import parse_count
+
+    said = {name: options.pop(name) for name in LAYOUT}
+    for name in ("embedding_dim", "max_dim"):
+        if said[name] is not None:
+            said[name] = parse_count(said[name], f"--{name.replace('_', '-')}", MOST_ITEMS)
+    return said
+
+
+def _make_rows(
+    command: str, make: Callable[..., Any], paths: list[str], target: str, options: dict[str, Any], **settings: Any
+) -> None:
+    from .rows.layout import Asked
+
+    output = _output(command, options)
+    asked = Asked(**_layout(options))
+    _parse_common(options)
+    with output.progress() as progress:
+        report = make(
+            paths,
+            target,
+            asked,
+            progress=progress,
+            announce=progress.begin,
+            publishing=_ignore_signals,
+            **settings,
+            **options,
+        )
+    output.done(report)
+
+
 @app.command("inspect", cls=_Command)
 @_taking(SHOWING)
 def inspect_(
@@ -361,16 +496,12 @@ def _output(command: str, options: dict[str, Any]) -> Output:
 
 def _convert(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
     from .conversion import convert
-    from .units import parse_count, parse_size
+    from .units import parse_size
 
     output = _output(command, options)
-    limit, jobs = options.get("max_shard_size"), options["jobs"]
+    limit = options.get("max_shard_size")
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
-    options["jobs"] = None if jobs is None else parse_count(jobs, "--jobs", MOST_JOBS)
-    options["memory"] = parse_size(options["memory"], "--memory")
-    options["fsync"] = not options.pop("no_fsync")
-    options["clobber"] = not options.pop("no_clobber")
-    options["storage_options"] = _storage_options(options["storage_options"])
+    _parse_common(options)
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options.get(name) or ())
     with output.progress() as progress:
@@ -384,6 +515,18 @@ def _convert(command: str, family: str, source: str, target: str | None, options
             **options,
         )
     output.done(report)
+
+
+def _parse_common(options: dict[str, Any]) -> None:
+    """Make values of the words of those `options` that every command which writes takes."""
+    from .units import parse_count, parse_size
+
+    jobs = options["jobs"]
+    options["jobs"] = None if jobs is None else parse_count(jobs, "--jobs", MOST_JOBS)
+    options["memory"] = parse_size(options["memory"], "--memory")
+    options["fsync"] = not options.pop("no_fsync")
+    options["clobber"] = not options.pop("no_clobber")
+    options["storage_options"] = _storage_options(options["storage_options"])
 
 
 def _storage_options(text: str) -> dict[str, Any]:

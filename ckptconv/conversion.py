@@ -24,6 +24,8 @@ from .unpickle import no_garbage
 
 # What plans one of the outputs that can be made of a source.
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]
+# Compares what is staged, given where the files of each output are, with its source; tells how many bytes.
+Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str]]], int]
 
 
 @dataclass
@@ -102,6 +104,24 @@ def convert(
             chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
         work = [(one, plan, of_rank(target, one)) for one in sources for plan, target in targets.items()]
         outputs = [plan(one, target, chosen) for one, plan, target in work]
+    verify = _verifier(work, chosen, progress) if chosen.verify else None
+    return produce(sources, outputs, chosen, started, progress, announce, publishing, verify)
+
+
+def produce(
+    sources: Sequence[Source],
+    outputs: Sequence[Output],
+    chosen: Options,
+    started: float,
+    progress: Progress | None = None,
+    announce: Callable[[int], None] | None = None,
+    publishing: Callable[[], None] | None = None,
+    verify: Verifier | None = None,
+) -> Report:
+    """Check the planned `outputs` of `sources`, make them, and say what was done since `started`, a monotonic time.
+
+    `verify` compares what is staged with the source; the other functions are those that `convert` takes.
+    """
     if announce:
         # To verify is to go over all of it once more.
         announce(sum(each.plan.nbytes for each in outputs) * (2 if chosen.verify else 1))
@@ -113,7 +133,6 @@ def convert(
     equal = [pair for one in sources for pair in one.equal]
     checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
     watched = checksums if chosen.checksum else None
-    verify = _verifier(work, chosen, progress) if chosen.verify else None
     tally = Tally() if chosen.dry_run else publish(outputs, read, equal, chosen, progress, publishing, watched, verify)
     warnings = [warning for one in sources for warning in one.warnings]
     if checksums.unrecorded:
@@ -157,9 +176,7 @@ def convert(
     )
 
 
-def _verifier(
-    work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None
-) -> Callable[[Sequence[Mapping[str, str]]], int]:
+def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None) -> Verifier:
     """What compares every output with its source, given where the files of each are; it tells how many bytes."""
     from . import verification
 

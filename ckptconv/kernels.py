@@ -18,7 +18,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .errors import UsageError
-from .tensors import DTYPES, Cast, Conjugate, Cut, Gather, Kernel, Negate, Runs, Swap, itemsize_of_components
+from .tensors import (
+    DTYPES,
+    Bits,
+    Cast,
+    Conjugate,
+    Cut,
+    Gather,
+    Join,
+    Kernel,
+    Negate,
+    Runs,
+    Swap,
+    itemsize_of_components,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -115,12 +128,32 @@ def _check_room(out: memoryview, size: int) -> None:
         raise ValueError(f"the kernels make {size} bytes, and there is room for {len(out)}")
 
 
+def pick(data: memoryview, runs: Runs, out: memoryview | None = None) -> memoryview:
+    """The `runs` of `data`, one after the other: what `scatter` undoes. Raises ValueError where they leave `data`."""
+    offset, length, grid = runs
+    if offset < 0 or any(n < 1 or d < 0 for n, d in grid) or runs.stop > len(data):
+        raise ValueError(f"{runs} of {len(data)} bytes")
+    if not grid:
+        return data[offset : offset + length]
+    shape, strides = (*(count for count, _ in grid), length), (*(distance for _, distance in grid), 1)
+    return apply((Gather(shape, strides, 1),), data[offset : runs.stop], out)[0]
+
+
+def is_zero(data: memoryview) -> bool:
+    """Whether all bytes are zero."""
+    return not _numpy().frombuffer(data, "u1").any()
+
+
 def _result_size(kernel: Kernel, size: int) -> int:
     """How many bytes `kernel` makes of `size` bytes. Raises ValueError for bytes that are not whole elements."""
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Cast):
         before, after = DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize
+    elif isinstance(kernel, Bits):
+        before, after = kernel.itemsize, kernel.result
+    elif isinstance(kernel, Join):
+        before, after = sum(itemsize for itemsize, _, _ in kernel.kinds), kernel.result
     elif isinstance(kernel, Swap):
         before = after = kernel.itemsize
     else:
@@ -142,6 +175,7 @@ def _gather(kernel: Gather, data: memoryview, out: memoryview) -> int:
     last = sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
     if min(strides, default=0) < 0 or last + item > len(data):
         raise ValueError(f"{kernel} leaves its {len(data)} bytes")
+    shape, strides, item = _widened(shape, strides, item)
     # numpy knows no unsigned integer of 16 bytes; a complex one is copied bit by bit just as well.
     dtype = np.dtype({1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(item, f"V{item}"))
     dims = _merged(shape, strides)
@@ -156,6 +190,19 @@ def _gather(kernel: Gather, data: memoryview, out: memoryview) -> int:
     planes = (np.moveaxis(array, (rows, -1), (-2, -1)) for array in (source, result))
     _transpose(*planes)
     return 0
+
+
+def _widened(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> Gather:
+    """The same gather in larger elements, as far as elements lie together in source and result and make up one of up to
+    16 bytes: a copy costs by the element."""
+    while shape and shape[-1] == 1:
+        shape, strides = shape[:-1], strides[:-1]
+    if shape and strides[-1] == item:
+        together = math.gcd(shape[-1] * item, 16)
+        if together > item:
+            shape, strides = (*shape[:-1], shape[-1] * item // together), (*strides[:-1], together)
+            return Gather(shape, strides, together)
+    return Gather(shape, strides, item)
 
 
 def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
@@ -202,6 +249,28 @@ def _transpose(source: Array, result: Array) -> None:
 def _swap(kernel: Swap, data: memoryview, out: memoryview) -> int:
     np = _numpy()
     np.frombuffer(out, f"<u{kernel.itemsize}")[...] = np.frombuffer(data, f">u{kernel.itemsize}")
+    return 0
+
+
+def _bits(kernel: Bits, data: memoryview, out: memoryview) -> int:
+    np = _numpy()
+    values = np.frombuffer(data, f"<u{kernel.itemsize}") >> kernel.shift
+    values &= values.dtype.type((1 << kernel.width) - 1)
+    np.frombuffer(out, f"<u{kernel.result}")[...] = values
+    return 0
+
+
+def _join(kernel: Join, data: memoryview, out: memoryview) -> int:
+    np = _numpy()
+    result = np.frombuffer(out, f"<u{kernel.result}")
+    result[...] = 0
+    at = 0
+    for itemsize, shift, width in kernel.kinds:
+        values = np.frombuffer(data, f"<u{itemsize}", len(result), at)
+        if width < 8 * itemsize and (values >> width).any():
+            raise UsageError(f"A value is {int(values.max())}, and has {width} bits where it is to be stored.")
+        result |= values.astype(result.dtype) << result.dtype.type(shift)
+        at += values.nbytes
     return 0
 
 
@@ -461,4 +530,6 @@ _KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {
     Swap: _swap,
     Negate: _negate,
     Conjugate: _conjugate,
+    Bits: _bits,
+    Join: _join,
 }

@@ -3,7 +3,8 @@
 An output file is made window by window. A window is an interval of the output no larger than a buffer: it is filled
 from as few reads as its moves allow, then written with one call. Windows are independent of each other, so threads
 take them as they come. A tensor whose bytes lie in another order than the output wants them (a transpose) is instead
-moved as tiles, each written wherever it belongs.
+moved as tiles, each written wherever it belongs. Tensors that are columns of the same rows are moved as stripes: a few
+rows are read once, and what each tensor takes of them is written where it belongs.
 
 Where a file is read from far away, or is written from beginning to end, one thread takes the windows in order: others
 fetch what the next ones need, and send what was made.
@@ -21,10 +22,10 @@ from typing import NamedTuple, TypeAlias
 from . import kernels
 from .ahead import Ahead, Range, is_far
 from .crc import combine
-from .plan import Data, FilePlan, Late, Literal
+from .plan import Blank, Data, FilePlan, Late, Literal, NotBlankError
 from .spool import SpoolingReaders
 from .storage import MAX_BUFFERS, Readers, Writer
-from .tensors import BLOCK, GAP, File, LazyTensor, Move, Runs, Stored
+from .tensors import BLOCK, GAP, File, Lane, LazyTensor, Move, Runs, Stored, Together, lane
 
 Progress: TypeAlias = Callable[[int], None]
 # Told of everything that is read for the output: the file, where in it, and what is there.
@@ -41,7 +42,7 @@ SPARSE = 4
 class Piece(NamedTuple):
     """Bytes `start` to `stop` of a part."""
 
-    part: Literal | Data
+    part: Literal | Data | Blank
     start: int
     stop: int
 
@@ -61,7 +62,13 @@ class Tile(NamedTuple):
     move: Move
 
 
-Task: TypeAlias = Window | Tile | Late
+class Stripe(NamedTuple):
+    """Pieces of several tensors that are made of the same bytes, which are read once."""
+
+    pieces: list[Piece]
+
+
+Task: TypeAlias = Window | Tile | Stripe | Late
 
 
 @dataclass
@@ -85,8 +92,10 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Task]:
     comes in its place where the file is not `positioned`, and else not at all."""
     pieces: list[Piece] = []
     start = at = 0
-    # A tile is no piece of anything whose CRC could be taken.
+    # Tiles and stripes are no pieces of anything whose CRC could be taken.
     random_access, positioned = positioned, positioned and not file.digested
+    groups = _sharing_rows(file, unit) if positioned else []
+    shared = {id(part) for group in groups for part, _ in group}
     for part in file.parts:
         if part.offset != at:
             raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
@@ -98,6 +107,15 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Task]:
             pieces, start = [], at
             if not random_access:
                 yield part
+            continue
+        if id(part) in shared:
+            if pieces:
+                yield Window(start, part.offset, pieces)
+            pieces, start = [], at
+            continue
+        if isinstance(part, Blank):
+            nbytes = part.tensor.nbytes
+            yield from (Stripe([Piece(part, low, min(low + unit, nbytes))]) for low in range(0, nbytes, unit))
             continue
         if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
             if pieces:
@@ -119,8 +137,59 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Task]:
                 pieces, start = [], part.offset + done
     if pieces:
         yield Window(start, at, pieces)
+    for group in groups:
+        yield from _stripes(group, unit)
     if at != file.size:
         raise ValueError(f"{file.name}: its parts end at {at}, and its size is {file.size}")
+
+
+_Shared: TypeAlias = "tuple[Data | Blank, Lane]"
+
+
+def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
+    """Groups of the parts of `file` that lie beside each other in the same rows, of which they take most."""
+    lanes = [
+        (part, found)
+        for part in file.parts
+        if isinstance(part, (Data, Blank)) and (found := lane(part.tensor)) is not None
+    ]
+    groups: dict[object, list[list[_Shared]]] = {}
+    for part, found in sorted(lanes, key=lambda each: each[1].offsets):
+        known = groups.setdefault(found.rows, [])
+        if known and found.beside(known[-1][0][1]):
+            known[-1].append((part, found))
+        else:
+            known.append([(part, found)])
+    return [group for known in groups.values() for group in known if _worth_sharing(group, unit)]
+
+
+def _worth_sharing(group: list[_Shared], unit: int) -> bool:
+    """Whether reading `group` at once costs less than reading each of it, which reads along small gaps only."""
+    _, (rows, _) = group[0]
+    widest = max(distance for _, _, distance in rows)
+    taken = sum(part.tensor.nbytes for part, _ in group)
+    return len(group) > 1 and widest <= unit and 2 * taken >= sum(count * distance for _, count, distance in rows)
+
+
+def _stripes(group: list[_Shared], unit: int) -> Iterator[Stripe]:
+    """`group` in stripes of as many rows as `unit` bytes hold."""
+    _, (rows, _) = group[0]
+    count = sum(count for _, count, _ in rows)
+    step = unit // max(distance for _, _, distance in rows)
+    widths = [(part, part.tensor.nbytes // count) for part, _ in group]
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        yield Stripe([Piece(part, first * width, last * width) for part, width in widths])
+
+
+@dataclass
+class _Span:
+    """Bytes `start` to `stop` of a file, and the sources inside it, by number."""
+
+    file: File
+    start: int
+    stop: int
+    inside: list[tuple[int, Runs]]
 
 
 class _Worker:
@@ -154,8 +223,10 @@ class _Worker:
             data = task.make(_Digests(self.digests or {}))
             self._write(task.offset, memoryview(data))
             size = len(data)
+        elif isinstance(task, Window):
+            size = self._fill(task)
         else:
-            size = self._fill(task) if isinstance(task, Window) else self._place(task)
+            size = self._place(task) if isinstance(task, Tile) else self._divide(task)
         self.tally.bytes_written += size
         return size
 
@@ -222,19 +293,93 @@ class _Worker:
         self.writer.write_runs(target.shifted(tile.part.offset).offsets(), target.length, result)
         return size
 
+    def _divide(self, stripe: Stripe) -> int:
+        """Read what the pieces of `stripe` are made of, and write each; or check it, if it is to be blank."""
+        pieces = [
+            (piece, list(piece.part.tensor.moves(piece.start, piece.stop, "output", self.unit)))
+            for piece in stripe.pieces
+            if not isinstance(piece.part, Literal)
+        ]
+        found = iter(self._read_together([(move.file, move.source) for _, moves in pieces for move in moves]))
+        written = 0
+        for (part, start, stop), moves in pieces:
+            out = self.window[: stop - start]
+            for move, data in zip(moves, found, strict=False):
+                target = move.target.shifted(-start)
+                to = None if target.grid else out[target.offset : target.stop]
+                result = self._result(move, to) if data is None else self._of_read(move, data, to)
+                if target.grid:
+                    kernels.scatter(out, target, result)
+            if isinstance(part, Data):
+                self._write(part.offset + start, out)
+                written += len(out)
+            elif isinstance(part, Blank) and not kernels.is_zero(out):
+                raise NotBlankError(f"{part.name} holds something, and was to be left out.")
+        return written
+
+    def _of_read(self, move: Move, data: memoryview, out: memoryview | None) -> memoryview:
+        """As `_result`, where all from the first run of the source to its last is read already."""
+        assert isinstance(move.source, Runs)
+        picked = kernels.pick(data, move.source._replace(offset=0), None if move.kernels else out)
+        result, overflows = kernels.apply(move.kernels, picked, out)
+        self.tally.overflows += overflows
+        return result
+
+    def _read_together(self, sources: list[tuple[File | None, Runs | bytes | Together]]) -> list[memoryview | None]:
+        """For each of `sources` the bytes from its first run to its last, read with those of the others that overlap;
+        None for what is in no file, and for all where they are too much for the buffer."""
+        order = sorted(
+            (file.path, runs.offset, index, file, runs)
+            for index, (file, runs) in enumerate(sources)
+            if file is not None and isinstance(runs, Runs)
+        )
+        spans: list[_Span] = []
+        for _, _, index, file, runs in order:
+            if not spans or spans[-1].file != file or runs.offset > spans[-1].stop + GAP:
+                spans.append(_Span(file, runs.offset, runs.stop, []))
+            spans[-1].stop = max(spans[-1].stop, runs.stop)
+            spans[-1].inside.append((index, runs))
+        views: list[memoryview | None] = [None] * len(sources)
+        total = sum(span.stop - span.start for span in spans)
+        if total > 2 * self.unit:
+            return views
+        self._make_room(total)
+        at = 0
+        for span in spans:
+            file, start, stop = span.file, span.start, span.stop
+            data = self.scratch[at : at + stop - start]
+            with self.readers.reading(file) as reader:
+                reader.fill(start, [data])
+            self._count(file, stop - start)
+            if self.seen:
+                self.seen(file, Runs(start, stop - start), data)
+            for index, runs in span.inside:
+                views[index] = data[runs.offset - start : runs.stop - start]
+            at += stop - start
+        return views
+
     def _result(self, move: Move, out: memoryview | None = None) -> memoryview:
         """The bytes that `move` makes, in its target's order; put into `out`, if that is given."""
-        data = memoryview(move.source) if isinstance(move.source, bytes) else self._packed(move.file, move.source)
+        if isinstance(move.source, Runs):
+            data = self._packed(move.file, move.source)
+        else:
+            data = memoryview(move.source) if isinstance(move.source, bytes) else self._together(move.source)
         result, overflows = kernels.apply(move.kernels, data, out)
         self.tally.overflows += overflows
         return result
+
+    def _together(self, source: Together) -> memoryview:
+        """What the moves of `source` make."""
+        made = memoryview(bytearray(source.nbytes))
+        for move in source.moves:
+            kernels.scatter(made, move.target, self._result(move))
+        return made
 
     def _packed(self, file: File | None, source: Runs) -> memoryview:
         """The runs of `source`, one after the other."""
         assert file is not None
         size, length = source.nbytes, source.length
-        if len(self.scratch) < size:
-            self.scratch = memoryview(bytearray(size))
+        self._make_room(size)
         packed = self.scratch[:size]
         with self.readers.reading(file) as reader:
             reader.fill_runs(source.offsets(), length, packed)
@@ -242,6 +387,10 @@ class _Worker:
         if self.seen:
             self.seen(file, source, packed)
         return packed
+
+    def _make_room(self, size: int) -> None:
+        if len(self.scratch) < size:
+            self.scratch = memoryview(bytearray(size))
 
     def _read(self, file: File, ranges: list[tuple[int, memoryview]]) -> None:
         """Fill the buffers from their offsets, reading along small gaps instead of beginning anew."""
@@ -362,11 +511,11 @@ class _Needs:
     def __call__(self, task: Task) -> Iterator[Range]:
         if isinstance(task, Tile):
             yield from self._around(task.part.tensor) or _read_by([task.move])
-        elif isinstance(task, Window):
+        elif isinstance(task, (Window, Stripe)):
             for part, start, stop in task.pieces:
-                if isinstance(part, Data):
+                if not isinstance(part, Literal):
                     tensor = part.tensor
-                    whole = self._around(tensor) if part.nbytes > self._unit and tensor.scattered else []
+                    whole = self._around(tensor) if tensor.nbytes > self._unit and tensor.scattered else []
                     yield from whole or _read_by(tensor.moves(start, stop, "output", self._unit))
 
     def _around(self, tensor: LazyTensor) -> list[Range]:
@@ -387,9 +536,11 @@ class _Needs:
 def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
     for move in moves:
         file, source = move.file, move.source
-        if file is None or isinstance(source, bytes) or not is_far(file):
+        if isinstance(source, Together):
+            yield from _read_by(source.moves)
+        if file is None or not isinstance(source, Runs) or not is_far(file):
             continue
-        stop = source.offset + source.length + sum((count - 1) * distance for count, distance in source.grid)
+        stop = source.stop
         if stop - source.offset <= SPARSE * source.nbytes:
             yield Range(file, source.offset, stop)
         else:
@@ -430,13 +581,30 @@ def _digests(workers: Sequence[_Worker]) -> _Digests:
     return _Digests(pieces)
 
 
+class TensorReader:
+    """Reads a tensor's bytes, at most `limit` at a time."""
+
+    def __init__(self, tensor: LazyTensor, readers: Readers, limit: int = BLOCK) -> None:
+        self._data = Data(0, tensor, "")
+        self._worker = _Worker(readers, None, limit)
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Bytes `start` to `stop`, valid until the next call."""
+        return self._worker.bytes_of(self._data, start, stop)
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes were read from files."""
+        return self._worker.tally.bytes_read
+
+
 def same(one: LazyTensor, other: LazyTensor, readers: Readers) -> bool:
     """Whether two tensors have the same dtype, shape and bits."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    workers = [_Worker(readers, None, BLOCK) for _ in range(2)]
+    mine, theirs = TensorReader(one, readers), TensorReader(other, readers)
     return all(
-        workers[0].bytes_of(Data(0, one, ""), start, stop) == workers[1].bytes_of(Data(0, other, ""), start, stop)
+        mine.read(start, stop) == theirs.read(start, stop)
         for start, stop in ((at, min(at + BLOCK, one.nbytes)) for at in range(0, one.nbytes, BLOCK))
     )
 

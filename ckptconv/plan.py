@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from .errors import CorruptError
 from .tensors import File, LazyTensor
 
 
@@ -51,7 +52,28 @@ class Late:
     make: Callable[[Mapping[str, int]], bytes]
 
 
-Part: TypeAlias = Literal | Data | Late
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """A tensor that the output leaves out because all its bytes are zero: they are read, and that is checked.
+
+    Where one is not, carrying the plan out raises `NotBlankError`.
+    """
+
+    offset: int
+    tensor: LazyTensor
+    name: str
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes up in the output: nothing."""
+        return 0
+
+
+class NotBlankError(CorruptError):
+    """What a plan leaves out as blank holds something: another plan is needed, which keeps it."""
+
+
+Part: TypeAlias = Literal | Data | Late | Blank
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +111,7 @@ class Plan:
         seen: dict[File, None] = {}
         for file in self.files:
             for part in file.parts:
-                if isinstance(part, Data):
+                if isinstance(part, (Data, Blank)):
                     seen.update(dict.fromkeys(part.tensor.inputs()))
         return list(seen)
 

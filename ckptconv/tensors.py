@@ -132,6 +132,11 @@ class Runs(NamedTuple):
     def nbytes(self) -> int:
         return self.length * math.prod(count for count, _ in self.grid) if self.grid else self.length
 
+    @property
+    def stop(self) -> int:
+        """Where the last run ends; distances are never negative."""
+        return self.offset + self.length + sum((count - 1) * distance for count, distance in self.grid)
+
     def offsets(self) -> Iterator[int]:
         """Where each run begins, in the order in which they are packed."""
         if not self.grid:
@@ -192,19 +197,45 @@ class Cut(NamedTuple):
     stop: int
 
 
-Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Cut
+class Bits(NamedTuple):
+    """Of every unsigned integer of `itemsize` bytes keep `width` bits from bit `shift` on, as one of `result` bytes."""
+
+    itemsize: int
+    shift: int
+    width: int
+    result: int
+
+
+class Join(NamedTuple):
+    """Of as many unsigned integers of each of several kinds, kind after kind, make integers of `result` bytes.
+
+    `kinds` are (bytes of one, the bit it begins at in the result, how many bits it has there).
+    """
+
+    kinds: tuple[tuple[int, int, int], ...]
+    result: int
+
+
+Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Cut
+
+
+class Together(NamedTuple):
+    """What several moves make, in `nbytes` bytes in which their targets lie."""
+
+    moves: tuple[Move, ...]
+    nbytes: int
 
 
 class Move(NamedTuple):
     """A piece of work no larger than one buffer.
 
-    Read `source` from `file` (or take the bytes themselves, when `file` is None), packed run after run; apply
-    `kernels` in turn; put the result at `target` of the tensor, run after run.
+    Read `source` from `file` (or take the bytes themselves, or what other moves make, when `file` is None), packed run
+    after run; apply `kernels` in turn; put the result at `target` of the tensor, run after run.
     """
 
     target: Runs
     file: File | None
-    source: Runs | bytes
+    source: Runs | bytes | Together
     kernels: tuple[Kernel, ...] = ()
 
 
@@ -483,7 +514,7 @@ class Convert(LazyTensor):
     """`tensor` with every element passed through `kernel`, giving elements of `dtype`."""
 
     tensor: LazyTensor
-    kernel: Cast | Swap | Negate | Conjugate
+    kernel: Cast | Swap | Negate | Conjugate | Bits
     dtype: DType
 
     @property
@@ -518,6 +549,41 @@ class Convert(LazyTensor):
 
 
 @dataclass(frozen=True, slots=True)
+class Joined(LazyTensor):
+    """Tensors of one shape put together by `kernel`, element by element, into elements of `dtype`."""
+
+    parts: tuple[LazyTensor, ...]
+    kernel: Join
+    dtype: DType
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.parts[0].shape
+
+    def inputs(self) -> Iterator[File]:
+        for part in self.parts:
+            yield from part.inputs()
+
+    def origin(self) -> tuple[str, int]:
+        return self.parts[0].origin()
+
+    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        after = self.dtype.itemsize
+        step = max(limit // max(after, sum(size for size, _, _ in self.kernel.kinds)), 1)
+        last = -(-stop // after)
+        for low in range(start // after, last, step):
+            count = min(step, last - low)
+            moves: list[Move] = []
+            at = 0
+            for part, (size, _, _) in zip(self.parts, self.kernel.kinds, strict=True):
+                inner = part.moves(low * size, (low + count) * size, "output", limit)
+                moves.extend(move._replace(target=move.target.shifted(at - low * size)) for move in inner)
+                at += count * size
+            whole = Move(Runs(low * after, count * after), None, Together(tuple(moves), at), (self.kernel,))
+            yield from _trim(whole, start, stop)
+
+
+@dataclass(frozen=True, slots=True)
 class Inline(LazyTensor):
     """A tensor whose bytes are in the description itself."""
 
@@ -539,6 +605,25 @@ class Inline(LazyTensor):
         for at in range(start, stop, limit):
             end = min(at + limit, stop)
             yield Move(Runs(at, end - at), None, self.data[at:end])
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros(LazyTensor):
+    """A tensor of zeros, which is nowhere stored."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+
+    def inputs(self) -> Iterator[File]:
+        return iter(())
+
+    def origin(self) -> tuple[str, int]:
+        return "", 0
+
+    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        for at in range(start, stop, limit):
+            length = min(limit, stop - at)
+            yield Move(Runs(at, length), None, bytes(length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -604,6 +689,50 @@ def same_bytes(tensor: LazyTensor) -> Hashable:
     while isinstance(inner, (Convert, View)):
         inner = inner.tensor
     return tensor if isinstance(inner, Stored) else id(tensor)
+
+
+class Lane(NamedTuple):
+    """Where a tensor lies that takes the same bytes out of each of equal rows, which lie one after the other.
+
+    `rows` are (file, number of rows, bytes from one to the next), part after part where the tensor is joined of
+    several; `offsets` says where each part has its first byte. Tensors with the same `rows` may share them.
+    """
+
+    rows: tuple[tuple[File, int, int], ...]
+    offsets: tuple[int, ...]
+
+    def beside(self, other: Lane) -> bool:
+        """Whether the two lie in the same rows, this one not before the other."""
+        return self.rows == other.rows and all(
+            0 <= mine - theirs < distance
+            for mine, theirs, (_, _, distance) in zip(self.offsets, other.offsets, self.rows, strict=True)
+        )
+
+
+def lane(tensor: LazyTensor) -> Lane | None:
+    """The lane that `tensor` is, one index of its first dimension to a row; None for what is none, as it lies densely
+    or in another order."""
+    if isinstance(tensor, Tagged):
+        return lane(tensor.tensor)
+    if isinstance(tensor, (View, Convert)):
+        return lane(tensor.tensor) if tensor.shape[:1] == tensor.tensor.shape[:1] else None
+    if isinstance(tensor, Concat):
+        parts = [found for part in tensor.parts if (found := lane(part)) is not None]
+        if not parts or len(parts) < len(tensor.parts):
+            return None
+        if tensor.dim:
+            first = min(parts, key=lambda part: part.offsets)
+            return first if all(part.beside(first) for part in parts) else None
+        rows, offsets = ([*itertools.chain(*each)] for each in zip(*parts, strict=True))
+        return Lane(tuple(rows), tuple(offsets))
+    if not isinstance(tensor, Stored) or not tensor.shape or not tensor.numel:
+        return None
+    item = tensor.dtype.itemsize
+    distance = tensor.strides[0] * item
+    width = item + sum((n - 1) * step for n, step in zip(tensor.shape[1:], tensor.strides[1:], strict=True)) * item
+    if width >= distance:
+        return None
+    return Lane(((tensor.file, tensor.shape[0], distance),), (tensor.offset,))
 
 
 # ------------------------------------------------------------------------------------------------------- geometry
@@ -739,7 +868,7 @@ def _piece(move: Move, low: int, high: int, target: Runs) -> Move:
     if not move.kernels:
         if isinstance(move.source, bytes):
             return Move(target, None, move.source[low:high])
-        if not move.source.grid:
+        if isinstance(move.source, Runs) and not move.source.grid:
             return Move(target, move.file, Runs(move.source.offset + low, high - low))
     return Move(target, move.file, move.source, (*move.kernels, Cut(low, high)))
 

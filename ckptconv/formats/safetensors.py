@@ -168,6 +168,7 @@ def _source(path: str, found: _Set, warnings: list[str], options: Options | None
         warnings=warnings,
         inputs=found.inputs,
         bytes_read=found.bytes_read,
+        metadata=found.metadata,
     )
 
 

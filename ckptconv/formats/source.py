@@ -55,6 +55,7 @@ class Source:
     - `inputs` identifies every file that was read, by a name relative to the source.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
     - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
+    - `metadata` is what files of safetensors say beside their tensors.
     - `default_dtype` and `default_shard_size` (bytes) apply where the user asks for nothing else.
     """
 
@@ -81,6 +82,7 @@ class Source:
     bytes_read: int = 0
     shards: list[str] = field(default_factory=list)
     model_rank: int | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
     default_dtype: str = "keep"
     default_shard_size: int | None = None
 

@@ -1,0 +1,399 @@
+"""Where the parts of a row lie. Pure.
+
+FBGEMM's key-value embedding tables save header, weight and optimizer state of a row together ("whole rows"). Source:
+FBGEMM's `fixed_block_pool.h` for the header, `split_embedding_configs.py` and the split optimizer states of its
+key-value tables for what follows. All is little-endian:
+
+    0   int64    key: the row's id
+    8   uint32   unix time of the last update
+    12  uint32   bits 0 to 30 a count (or the bits of a score), bit 31 whether the row is used
+    16  D items  weight
+    …            optimizer state, then padding to 4 items
+
+The width of a row does not tell what is in it: embedding dimension, optimizer and dtypes are to be known, and the width
+is then checked exactly.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.tensors import DTYPES, DType
+
+# The metadata entry that keeps the layout of what was split.
+METADATA_KEY = "ckptconv.rows"
+VERSION = 1
+HEADER = 16
+WEIGHT_DTYPES = ("float32", "float16")
+STATE_DTYPES = ("float32", "float16", "bfloat16")
+DEFAULT_STATE_DTYPE = "float32"
+NO_OPTIMIZER = "none"
+PAD = "pad"
+# Rows are padded to so many items, as is the weight; D is a multiple of it.
+_UNIT = 4
+# So many layouts are named where a width fits none that was asked for.
+_NAMED = 8
+
+
+class State(NamedTuple):
+    """A part of the optimizer's state in a row: one item or, if `wide`, D items.
+
+    `dtype` names its dtype where that is fixed. What follows an `aligned` one begins at a multiple of four bytes.
+    """
+
+    name: str
+    wide: bool
+    dtype: str = ""
+    aligned: bool = False
+
+
+# The states of each optimizer, in the order in which they lie in the row.
+OPTIMIZERS: dict[str, tuple[State, ...]] = {
+    "exact_row_wise_adagrad": (State("momentum1", wide=False, dtype="float32"),),
+    "partial_row_wise_adam": (State("momentum2", wide=False, aligned=True), State("momentum1", wide=True)),
+    "adam": (State("momentum1", wide=True), State("momentum2", wide=True)),
+    "row_wise_rmsprop_ar": (State("momentum1", wide=False), State("prev_iter", wide=False, dtype="float32")),
+    NO_OPTIMIZER: (),
+}
+# Shorter names that mean one of them.
+_SHORT = {
+    "adagrad": "exact_row_wise_adagrad",
+    "exact_rowwise_adagrad": "exact_row_wise_adagrad",
+    "partial_adam": "partial_row_wise_adam",
+    "partial_rowwise_adam": "partial_row_wise_adam",
+    "rmsprop": "row_wise_rmsprop_ar",
+    "row_wise_rmsprop": "row_wise_rmsprop_ar",
+    "rowwise_rmsprop_ar": "row_wise_rmsprop_ar",
+}
+
+
+class Field(NamedTuple):
+    """A part of every row: from byte `offset` of it, `items` elements, or one without a dimension of its own (None)."""
+
+    name: str
+    offset: int
+    dtype: DType
+    items: int | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * (1 if self.items is None else self.items)
+
+    @property
+    def stop(self) -> int:
+        return self.offset + self.nbytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is in a row: `embedding_dim` items of `weight_dtype`, and the state of `optimizer`.
+
+    `max_dim` is the embedding dimension of the widest table of the same operator, for whose state every row has room.
+    Dtypes are names. Made by `make`, which checks them.
+    """
+
+    embedding_dim: int
+    optimizer: str
+    weight_dtype: str
+    momentum1_dtype: str
+    momentum2_dtype: str
+    max_dim: int
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.weight_dtype].itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """The width of a row, in bytes; always a multiple of 8."""
+        return self.row_items * self.itemsize
+
+    @property
+    def row_items(self) -> int:
+        """The width of a row, in items of the weight's dtype."""
+        *_, size = _place_states(self, self.max_dim)
+        return HEADER // self.itemsize + _padded(self.embedding_dim) + _padded(-(-size // self.itemsize))
+
+    @property
+    def weight(self) -> Field:
+        return Field("weight", HEADER, DTYPES[self.weight_dtype], self.embedding_dim)
+
+    @property
+    def states(self) -> list[Field]:
+        """The optimizer's, in the order in which they lie in the row."""
+        start = HEADER + _padded(self.embedding_dim) * self.itemsize
+        fields, _ = _place_states(self, self.embedding_dim)
+        return [field._replace(offset=start + field.offset) for field in fields]
+
+    def fields(self, *, decode: bool = False) -> list[Field]:
+        """What a row is split into: its id, the rest of its header as one number or, decoded, as three, its weight, and
+        its optimizer state. Decoded, `count` and `used` share bytes: of the four that `count` says, `used` is the last
+        bit."""
+        return [Field("weight_id", 0, DTYPES["int64"], None), *_HEADERS[decode], self.weight, *self.states]
+
+    def gaps(self) -> list[Field]:
+        """The bytes that are in no field, in order: all together they are the pad."""
+        gaps = []
+        at = HEADER
+        for start, stop in (*sorted((field.offset, field.stop) for field in (self.weight, *self.states)), _END):
+            start = min(start, self.row_bytes)
+            if at < start:
+                gaps.append(Field(PAD, at, DTYPES["uint8"], start - at))
+            at = stop
+        return gaps
+
+    @property
+    def pad_bytes(self) -> int:
+        """How many bytes of a row are in no field."""
+        return sum(gap.nbytes for gap in self.gaps())
+
+    def describe(self) -> str:
+        """The layout in the words of the command line."""
+        kinds = {"momentum1": self.momentum1_dtype, "momentum2": self.momentum2_dtype}
+        states = {state.name for state in OPTIMIZERS[self.optimizer] if not state.dtype}
+        unusual = [
+            f"--{name}-dtype {dtype}"
+            for name, dtype in kinds.items()
+            if name in states and dtype != DEFAULT_STATE_DTYPE
+        ]
+        wider = [f"--max-dim {self.max_dim}"] if self.max_dim != self.embedding_dim else []
+        options = (f"--embedding-dim {self.embedding_dim}", f"--optimizer {self.optimizer}", *unusual, *wider)
+        return " ".join(options)
+
+
+_END = (1 << 62, 1 << 62)
+_HEADERS: dict[bool, tuple[Field, ...]] = {
+    False: (Field("metadata", 8, DTYPES["int64"], None),),
+    True: (
+        Field("timestamp", 8, DTYPES["uint32"], None),
+        Field("count", 12, DTYPES["uint32"], None),
+        Field("used", 15, DTYPES["bool"], None),
+    ),
+}
+
+
+def _padded(count: int, unit: int = _UNIT) -> int:
+    return -(-count // unit) * unit
+
+
+def _place_states(layout: Layout, dim: int) -> tuple[list[Field], int]:
+    """The optimizer's states for an embedding dimension of `dim`, counted from the first, and their size in bytes."""
+    fields = []
+    at = 0
+    for state in OPTIMIZERS[layout.optimizer]:
+        dtype = DTYPES[state.dtype or getattr(layout, f"{state.name}_dtype")]
+        fields.append(Field(state.name, at, dtype, dim if state.wide else None))
+        at = fields[-1].stop
+        if state.aligned:
+            at = _padded(at)
+    return fields, at
+
+
+# ------------------------------------------------------------------------------------------------- what is asked for
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user says of a layout; what is left out is None, or is derived."""
+
+    embedding_dim: int | None = None
+    optimizer: str | None = None
+    weight_dtype: str | None = None
+    momentum1_dtype: str | None = None
+    momentum2_dtype: str | None = None
+    max_dim: int | None = None
+
+
+def make(asked: Asked, dtype: str) -> Layout:
+    """The layout that was asked for, of a table of `dtype`. Raises UsageError where something is missing or makes no
+    sense, UnsupportedError for what whole rows cannot be."""
+    dim, optimizer = asked.embedding_dim, optimizer_named(asked.optimizer) if asked.optimizer else None
+    if dtype not in WEIGHT_DTYPES:
+        raise UnsupportedError(
+            f"Whole rows are of float32 or float16, and this table is of {dtype}.", "Choose another tensor: --tensor."
+        )
+    if asked.weight_dtype not in (None, dtype):
+        raise UsageError(f"The table is of {dtype}, and so are its weights; --weight-dtype says {asked.weight_dtype}.")
+    if dim is None or optimizer is None:
+        lacking = "--embedding-dim" if dim is None else "--optimizer"
+        raise UsageError(f"{lacking} is missing: the width of a row alone does not tell what is in it.")
+    if dim <= 0 or dim % _UNIT:
+        raise UnsupportedError(
+            f"An embedding dimension of {dim} is not a multiple of {_UNIT}, and whole rows have no other: the row's "
+            "parts would not be aligned."
+        )
+    max_dim = dim if asked.max_dim is None else asked.max_dim
+    if max_dim < dim:
+        raise UsageError(f"--max-dim {max_dim} is less than --embedding-dim {dim}, and is that of the widest table.")
+    dtypes = {}
+    for name in ("momentum1", "momentum2"):
+        chosen = getattr(asked, f"{name}_dtype")
+        if chosen not in (None, *STATE_DTYPES):
+            raise UsageError(f"--{name}-dtype {chosen} is none of {', '.join(STATE_DTYPES)}.")
+        state = next((state for state in OPTIMIZERS[optimizer] if state.name == name), None)
+        fixed = state.dtype if state else ""
+        if chosen and (state is None or fixed not in ("", chosen)):
+            what = f"{name} of {optimizer} is always {fixed}" if state else f"{optimizer} has no {name}"
+            raise UsageError(f"--{name}-dtype {chosen}: {what}.")
+        dtypes[f"{name}_dtype"] = chosen or fixed or DEFAULT_STATE_DTYPE
+    return Layout(dim, optimizer, dtype, max_dim=max_dim, **dtypes)
+
+
+def optimizer_named(name: str) -> str:
+    """The optimizer that `name` means: FBGEMM's name, a shorter one, or none. Raises UsageError for no optimizer."""
+    plain = name.strip().lower().replace("-", "_")
+    plain = _SHORT.get(plain, plain)
+    if plain not in OPTIMIZERS:
+        raise UsageError(f"--optimizer {name!r} is none of {', '.join(OPTIMIZERS)}.")
+    return plain
+
+
+def check_width(layout: Layout, items: int, where: str) -> None:
+    """Raise UsageError where the rows of `where` have another width than `layout`, and say what they could be."""
+    if layout.row_items == items:
+        return
+    asked = Asked(embedding_dim=layout.embedding_dim, optimizer=layout.optimizer)
+    raise UsageError(
+        f"{where}: its rows have {items} items of {layout.weight_dtype}, and {layout.describe()} makes "
+        f"{layout.row_items}. Nothing was written.",
+        could_be(items, layout.weight_dtype, asked),
+    )
+
+
+def could_be(items: int, dtype: str, asked: Asked) -> str:
+    """A sentence that names layouts which rows of `items` elements of `dtype` may have, the likeliest first."""
+    found = sorted(candidates(items, dtype, asked.embedding_dim), key=lambda layout: _unlikelihood(layout, asked))
+    close = [layout for layout in found if _unlikelihood(layout, asked)[0] < _STRANGE] or found
+    if not found:
+        return f"No layout of whole rows has rows of {items} items of {dtype}: this may be an ordinary table."
+    more = f", or {len(close) - _NAMED} more" if len(close) > _NAMED else ""
+    return f"It could be {'; '.join(layout.describe() for layout in close[:_NAMED])}{more}."
+
+
+def candidates(items: int, dtype: str, dim: int | None = None) -> set[Layout]:
+    """Layouts of rows of `items` elements of `dtype`: where the widest table of the operator is this one, or two or
+    four times as wide; of the embedding dimension `dim`, if that is given, also where it is of any width."""
+    found: set[Layout] = set()
+    for optimizer, states in OPTIMIZERS.items():
+        free = {state.name for state in states if not state.dtype}
+        choices = [STATE_DTYPES if name in free else (DEFAULT_STATE_DTYPE,) for name in ("momentum1", "momentum2")]
+        # The width of other tables makes a difference only where the state has that of the weight.
+        factors = (1, 2, 4) if any(state.wide for state in states) else (1,)
+        for first, second in itertools.product(*choices):
+            kinds = (optimizer, dtype, first, second)
+            families = [functools.partial(_beside_wider, kinds, factor) for factor in factors]
+            if dim is not None and len(factors) > 1:
+                families.append(functools.partial(_with_room, kinds, dim))
+            found.update(layout for family in families if (layout := _fitting(family, items)) is not None)
+    return found
+
+
+def _beside_wider(kinds: tuple[str, str, str, str], factor: int, dim: int) -> Layout:
+    return Layout(dim, *kinds, dim * factor)
+
+
+def _with_room(kinds: tuple[str, str, str, str], dim: int, most: int) -> Layout:
+    return Layout(dim, *kinds, max(most, dim))
+
+
+def _fitting(family: Callable[[int], Layout], items: int) -> Layout | None:
+    """The layout of a family, by dimension, that has rows of `items` elements; the wider the one, the other too."""
+    dims = range(_UNIT, items + 1, _UNIT)
+    at = bisect.bisect_left(dims, items, key=lambda dim: family(dim).row_items)
+    layout = family(dims[at]) if at < len(dims) else None
+    return layout if layout is not None and layout.row_items == items else None
+
+
+# A layout that shares neither dimension nor optimizer with what was asked for.
+_STRANGE = 2
+
+
+def _unlikelihood(layout: Layout, asked: Asked) -> tuple[int, ...]:
+    """What sorts the likely layouts first: as asked for, all tables of one width, usual dtypes, round dimensions."""
+    differing = [
+        asked.embedding_dim not in (None, layout.embedding_dim),
+        asked.optimizer is not None and optimizer_named(asked.optimizer) != layout.optimizer,
+    ]
+    kinds = (layout.momentum1_dtype, layout.momentum2_dtype)
+    return (
+        sum(differing),
+        layout.max_dim != layout.embedding_dim,
+        sum(STATE_DTYPES.index(kind) for kind in kinds),
+        -min(layout.embedding_dim & -layout.embedding_dim, 64),
+        list(OPTIMIZERS).index(layout.optimizer),
+        layout.embedding_dim,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- the record
+
+
+def dump(layout: Layout, name: str) -> str:
+    """The layout of the table `name` as JSON, for the metadata of what it was split into."""
+    fields = [{"name": f.name, "offset": f.offset, "bytes": f.nbytes} for f in (*layout.fields(), *layout.gaps())]
+    record = {"version": VERSION, "tensor": name, **vars(layout), "row_bytes": layout.row_bytes, "fields": fields}
+    return json.dumps(record, separators=(",", ":"))
+
+
+def parse(text: str, where: str) -> tuple[Layout, str]:
+    """The layout, and the table's name, of the record `text`. Raises CorruptError for one that is malformed or
+    contradicts itself, UnsupportedError for a version that is not known."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        record = None
+    if type(record) is not dict:
+        raise _malformed(where, "is no JSON object")
+    if record.get("version") != VERSION:
+        raise UnsupportedError(
+            f"{where}: the layout of its rows is recorded in version {str(record.get('version'))[:20]}, and this "
+            f"release knows version {VERSION}."
+        )
+    name = _member(record, "tensor", str, where)
+    values: dict[str, Any] = {key: _member(record, key, kind, where) for key, kind in _MEMBERS.items()}
+    if not all(0 < values[key] < 1 << 32 for key in ("embedding_dim", "max_dim")):
+        raise _malformed(where, "has no plausible dimensions")
+    try:
+        layout = make(
+            Asked(**{key: values[key] for key in _MEMBERS if key not in _unused(values)}), values["weight_dtype"]
+        )
+    except (UsageError, UnsupportedError) as error:
+        raise _malformed(where, f"makes no sense: {error.message}") from error
+    if record.get("row_bytes") != layout.row_bytes:
+        raise _malformed(
+            where, f"says {str(record.get('row_bytes'))[:20]} bytes a row, where its parts take {layout.row_bytes}"
+        )
+    return layout, name
+
+
+_MEMBERS: dict[str, type] = {
+    "embedding_dim": int,
+    "optimizer": str,
+    "weight_dtype": str,
+    "momentum1_dtype": str,
+    "momentum2_dtype": str,
+    "max_dim": int,
+}
+
+
+def _unused(values: Mapping[str, Any]) -> Sequence[str]:
+    """The dtypes that the record names as all do, and its optimizer has no use for."""
+    states = {state.name for state in OPTIMIZERS.get(values["optimizer"], ())}
+    return [f"{name}_dtype" for name in ("momentum1", "momentum2") if name not in states]
+
+
+def _member(record: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    if type(record.get(key)) is not kind:
+        raise _malformed(where, f"has no {key}")
+    return record[key]
+
+
+def _malformed(where: str, why: str) -> CorruptError:
+    return CorruptError(f"{where}: the record of the layout of its rows ({METADATA_KEY}) {why}.")

@@ -1,0 +1,216 @@
+"""Which tensors of a checkpoint are tables of whole rows, and which belong to them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ckptconv import foreign, keymap
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats import open_source
+from ckptconv.formats.source import Source
+from ckptconv.options import Options
+from ckptconv.storage import normalize
+from ckptconv.tensors import DTYPES, Concat, Convert, DType, LazyTensor, Narrow, Stored, Tagged, View
+
+from .layout import WEIGHT_DTYPES
+
+# FBGEMM and TorchRec call an embedding table so; what lies beside it begins alike.
+_TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")
+# Beside a table of a key-value back end: ids by bucket, how many there are in each, and a part of each row's header.
+COMPANIONS = ("weight_id", "bucket", "metadata")
+# A handle of such a back end, which is pickled without what it leads to.
+_HANDLES = ("PartiallyMaterializedTensor", "KVTensorWrapper")
+_SHOWN = 8
+
+
+@dataclass
+class Contents:
+    """What an opened checkpoint holds: tensors by name, and the names of handles that lead to no data here."""
+
+    path: str
+    tensors: dict[str, LazyTensor]
+    handles: dict[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class Table(NamedTuple):
+    """A table of whole rows: its name, its tensor [N, items], and what was saved beside it, by kind."""
+
+    name: str
+    tensor: LazyTensor
+    beside: dict[str, LazyTensor]
+
+
+def contents(source: Source) -> Contents:
+    """The tensors of `source` by name."""
+    handles: dict[str, str] = {}
+
+    def leave_out(name: str, node: Any) -> bool:
+        cls = foreign.class_of(node)
+        if cls.endswith(_HANDLES):
+            handles[name] = cls
+        return bool(cls)
+
+    if source.structured:
+        tensors = keymap.describe(source.weights, leave_out=leave_out).tensors
+    else:
+        tensors = dict(source.weights)
+    return Contents(source.path, tensors, handles, source.metadata)
+
+
+def names_of_tables(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> list[str]:
+    """Of `names` those that are called as embedding tables are."""
+    return [name for name in names if _TABLE.fullmatch(name)]
+
+
+def choose(found: Contents, names: Sequence[str]) -> Table:
+    """The table that is meant: the tensors `names`, joined in order, or the only one that there is.
+
+    Raises UsageError for a name that is not there or a choice that is not clear, UnsupportedError for a table without
+    data or that is none.
+    """
+    names = list(names) or [_only(found)]
+    for name in names:
+        if name in found.handles:
+            raise _handle(found, name)
+        if name not in found.tensors:
+            others = names_of_tables(found.tensors) or list(found.tensors)
+            raise UsageError(f"There is no tensor {name!r} in {found.path}.", f"There are {_listed(others)}.")
+    tables = [Table(name, found.tensors[name], _beside(found, name)) for name in names]
+    return join(tables, found.path)
+
+
+def _only(found: Contents) -> str:
+    """The name of the only table."""
+    rows = [name for name, tensor in found.tensors.items() if len(tensor.shape) == 2]
+    tables = names_of_tables(rows) or [name for name in rows if found.tensors[name].dtype.name in WEIGHT_DTYPES]
+    handles = names_of_tables(found.handles) or list(found.handles)
+    if not tables and handles:
+        raise _handle(found, handles[0])
+    if not tables:
+        raise UsageError(f"{found.path} holds no table: no tensor of two dimensions.")
+    if len(tables) > 1:
+        raise UsageError(
+            f"{found.path} holds {len(tables)} tables: {_listed(tables)}.",
+            "Choose with --tensor; repeated, it joins the shards of one table.",
+        )
+    return tables[0]
+
+
+def _handle(found: Contents, name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{found.path}: {name!r} is a {found.handles[name]}: a handle of the database that held the table while it was "
+        "trained. Its rows are not in this file. Nothing was written.",
+        "Save the table with its rows: the tensors of its state dict, read from the handle.",
+    )
+
+
+def join(tables: Sequence[Table], where: str) -> Table:
+    """Shards of one table as one. Raises UnsupportedError for what is no table of rows, or shards of several widths."""
+    for name, tensor, _ in tables:
+        if len(tensor.shape) != 2:
+            raise UnsupportedError(
+                f"{where}: {name!r} has the shape {list(tensor.shape)}, where a table of rows has two dimensions."
+            )
+        if tensor.dtype.name not in WEIGHT_DTYPES:
+            raise UnsupportedError(
+                f"{where}: {name!r} is of {tensor.dtype}, and whole rows are of float32 or float16.",
+                "Choose another tensor: --tensor.",
+            )
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    for table in tables[1:]:
+        if (table.tensor.dtype, table.tensor.shape[1]) != (first.tensor.dtype, first.tensor.shape[1]):
+            raise UnsupportedError(
+                f"{where}: the shards of a table have rows of one width, and {first.name!r} has "
+                f"{first.tensor.shape[1]} items of {first.tensor.dtype}, {table.name!r} {table.tensor.shape[1]} of "
+                f"{table.tensor.dtype}. Nothing was written.",
+                "Split tables of several widths one by one.",
+            )
+    beside: dict[str, LazyTensor] = {
+        kind: Concat(tuple(table.beside[kind] for table in tables))
+        for kind in first.beside
+        if all(_fits(table.beside.get(kind), first.beside[kind]) for table in tables)
+    }
+    return Table(first.name, Concat(tuple(table.tensor for table in tables)), beside)
+
+
+def _fits(one: LazyTensor | None, other: LazyTensor) -> bool:
+    return one is not None and (one.dtype, one.shape[1:]) == (other.dtype, other.shape[1:]) and bool(one.shape)
+
+
+def _beside(found: Contents, name: str) -> dict[str, LazyTensor]:
+    """What was saved beside the table `name`: by the names of the back end."""
+    match = _TABLE.fullmatch(name)
+    if not match:
+        return {kind: found.tensors[kind] for kind in COMPANIONS if kind in found.tensors}
+    beside = {kind: f"{match['prefix']}{kind}" for kind in COMPANIONS}
+    for state in ("momentum1", "momentum2"):
+        ending = f"{match['table']}.{state}"
+        ends = [key for key in found.tensors if key == ending or key.endswith(f".{ending}")]
+        if len(ends) == 1:
+            beside[state] = ends[0]
+    return {kind: found.tensors[key] for kind, key in beside.items() if key in found.tensors}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return foreign.shown(list(names), _SHOWN) if names else "none at all"
+
+
+# ----------------------------------------------------------------------------------------------------------- columns
+
+
+def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> LazyTensor:
+    """From byte `offset` of each row of `table` [N, …], the bits of `items` elements of `dtype`: [N, items], or [N] for
+    None. Raises UnsupportedError for a table whose rows are not little-endian bytes as they lie."""
+    shape = (table.shape[0],) if items is None else (table.shape[0], items)
+    if isinstance(table, Tagged):
+        return column(table.tensor, offset, dtype, items)
+    if isinstance(table, Concat) and table.dim == 0:
+        return Concat(tuple(column(part, offset, dtype, items) for part in table.parts))
+    if isinstance(table, Convert):
+        raise UnsupportedError(
+            "The rows of this table are not stored as they are: it was saved on a big-endian machine, or negated."
+        )
+    row = table.shape[1] * table.dtype.itemsize
+    if isinstance(table, Stored) and (table.strides[1] == 1 or table.shape[1] == 1):
+        item = dtype.itemsize
+        distance = table.strides[0] * table.dtype.itemsize if table.shape[0] > 1 else row
+        if distance % item == 0:
+            return Stored(table.file, table.offset + offset, dtype, shape, (distance // item, 1)[: len(shape)])
+    size = dtype.itemsize * (items or 1)
+    view = View(table, DTYPES["uint8"], (table.shape[0], row))
+    return View(Narrow(view, 1, offset, size), dtype, shape)
+
+
+def check_rows(tensor: LazyTensor, count: int, what: str, where: str) -> None:
+    """Raise CorruptError unless `tensor` has a row, or an element, for each of `count` rows."""
+    if not tensor.shape or tensor.shape[0] != count:
+        raise CorruptError(f"{where}: {what} has the shape {list(tensor.shape)}, where the table has {count} rows.")
+
+
+# ----------------------------------------------------------------------------------------------------------- opening
+
+
+def open_table(paths: Sequence[str], names: Sequence[str], options: Options) -> tuple[list[Source], Table]:
+    """Open checkpoints, and find in each the table that is meant; those of several are joined in order."""
+    sources = open_all(paths, options)
+    tables = [choose(contents(source), names) for source in sources]
+    return sources, join(tables, paths[0])
+
+
+def open_all(paths: Sequence[str], options: Options) -> list[Source]:
+    """The checkpoints at `paths`."""
+    return [
+        open_source(
+            normalize(path),
+            inert=options.inert,
+            spool_dir=options.spool_dir,
+            storage_options=options.storage_options,
+        )
+        for path in paths
+    ]
