@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any, NamedTuple, TypeAlias
 
 from .errors import UnsupportedError, UsageError
@@ -23,9 +24,13 @@ _BATCH = 1000
 
 
 class PersistentId(NamedTuple):
-    """What torch's loader resolves by itself: a storage."""
+    """What torch's loader resolves by itself: a storage of `numel` elements, under a key of its own."""
 
-    value: tuple[Any, ...]
+    kind: str
+    cls: Global
+    key: str
+    location: str
+    numel: int
 
 
 @dataclass(eq=False, slots=True)
@@ -54,30 +59,43 @@ _TUPLES = {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}
 
 
 class _Pickler:
-    """The bytes so far, and the work ahead: bytes to write, values to save, or steps to take, the next one last."""
+    """The bytes so far, and the work ahead: bytes to write, values to save, steps to take, or generators of such, the
+    next one last.
+
+    Only what may come again is remembered: what a `Call` is made from is written for it alone. For a file of a million
+    tensors, the rest would be most of the memory.
+    """
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
-        self.out: list[bytes] = []
+        self.out = bytearray()
         self.work: list[Any] = []
-        # By identity, with the object so that it stays alive; strings and globals by value.
-        self.memo: dict[int, tuple[int, Any]] = {}
+        # By identity, and the objects so that they stay alive; strings and globals by value.
+        self.memo: dict[int, int] = {}
+        self.alive: list[Any] = []
         self.texts: dict[Any, int] = {}
         self.count = 0
 
     def run(self, tree: Any) -> bytes:
-        self.out.append(b"\x80\x02")
-        self.work.append(_Save(tree))
-        while self.work:
-            step = self.work.pop()
+        out, work, save = self.out, self.work, self.save
+        out += b"\x80\x02"
+        work.append(_Save(tree))
+        while work:
+            step = work.pop()
+            if type(step) is GeneratorType:
+                following = next(step, None)
+                if following is None:
+                    continue
+                work.append(step)
+                step = following
             if type(step) is bytes:
-                self.out.append(step)
+                out += step
             elif type(step) is _Save:
-                self.save(step.value)
+                save(step[0])
             else:
                 step()
-        self.out.append(b".")
-        return b"".join(self.out)
+        out += b"."
+        return bytes(out)
 
     def next(self, *steps: Any) -> None:
         """Do these next, in this order."""
@@ -95,7 +113,8 @@ class _Pickler:
         return b"h%c" % number if number < 256 else b"j" + struct.pack("<I", number)
 
     def remember(self, value: Any) -> bytes:
-        self.memo[id(value)] = (self.count, value)
+        self.memo[id(value)] = self.count
+        self.alive.append(value)
         return self.put()
 
     # Values ---------------------------------------------------------------------------------------------------
@@ -103,27 +122,30 @@ class _Pickler:
     def save(self, value: Any) -> None:
         kind = type(value)
         if value is None or kind is bool:
-            self.out.append(_CONSTANTS[value])
+            self.out += _CONSTANTS[value]
         elif kind is int:
-            self.out.append(_integer(value))
+            self.out += _integer(value)
         elif kind is str:
             self.text(value)
         elif kind is float:
-            self.out.append(b"G" + struct.pack(">d", value))
+            self.out += b"G" + _double(value)
         elif kind is Global:
             self.named(value)
         elif kind is PersistentId:
-            self.next(_Save(value.value), b"Q")
+            kept = (value.kind, value.cls, _Once(value.key), value.location, value.numel)
+            self.next(b"(", *map(_Save, kept), b"tQ")
+        elif kind is _Once:
+            self.out += _unicode(value.text)
+        elif kind is Call:
+            self.call(None, value)
         elif id(value) in self.memo:
-            self.out.append(self.get(self.memo[id(value)][0]))
+            self.out += self.get(self.memo[id(value)])
         elif kind is tuple:
             self.tuple(value)
         elif kind is dict:
-            self.next(b"}" + self.remember(value), *_batches(value.items(), b"s", b"u"))
+            self.next(b"}" + self.remember(value), _batches(value.items(), b"s", b"u"))
         elif kind is list:
-            self.next(b"]" + self.remember(value), *_batches(((each,) for each in value), b"a", b"e"))
-        elif kind is Call:
-            self.call(value, value)
+            self.next(b"]" + self.remember(value), _batches(((each,) for each in value), b"a", b"e"))
         else:
             self.call(value, self.reduced(value))
 
@@ -136,60 +158,81 @@ class _Pickler:
         return made if type(made) is Call else Call(Global("", ""), (made,))
 
     def call(self, value: Any, made: Call) -> None:
+        """Write what makes `value`, which may come again; None for what cannot."""
         if not made.function.name:  # a name alone
             self.next(_Save(made.args[0]))
             return
+
+        def finish() -> None:
+            self.out += b"R" if value is None else b"R" + self.remember(value)
+
+        count = len(made.args)
         build = () if made.state is None else (_Save(made.state), b"b")
         self.next(
             _Save(made.function),
-            _Save(made.args),
+            b"" if count <= 3 else b"(",
+            *map(_Save, made.args),
+            _TUPLES.get(count, b"t"),
             # What it is made from may hold it, only by way of its state or its elements.
-            lambda: self.out.append(b"R" + self.remember(value)),
-            *_batches(((each,) for each in made.appended), b"a", b"e"),
-            *_batches(made.items, b"s", b"u"),
+            finish,
+            _batches(((each,) for each in made.appended), b"a", b"e"),
+            _batches(made.items, b"s", b"u"),
             *build,
         )
 
     def tuple(self, value: tuple[Any, ...]) -> None:
         if not value:
-            self.out.append(b")")
+            self.out += b")"
             return
 
         def finish() -> None:
             known = self.memo.get(id(value))
-            if known:  # it holds itself, and was saved while its elements were
-                self.out.append(b"0" * len(value) if len(value) <= 3 else b"1")
-                self.out.append(self.get(known[0]))
+            if known is not None:  # it holds itself, and was saved while its elements were
+                self.out += b"0" * len(value) if len(value) <= 3 else b"1"
+                self.out += self.get(known)
             else:
-                self.out.append(_TUPLES.get(len(value), b"t") + self.remember(value))
+                self.out += _TUPLES.get(len(value), b"t") + self.remember(value)
 
         self.next(b"" if len(value) <= 3 else b"(", *map(_Save, value), finish)
 
     def text(self, value: str) -> None:
         number = self.texts.get(value)
         if number is not None:
-            self.out.append(self.get(number))
+            self.out += self.get(number)
             return
-        raw = value.encode("utf-8", "surrogatepass")
         self.texts[value] = self.count
-        self.out.append(b"X" + struct.pack("<I", len(raw)) + raw + self.put())
+        self.out += _unicode(value) + self.put()
 
     def named(self, value: Global) -> None:
         number = self.texts.get(value)
         if number is not None:
-            self.out.append(self.get(number))
+            self.out += self.get(number)
             return
         if not all(part.isprintable() for part in value):  # a new line would end the name, and begin an instruction
             raise UnsupportedError(f"The name {str(value)[:100]!r} cannot be written into a pickle.")
         self.texts[value] = self.count
-        self.out.append(b"c" + f"{value.module}\n{value.name}\n".encode() + self.put())
+        self.out += b"c" + f"{value.module}\n{value.name}\n".encode() + self.put()
 
 
 class _Save(NamedTuple):
     value: Any
 
 
-def _batches(entries: Iterable[tuple[Any, ...]], one: bytes, many: bytes) -> Iterable[Any]:
+class _Once(NamedTuple):
+    """A text that does not come again."""
+
+    text: str
+
+
+_double = struct.Struct(">d").pack
+
+
+def _unicode(value: str) -> bytes:
+    raw = value.encode("utf-8", "surrogatepass")
+    return b"X" + struct.pack("<I", len(raw)) + raw
+
+
+def _batches(entries: Iterable[tuple[Any, ...]], one: bytes, many: bytes) -> Iterator[Any]:
     """The steps that add `entries` to a container: by one opcode where there is one, else in batches."""
     batch: list[tuple[Any, ...]] = []
     for entry in entries:

@@ -91,13 +91,12 @@ def test_numpy_loads_numpy_values() -> None:
         (NumpyArray(">f4", (2, 2), "F", np.arange(4, dtype=">f4").tobytes()), np.array([[0, 2], [1, 3]], ">f4")),
         (NumpyArray("|S3", (2,), "C", b"abcdef"), np.array([b"abc", b"def"])),
         (NumpyArray("<M8[D]", (1,), "C", bytes(8)), np.array(["1970-01-01"], "M8[D]")),
-        (NumpyScalar("<m8[25us]", b"\2" + bytes(7)), np.timedelta64(2, (25, "us"))),
+        (NumpyScalar("<m8[25us]", b"\2" + bytes(7)), np.array([2], "m8[25us]")[0]),
         (NumpyScalar("<m8", b"\2" + bytes(7)), np.timedelta64(2)),
     ]
     for node, expected in rows:
         loaded = pickle.loads(dumps(node))
         assert loaded.dtype == expected.dtype
-        assert loaded.flags.writeable or loaded.ndim == 0
         assert np.array_equal(loaded, expected)
 
 

@@ -102,7 +102,7 @@ def _utils(name: str) -> Global:
     return Global("torch._utils", name)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Room:
     """A storage as it is written: its place in the archive, from which byte on it has what the tensors shared, how
     many bytes, and the class of storage; None where its views are of several dtypes."""
@@ -281,11 +281,9 @@ class TorchTree:
 
 def _persistent(room: _Room) -> PersistentId:
     if room.cls is None:
-        return PersistentId(
-            ("storage", Global("torch.storage", "UntypedStorage"), str(room.number), "cpu", room.nbytes)
-        )
+        return PersistentId("storage", Global("torch.storage", "UntypedStorage"), str(room.number), "cpu", room.nbytes)
     count = room.nbytes // DTYPES[_DTYPES[room.cls]].itemsize
-    return PersistentId(("storage", Global("torch", f"{room.cls}Storage"), str(room.number), "cpu", count))
+    return PersistentId("storage", Global("torch", f"{room.cls}Storage"), str(room.number), "cpu", count)
 
 
 def _parameter(made: Call, requires_grad: bool, attributes: Any) -> Call:
