@@ -5,13 +5,15 @@
 In an environment of its own, `build/deepspeed-VERSION`, a release of DeepSpeed trains tiny models for a few steps on
 two or three CPU ranks: stages 0 to 3, random shapes and groups, frozen and tied parameters, every precision, experts, a
 pipeline, tensor parallelism. It saves, and notes the live master weights, buffers and optimizer states. Then its own
-converter and ours read the checkpoints, and both are compared with the notes bit for bit. The exit code is 1 if ours is
-wrong anywhere, so that a new release can be checked in minutes.
+converter and ours read the checkpoints, and both are compared with the notes bit for bit; and universal checkpoints
+that we write are compared with those of its ds_to_universal. The exit code is 1 if ours is wrong anywhere, so that a
+new release can be checked in minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -34,6 +36,7 @@ TORCH = "torch==2.13.0"
 PATIENCE = 180  # seconds in which a case must be done; most take two, but a launch takes ten, and others may be busy
 CASES, PENDING, NOTES, LOG = "cases.json", "pending.json", "notes.{}.pt", "log.{}.txt"
 FAILED = "not_trained.txt"
+OURS, THEIRS = "ours.universal", "theirs.universal"
 RIGHT = "right"
 
 Case: TypeAlias = dict[str, Any]
@@ -47,12 +50,13 @@ def make_cases(rounds: int, seed: int) -> list[Case]:
     """Random models without model parallelism, then one of every other kind."""
     dice = random.Random(seed)
     cases = [_dense(dice, number) for number in range(rounds)]
-    parallel = [("moe", 1, 2), ("moe", 2, 2), ("moe", 2, 4), ("pipeline", 1, 2), ("pipeline", 1, 4)]
+    parallel = [("moe", 1, 2), ("moe", 2, 2), ("moe", 1, 4), ("moe", 2, 4), ("pipeline", 1, 2), ("pipeline", 1, 4)]
     parallel += [("autotp", stage, 2) for stage in (1, 2, 3)] + [("autotp", 2, 4)]
     cases.extend(
         {"kind": kind, "stage": stage, "world": world, "precision": "fp32" if kind == "autotp" else "bf16", "zero": {}}
         for kind, stage, world in parallel
     )
+    cases.append({**cases[rounds], "stage": 2, "together": True})  # one rank has all experts
     for number, case in enumerate(cases):
         marks = sorted(key for key, value in case.items() if value is True)
         case["seed"] = seed * 1000 + number
@@ -93,6 +97,10 @@ def _dense(dice: random.Random, number: int) -> Case:
             keys = {"round_robin": "round_robin_gradients", "align": "parameter_alignment"}
             zero[keys.get(choice, "elastic_checkpoint")] = case[choice] = True
     case["exclude_frozen"] = case["frozen"] and dice.random() < 0.25
+    case["stream"] = dice.random() < 0.15
+    case["offload"] = stage > 0 and not case["bf16_optimizer"] and dice.random() < 0.25
+    if case["offload"]:
+        zero["offload_optimizer"] = {"device": "cpu"}
     return case
 
 
@@ -109,6 +117,10 @@ def config_of(case: Case) -> dict[str, Any]:
         config[case["precision"]] = {"enabled": True}
     if case["precision"] == "fp16":
         config["fp16"]["initial_scale_power"] = 4
+    if case.get("stream"):
+        config["checkpoint"] = {"checkpoint_serialization": False}
+    if case.get("offload"):
+        config["zero_force_ds_cpu_optimizer"] = False  # it would have to be compiled
     if case.get("bf16_optimizer"):
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if case["kind"] == "autotp":
@@ -196,12 +208,14 @@ def train_moe(case: Case, deepspeed: Any) -> tuple[Any, Tensors, Tensors]:
     from deepspeed.moe.layer import MoE
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 
+    ranks = 1 if case.get("together") else 2  # that have all experts between them
+
     class Mixture(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = torch.nn.Linear(5, 6)
-            self.first = MoE(6, torch.nn.Linear(6, 6), num_experts=4, ep_size=2, k=1, min_capacity=1)
-            self.second = MoE(6, torch.nn.Linear(6, 6), num_experts=2, ep_size=2, k=1, min_capacity=1)
+            self.first = MoE(6, torch.nn.Linear(6, 6), num_experts=4, ep_size=ranks, k=1, min_capacity=1)
+            self.second = MoE(6, torch.nn.Linear(6, 6), num_experts=2, ep_size=ranks, k=1, min_capacity=1)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.second(self.first(self.inner(x))[0])[0]
@@ -219,7 +233,7 @@ def train_moe(case: Case, deepspeed: Any) -> tuple[Any, Tensors, Tensors]:
         engine.step()
     weights, states = note(engine, deepspeed)
     local = {f"{name}.": module.num_local_experts for name, module in model.named_modules() if isinstance(module, MoE)}
-    rank = torch.distributed.get_rank() % 2  # among the two that have all experts together
+    rank = torch.distributed.get_rank() % ranks
 
     def named(tensors: Tensors) -> Tensors:
         return {_global(name, local, rank): tensor for name, tensor in tensors.items()}
@@ -473,20 +487,34 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def judge_official(directory: Path) -> None:
-    """What DeepSpeed's own converter makes of every case: printed as JSON by name. Runs in its environment."""
+    """What DeepSpeed's own converters make of every case: printed as JSON by name, of its weights and how our universal
+    checkpoint compares with its. Runs in its environment."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    verdicts: dict[str, str] = {}
+    verdicts: dict[str, list[str]] = {}
     for case in json.loads((directory / CASES).read_text()):
-        try:
-            sys.stdout = sys.stderr  # it prints
-            got = get_fp32_state_dict_from_zero_checkpoint(str(directory / case["name"] / "checkpoint"))
-            verdicts[case["name"]] = compare(got, notes_of(case, directory)[0])
-        except Exception as error:
-            verdicts[case["name"]] = " ".join(f"fails: {type(error).__name__}: {error}".split())
-        finally:
-            sys.stdout = sys.__stdout__
+        place = directory / case["name"]
+
+        def weights(place: Path = place, case: Case = case) -> str:
+            got = get_fp32_state_dict_from_zero_checkpoint(str(place / "checkpoint"))
+            return compare(got, notes_of(case, directory)[0])
+
+        def universal(place: Path = place, case: Case = case) -> str:
+            return compare_universal(place / OURS, place / THEIRS, *notes_of(case, directory))
+
+        written = (place / OURS / "zero").exists() and _attempted(functools.partial(write_universal, place)) == RIGHT
+        verdicts[case["name"]] = [_attempted(weights), _attempted(universal) if written else ""]
     print(json.dumps(verdicts))
+
+
+def _attempted(judge: Callable[[], str]) -> str:
+    try:
+        sys.stdout = sys.stderr  # it prints
+        return judge()
+    except Exception as error:
+        return " ".join(f"fails: {type(error).__name__}: {error}".split())
+    finally:
+        sys.stdout = sys.__stdout__
 
 
 def judge_ours(case: Case, directory: Path) -> tuple[str, str]:
@@ -500,6 +528,7 @@ def judge_ours(case: Case, directory: Path) -> tuple[str, str]:
         path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "ckptconv", "zero-to-fp32", str(place / "checkpoint"), str(output)]
     command += ["--tied", "duplicate", *(["--optimizer", str(optimizer)] if states else [])]
+    command += ["--universal", str(place / OURS)] if case["stage"] else []
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         return f"fails: {done.stderr.strip()}", ""
@@ -509,6 +538,87 @@ def judge_ours(case: Case, directory: Path) -> tuple[str, str]:
     got = {name.removeprefix("state."): tensor for name, tensor in load_file(optimizer).items()}
     got = {name: tensor for name, tensor in got.items() if not name.endswith(".step") and tensor.numel()}
     return verdict, compare(got, states)
+
+
+# -------------------------------------------------------------------------------------------- universal checkpoints
+
+COMMON = "zero/optimizer_state.pt"
+
+
+def write_universal(place: Path) -> str:
+    """Have DeepSpeed's own tool write a universal checkpoint of a case; RIGHT if it does."""
+    from deepspeed.checkpoint.ds_to_universal import main as convert
+
+    shutil.rmtree(place / THEIRS, ignore_errors=True)
+    tag = place / "checkpoint" / (place / "checkpoint" / "latest").read_text()
+    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    folders = {"input_folder": str(tag), "output_folder": str(place / THEIRS)}
+    convert(argparse.Namespace(**folders, **options, inject_missing_state=True))
+    return RIGHT
+
+
+def compare_universal(ours: Path, theirs: Path, weights: Tensors, states: Tensors) -> str:
+    """RIGHT, or where our universal checkpoint is not what DeepSpeed's tool wrote, unless ours is what the live model
+    had, and its not. Ours may say more of what no optimizer trains: its tool wrote nothing of that before 0.19."""
+    live = {f"{name}.fp32": tensor for name, tensor in weights.items()} | states
+    mine, other = _files_in(ours), _files_in(theirs)
+    trained = {name.rpartition(".")[0] for name in states}
+    if missing := sorted(other - mine):
+        return f"wrong: lacks {missing[0]} (of {len(missing)})"
+    more = sorted(name for name in mine - other if not name.startswith("zero/") or name.split("/")[1] in trained)
+    if more:
+        return f"wrong: invents {more[0]} (of {len(more)})"
+    for name in sorted(other):
+        if not name.startswith("zero/"):
+            if (ours / name).read_bytes() != (theirs / name).read_bytes():
+                return f"wrong: {name} is no copy"
+            continue
+        got, expected = (torch.load(place / name, weights_only=False) for place in (ours, theirs))
+        if name == COMMON:
+            expected = _without_partitions(expected)
+        if difference := _difference(got, expected):
+            known = live.get(name.removeprefix("zero/").removesuffix(".pt").replace("/", "."))
+            if known is None or not _holds(got, known) or _holds(expected, known):
+                return f"wrong: {name} {difference}"
+    return RIGHT
+
+
+def _without_partitions(common: dict[str, Any]) -> dict[str, Any]:
+    """What DeepSpeed's tool says of the optimizer as a whole, without rank 0's partitions and their states, which it
+    leaves there under ZeRO-3, and which nothing reads there."""
+    common = {key: value for key, value in common.items() if key != "fp32_flat_groups"}
+    if isinstance(inner := common.get("optimizer_state_dict"), dict):
+        steps = {group: {"step": state["step"]} for group, state in inner["state"].items() if "step" in state}
+        common["optimizer_state_dict"] = {**inner, "state": steps}
+    return common
+
+
+def _files_in(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*.pt")}
+
+
+def _holds(value: Any, known: torch.Tensor) -> bool:
+    """Whether a file of a universal checkpoint holds the elements that the live model had."""
+    tensor = value["param"] if isinstance(value, dict) else value
+    return compare({"": tensor.reshape(-1)}, {"": known.reshape(-1)}) == RIGHT
+
+
+def _difference(got: Any, expected: Any, path: str = "") -> str:
+    """ "", or where two trees differ first: types, keys, dtypes, shapes, bits."""
+    if isinstance(expected, dict) and isinstance(got, dict):
+        if set(got) != set(expected):
+            return f"has other keys {path}: {sorted(map(str, set(got) ^ set(expected)))}"
+        return next(filter(None, (_difference(got[key], expected[key], f"{path}.{key}") for key in expected)), "")
+    if isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)) and len(got) == len(expected):
+        pairs = enumerate(zip(got, expected, strict=True))
+        return next(filter(None, (_difference(a, b, f"{path}.{index}") for index, (a, b) in pairs)), "")
+    if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
+        verdict = compare({path: got}, {path: expected})
+        return "" if verdict == RIGHT else verdict.removeprefix("wrong: ")
+    if isinstance(expected, (torch.Tensor, dict, list, tuple)) or type(got) is not type(expected):
+        return f"has {type(got).__name__} at {path}, not {type(expected).__name__}"
+    same = vars(got) == vars(expected) if hasattr(expected, "__dict__") else got == expected
+    return "" if same else f"has {got!r:.40} at {path}, not {expected!r:.40}"
 
 
 # ----------------------------------------------------------------------------------------------------------- launching
@@ -593,12 +703,12 @@ def _run_ranks(python: Path, cases: Sequence[Case], directory: Path) -> None:
             process.wait()
 
 
-def official_verdicts(python: Path, directory: Path) -> dict[str, str]:
+def official_verdicts(python: Path, directory: Path) -> dict[str, list[str]]:
     command = [str(python), __file__, "--official", str(directory)]
     quiet = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=quiet)
     try:
-        verdicts: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+        verdicts: dict[str, list[str]] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         return {}
     return verdicts
@@ -608,22 +718,25 @@ def check(python: Path, cases: Sequence[Case], directory: Path) -> int:
     """Train, convert and compare all cases, a line for each; how often ours was wrong."""
     shutil.rmtree(directory, ignore_errors=True)
     wrong = trained = 0
-    print(f"{'case':<44} {'ours':<8} {'states':<8} DeepSpeed's own")
+    print(f"{'case':<44} {'ours':<8} {'states':<8} {'universal':<9} DeepSpeed's own")
     for kind, world in dict.fromkeys((case["kind"], case["world"]) for case in cases):
         own = [case for case in cases if (case["kind"], case["world"]) == (kind, world)]
         place = directory / f"{kind}-{world}"
         launch(python, own, place)
+        ours = {case["name"]: judge_ours(case, place) for case in own if _is_noted(case, place)}
         official = official_verdicts(python, place)
-        for case in own:
-            if not _is_noted(case, place):
-                reason = (place / case["name"] / FAILED).read_text().strip().splitlines()[-1]
-                print(f"{case['name']:<44} not trained: {reason[:100]}", flush=True)
+        for name in (case["name"] for case in own):
+            if name not in ours:
+                lines = (place / name / FAILED).read_text().strip().splitlines()
+                reason = [line for line in lines if not line.startswith(" ")][-1]
+                print(f"{name:<44} not trained: {reason[:100]}", flush=True)
                 continue
             trained += 1
-            weights, states = judge_ours(case, place)
-            short = [verdict.partition(":")[0] for verdict in (weights, states)]
-            print(f"{case['name']:<44} {short[0]:<8} {short[1]:<8} {official.get(case['name'], '')[:100]}", flush=True)
-            for what, verdict in (("weights", weights), ("states", states)):
+            theirs, universal = official.get(name, ["", ""])
+            verdicts = {"weights": ours[name][0], "states": ours[name][1], "universal": universal}
+            weights, states, universal = (verdict.partition(":")[0] for verdict in verdicts.values())
+            print(f"{name:<44} {weights:<8} {states:<8} {universal:<9} {theirs[:100]}", flush=True)
+            for what, verdict in verdicts.items():
                 if verdict not in (RIGHT, ""):
                     wrong += 1
                     print(f"    ours, {what}: {verdict}")

@@ -226,7 +226,7 @@ def test_a_rank_that_is_a_copy_of_another_is_named(tmp_path: Path) -> None:
     tag = tag_of(checkpoint := copy_of("z3_fp32_w4", tmp_path))
     optim = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
     shutil.copy(tag / optim.format(1), tag / optim.format(2))
-    refused(tmp_path, checkpoint, 4, optim.format(1), optim.format(2), "copy of the other")
+    refused(tmp_path, checkpoint, 4, f"{optim.format(2)} was written as {optim.format(1)}", "data-parallel rank 2")
 
 
 def test_the_model_file_of_rank_0_is_needed(tmp_path: Path) -> None:

@@ -953,6 +953,84 @@ def test_shapes_that_name_more_than_there_is_are_refused_with_both_numbers(stage
     refused(checkpoint, CorruptError, "group 0", *(["61", "86"] if stage == 3 else ["121", "171"]))
 
 
+def moved(tag: Path, source: str, target: str) -> None:
+    """Put a file in the place of another's."""
+    shutil.copy(tag / source, tag / target)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_files_in_each_others_places_are_named_by_what_they_were_written_as(stage: int, tmp_path: Path) -> None:
+    """Everything in them fits; an archive tells its first name."""
+    tag = write(tmp_path / "checkpoint", dense(), Save(stage=stage, world=3)) / TAG
+    one, two = (tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (1, 2))
+    data = one.read_bytes(), two.read_bytes()
+    two.write_bytes(data[0])
+    one.write_bytes(data[1])
+    refused(tag, CorruptError, f"{one} was written as {two.name}", "data-parallel rank 2", "data-parallel rank 1")
+    # Other names say nothing of ranks.
+    two.write_bytes(data[1])
+    one.write_bytes(data[0].replace(one.stem.encode(), b"x" * len(one.stem)))
+    check(tmp_path, tag, expected(dense()), expected_states(dense()))
+
+
+def test_model_and_expert_files_of_other_ranks_are_named(tmp_path: Path) -> None:
+    tag = write(tmp_path / "zero", replace(dense(), frozen=frozen()), Save(stage=3, world=3)) / TAG
+    name = "zero_pp_rank_{}_mp_rank_00_model_states.pt"
+    moved(tag, name.format(2), name.format(1))
+    refused(tag, CorruptError, f"{name.format(1)} was written as {name.format(2)}")
+    moved(tag, name.format(2), name.format(0))
+    refused(tag, CorruptError, f"{name.format(0)} was written as {name.format(2)}")
+    tag = write(tmp_path / "moe", mixture(2), Save()) / TAG
+    name = "layer_1_expert_{}_mp_rank_00_model_states.pt"
+    moved(tag, name.format(2), name.format(3))
+    refused(tag, CorruptError, f"{name.format(3)} was written as {name.format(2)}", "expert 3 of layer 1")
+
+
+def test_a_copy_is_known_though_no_archive_tells_its_name(tmp_path: Path) -> None:
+    tag = write(tmp_path / "checkpoint", Model([{"w": values(40)}]), Save(stage=3)) / TAG
+    one, two = (tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))
+    for path in (one, two):
+        path.write_bytes(one.read_bytes().replace(one.stem.encode(), b"x" * len(one.stem)))
+    refused(tag, CorruptError, one.name, two.name, "copy of the other")
+
+
+@pytest.mark.parametrize("stage", [None, 2])
+def test_shapes_that_fit_into_the_padding_are_told_by_what_the_ranks_note(stage: int | None, tmp_path: Path) -> None:
+    """Seven elements on four ranks are padded to eight."""
+    model, more = Model([{"w": values(7)}]), Model([{"w": values(7), "more": values(1)}])
+    save = Save(stage=stage, world=4, release=RELEASES["0.13.0"])
+    tag = write(tmp_path / "checkpoint", model, save) / TAG
+    other = write(tmp_path / "other", more, save) / TAG
+    shutil.copy(other / "mp_rank_00_model_states.pt", tag / "mp_rank_00_model_states.pt")
+    refused(tag, CorruptError, "8")
+
+
+def test_paddings_that_contradict_the_partitions_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    wrong = Save(stage=None, world=2, optim={"group_paddings": [3]})
+    refused(write(tmp_path / "1", Model([{"w": values(7)}]), wrong), CorruptError, "6 elements of padding", "take 7")
+    fewer = Save(stage=2, optim={"param_alignment_paddings": [[0, 0, 0]]})
+    refused(write(tmp_path / "2", dense(), fewer), CorruptError, "1 groups", "partitions of 2")
+
+
+def test_partitions_of_a_length_that_padding_does_not_make_are_refused(tmp_path: Path) -> None:
+    """Nine elements are padded to twice six: twice five are enough of them, and not what any rank had."""
+    key = "single_partition_of_fp32_groups"
+    save = Save(stage=2, world=2, round_robin=True, optim={key: [torch.ones(5)]})
+    refused(write(tmp_path / "checkpoint", Model([{"w": values(9)}]), save), CorruptError, "has 5 elements", "have 6")
+
+
+def test_fragments_of_names_that_the_shapes_lack_are_refused(tmp_path: Path) -> None:
+    tag = write(tmp_path / "checkpoint", Model([{"w": values(4)}]), Save()) / TAG
+    other = write(tmp_path / "other", Model([{"v": values(4)}]), Save()) / TAG
+    shutil.copy(other / "mp_rank_00_model_states.pt", tag / "mp_rank_00_model_states.pt")
+    refused(tag, CorruptError, "param_slice_mappings", "'v'", "nowhere")
+
+
+def test_a_model_file_without_a_module_is_refused(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "checkpoint", dense(), Save(client={"module": None}))
+    refused(checkpoint, CorruptError, "no module", "layer files")
+
+
 def test_a_rank_file_cut_short_is_named_with_the_sizes_of_its_like(tmp_path: Path) -> None:
     tag = write(tmp_path / "checkpoint", dense(), Save(stage=3, world=3)) / TAG
     file = tag / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"

@@ -211,6 +211,13 @@ def _read_rank(opened: _Opened, mp: int) -> _Part:
             "Copy it beside the others.",
         )
     model = opened.model(own[0])
+    opened.reading.check_name(own[0])
+    if model.module is None and not files.layers:
+        raise CorruptError(
+            f"{model.file.path} holds no module, and there are no layer files (layer_*-model_states.pt), which a "
+            "pipeline has instead.",
+            "Copy them beside the others.",
+        )
     experts = [file for (_, _, rank), file in sorted(files.experts.items()) if rank == mp]
     saved = {
         name.removeprefix("."): tensor for file in experts for name, tensor in opened.reading.tensors(file).items()
@@ -220,7 +227,7 @@ def _read_rank(opened: _Opened, mp: int) -> _Part:
         states = [opened.reading.read(file).value for (_, rank), file in files.expert_optims.items() if rank == mp]
         # With experts the optimizers are in files of their own, and those are empty where ZeRO has them.
         elsewhere = any(isinstance(each, dict) and each.get("optimizer", each) is None for each in states)
-        if not is_whole(model) or elsewhere or (model.module is None and not files.layers):
+        if not is_whole(model) or elsewhere:
             raise CorruptError(
                 f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which hold the "
                 "master weights: there are only model files.",
@@ -238,6 +245,7 @@ def _read_rank(opened: _Opened, mp: int) -> _Part:
                 "Copy them beside the others, or leave the frozen parameters out with --exclude-frozen-parameters.",
             )
         other = opened.model(own[dp])
+        opened.reading.check_name(own[dp])
         for what, key in (("shapes of parameters", "shapes"), ("shapes of frozen parameters", "frozen")):
             if getattr(other, key) != getattr(model, key):
                 raise CorruptError(
@@ -293,6 +301,11 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
                 f"({sizes}{', …' if len(stale) > 3 else ''}).",
                 "Move them away.",
             )
+    if len(first.alignments) not in (0, len(first.masters)):
+        raise CorruptError(
+            f"{first.file.path} has param_alignment_paddings of {len(first.alignments)} groups, and partitions of "
+            f"{len(first.masters)}."
+        )
     for optim in optims:
         for what, mine, other in (
             ("ZeRO stage", optim.stage, first.stage),
@@ -313,13 +326,15 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
             f"{_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
             "Copy them beside the others.",
         )
+    for optim in optims:
+        reading.check_name(optim.file)
     _check_distinct(optims, reading)
     _check_steps(optims, reading)
     return optims
 
 
 def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
-    """Raise CorruptError where one rank's file is a copy of another's.
+    """Raise CorruptError where one rank's file is a copy of another's, and does not say what it was called.
 
     Partitions of a few elements, or of one value throughout, may honestly be the same.
     """
@@ -333,8 +348,7 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
         if other is not optim and not _is_uniform(optim, reading):
             raise CorruptError(
                 f"{optim.file.path} and {basename(other.file.path)} hold the very same partitions, and every rank "
-                "has its "
-                "own: one is a copy of the other.",
+                "has its own: one is a copy of the other.",
                 "Copy the right file there.",
             )
 

@@ -190,7 +190,8 @@ class TorchFile:
 
     `opaque` and `globals` name the classes and functions that were kept as inert data, and all that were mentioned.
     `records` are the storages of the container, used or not. `bytes_read` counts what was read to find all this out.
-    `container` is its name for people, `warnings` what they should know.
+    `container` is its name for people, `warnings` what they should know. `stem` is what the file was called when it was
+    written, without its suffix, where it says so.
     """
 
     value: Any
@@ -202,3 +203,4 @@ class TorchFile:
     bytes_read: int
     container: str
     warnings: tuple[str, ...] = ()
+    stem: str = ""

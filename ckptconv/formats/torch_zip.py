@@ -92,6 +92,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
         archive.records(),
         archive.bytes_read,
         "zip archive",
+        stem=archive.prefix.removesuffix("/"),
     )
 
 

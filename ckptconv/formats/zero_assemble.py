@@ -170,7 +170,7 @@ def _cut_flat(
                 f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and its "
                 f"like), and its {len(shapes)} parameters with their padding take {end}."
             )
-        _check_ranks(group, slices, [optims[rank] for rank in ranks])
+        _check_ranks(group, slices, end, [optims[rank] for rank in ranks])
     if len(copies) == 1:
         return _Group([_Cut(slices, copies[0], {name: name for name in shapes}, pieces=False)], {})
     for name, held_by in fused.items():
@@ -211,10 +211,9 @@ def _experts(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Map
     )
 
 
-def _check_ranks(group: int, slices: Sequence[Slice], optims: Sequence[OptimFile]) -> None:
-    """Check what every rank says of its own partition against where the walk puts it."""
-    size = max(optim.masters[group].numel for optim in optims)
-    places = {piece.name: piece for piece in slices}
+def _check_ranks(group: int, slices: Sequence[Slice], end: int, optims: Sequence[OptimFile]) -> None:
+    """Check what every rank says of its own partition against where the walk, which ends at `end`, puts it."""
+    size = _partition_size(group, end, optims)
     for index, optim in enumerate(optims):
         held = optim.masters[group].numel
         padding = optim.paddings[group] if group < len(optim.paddings) else size - held
@@ -223,27 +222,53 @@ def _check_ranks(group: int, slices: Sequence[Slice], optims: Sequence[OptimFile
         if held not in (size, lean):
             raise CorruptError(
                 f"{optim.file.path}: its partition of group {group} has {held} elements and a padding of {padding}, "
-                f"and the others have {size}."
+                f"and partitions of that group have {size}."
             )
         if held < size and any(other.masters[group].numel for other in optims[index + 1 :]):
             raise CorruptError(
                 f"{optim.file.path}: its partition of group {group} has {held} of {size} elements, and only the last "
                 "partitions may be shorter."
             )
-        zero = optim.config.get("zero_optimization")
-        if group >= len(optim.fragments) or not isinstance(zero, dict) or zero.get("round_robin_gradients"):
-            continue  # under round robin the file says where parameters would have been
-        for name, said in optim.fragments[group].items():
-            piece = places.get(name)
-            if piece is None:
-                continue
-            low = max(piece.offset - index * size, 0)
-            high = min(piece.offset + math.prod(piece.shape) - index * size, size)
-            if said != (low, high - low):
-                raise CorruptError(
-                    f"{optim.file.path}: param_slice_mappings puts {name!r} at element {said[0]} with {said[1]} "
-                    f"elements, and the shapes put it at {low} with {high - low}."
-                )
+        _check_fragments(group, slices, index * size, size, optim)
+
+
+def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
+    """The elements of every rank's partition of a group, with padding."""
+    largest = max(optim.masters[group].numel for optim in optims)
+    if any(group >= len(optim.paddings) for optim in optims):
+        return largest  # before 0.8.0 nobody noted what was padding
+    padding = sum(optim.paddings[group] for optim in optims)
+    size, rest = divmod(end + padding, len(optims))
+    if rest or size < largest:
+        raise CorruptError(
+            f"{optims[0].file.path} and its like note {padding} elements of padding for group {group}, whose "
+            f"parameters take {end}: that is not {len(optims)} partitions of {largest} elements."
+        )
+    return size
+
+
+def _check_fragments(group: int, slices: Sequence[Slice], start: int, size: int, optim: OptimFile) -> None:
+    """Check where a rank says that parameters lie in its partition, which is `size` elements from `start` on."""
+    zero = optim.config.get("zero_optimization")
+    said = optim.fragments[group] if group < len(optim.fragments) else {}
+    if not said or not isinstance(zero, dict) or zero.get("round_robin_gradients"):
+        return  # under round robin the file says where parameters would have been
+    walked = {}
+    for name, shape, offset, _ in slices:
+        low, high = max(offset - start, 0), min(offset - start + math.prod(shape), size)
+        if low < high:
+            walked[name] = (low, high - low)
+    if said == walked:
+        return
+    name = next(name for name in {**walked, **said} if said.get(name) != walked.get(name))
+    texts = [
+        f"at element {place[0]} with {place[1]} elements" if place else "nowhere"
+        for place in (said.get(name), walked.get(name))
+    ]
+    raise CorruptError(
+        f"{optim.file.path}: param_slice_mappings puts {name!r} of group {group} {texts[0]}, and the shapes put it "
+        f"{texts[1]}."
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- assembly

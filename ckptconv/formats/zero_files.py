@@ -71,7 +71,8 @@ def is_tag_directory(names: Mapping[str, Entry]) -> bool:
 
 def kind_of(name: str) -> str:
     """What a file of this name is: "optim", "model", "expert", "layer", "expert_optim", or "" for none of a tag's."""
-    return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name)), "")
+    what = identity(name)
+    return what[0] if what else ""
 
 
 def is_rank_file(name: str) -> bool:
@@ -196,26 +197,37 @@ def _numbered(names: list[str]) -> list[str]:
     return sorted(names, key=lambda name: [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)])
 
 
+def identity(name: str) -> tuple[str, tuple[int, ...]] | None:
+    """What a file of this name is, and of which ranks; None where it is none of a tag's."""
+    for kind, pattern in _KINDS.items():
+        if match := pattern.fullmatch(name):
+            numbers = {key: int(value or 0) for key, value in match.groupdict().items()}
+            if kind == "expert" and match["layer"] is None:
+                numbers["layer"] = -1  # before 0.6.0 one file held an expert of every layer
+            return kind, tuple(numbers.values())
+    return None
+
+
+def described(kind: str, rank: tuple[int, ...]) -> str:
+    """Whose a file is, for people."""
+    return _RANKS[kind].format(**dict(zip(_KINDS[kind].groupindex, rank, strict=True)))
+
+
 def files_of(directory: str, options: dict[str, Any] | None = None) -> Checkpoint:
     """Every file of a tag by what it is. Raises CorruptError where two files claim one rank."""
     found: dict[str, dict[tuple[int, ...], File]] = {kind: {} for kind in _KINDS}
     others = []
     for name, entry in listing(directory, options).items():
-        kind, match = next(
-            ((kind, match) for kind, pattern in _KINDS.items() if (match := pattern.fullmatch(name))), ("", None)
-        )
-        if match is None or entry.kind != "file":
+        what = identity(name)
+        if what is None or entry.kind != "file":
             others.append(name)
             continue
-        numbers = {key: int(value or 0) for key, value in match.groupdict().items()}
-        if kind == "expert" and match["layer"] is None:
-            numbers["layer"] = -1  # before 0.6.0 one file held an expert of every layer
-        rank = tuple(numbers.values())
+        kind, rank = what
         if rank in found[kind]:
             other = found[kind][rank]
             raise CorruptError(
                 f"{directory}: {basename(other.path)} ({format_size(other.size)}) and {name} "
-                f"({format_size(entry.file.size)}) are both {_RANKS[kind].format(**numbers)}.",
+                f"({format_size(entry.file.size)}) are both {described(kind, rank)}.",
                 "Remove the one that belongs to another save.",
             )
         found[kind][rank] = entry.file

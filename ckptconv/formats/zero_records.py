@@ -19,6 +19,7 @@ from ckptconv.tree import Global, Opaque
 
 from .torch_container import Records, TorchFile
 from .torch_file import fingerprint, read_torch
+from .zero_files import described, identity
 from .zero_layout import Shape
 
 # No training has more ranks than this.
@@ -198,11 +199,13 @@ class Reading:
     mentioned: dict[str, None] = field(default_factory=dict)
     records: dict[str, Records] = field(default_factory=dict)
     inputs: dict[str, Any] = field(default_factory=dict)
+    stems: dict[str, str] = field(default_factory=dict)
     bytes_read: int = 0
 
     def read(self, file: File, name: str = "") -> TorchFile:
         """Open a file, which the checkpoint calls `name`; by default, by its own."""
         torch_file = read_torch(file, self.options)
+        self.stems[file.path] = torch_file.stem
         self.opaque.update(dict.fromkeys(map(str, torch_file.opaque)))
         self.mentioned.update(dict.fromkeys(map(str, torch_file.globals)))
         self.records[file.path] = torch_file.records
@@ -238,7 +241,20 @@ class Reading:
 
     def tensors(self, file: File) -> dict[str, LazyTensor]:
         """The tensors of a file that holds nothing but them: a pipeline's layer, or an expert."""
-        return Fields({"tensors": self.read(file).value}, file.path).named_tensors("tensors")
+        tensors = Fields({"tensors": self.read(file).value}, file.path).named_tensors("tensors")
+        self.check_name(file)
+        return tensors
+
+    def check_name(self, file: File) -> None:
+        """Raise CorruptError for a file that was written under the name of another rank's, as its archive says."""
+        stem = self.stems[file.path]
+        now, then = identity(basename(file.path)), identity(f"{stem}.pt")
+        if now and then and now != then:
+            raise CorruptError(
+                f"{file.path} was written as {stem}.pt: it is the file of {described(*then)}, in the place of that of "
+                f"{described(*now)}.",
+                "Copy the right file there.",
+            )
 
     def steps(self, state: dict[str, Any]) -> int | float | None:
         """How many steps an optimizer had taken when it saved `state`, if it says so."""

@@ -36,7 +36,9 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
 
     `states` are the optimizer's, by parameter. Raises UnsafeError for a parameter whose name is no file name.
     """
-    for name in training.parameters:
+    # What has no elements no optimizer has, though it can be trained.
+    trained = [name for name in training.parameters if weights[name].numel or training.stage == 3]
+    for name in trained:
         directory = f"{ZERO}/{_checked(name)}"
         yield plan_tree(f"{directory}/fp32.pt", _wrapped(weights[name], training), "fp32")
         for key, value in states.get(name, {}).items():
@@ -46,7 +48,7 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
                 yield plan_tree(f"{directory}/{key}.pt", _wrapped(value, training) if partitioned else value, key)
     if training.stage != 3:
         # What no optimizer trains: as DeepSpeed writes it, but integers, which it would round, as they are.
-        for name in sorted(weights.keys() - set(training.parameters)):
+        for name in sorted(weights.keys() - set(trained)):
             yield plan_tree(f"{ZERO}/{_checked(name)}/fp32.pt", {"param": _widened(weights[name])}, "fp32")
     yield plan_tree(f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state", WRITABLE)
     for file in training.copies:
