@@ -1,0 +1,94 @@
+"""What the documentation shows, works: examples run as they are written, and every command and option exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ZERO
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+_FENCED = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(
+    r"ckptconv (pt2safetensors|safetensors2pt|zero-to-fp32|dcp2safetensors|inspect|verify|finish|rows \w+)"
+)
+
+
+def examples(language: str) -> list[tuple[str, str]]:
+    """Page and text of every example in this language."""
+    found = [(page.name, match) for page in PAGES for match in _FENCED.findall(page.read_text())]
+    return [(page, text) for page, (kind, text) in found if kind == language]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """What the examples find where they run: a model, a model's checkpoint of a trainer, and a run of DeepSpeed."""
+    linear = torch.nn.Linear(4, 3)
+    torch.save(linear.state_dict(), tmp_path / "model.pt")
+    trained = {f"model.{name}": tensor for name, tensor in linear.state_dict().items()}
+    optimizer = torch.optim.Adam(linear.parameters())
+    linear(torch.ones(4)).sum().backward()
+    optimizer.step()
+    state = {"state_dict": trained, "optimizer": optimizer.state_dict(), "epoch": 3}
+    torch.save(state, tmp_path / "epoch=3.ckpt")
+    torch.save(state, tmp_path / "train.pt")
+    shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", tmp_path / "checkpoints")
+    return tmp_path
+
+
+def run(command: list[str], place: Path) -> None:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, check=False, cwd=place, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("page", "text"), examples("python"))
+def test_examples_in_python_run(page: str, text: str, place: Path) -> None:
+    run([sys.executable, "-c", text], place)
+
+
+@pytest.mark.parametrize(("page", "text"), examples("sh"))
+def test_examples_for_the_shell_run(page: str, text: str, place: Path) -> None:
+    run(["bash", "-euo", "pipefail", "-c", text], place)
+
+
+def commands() -> list[tuple[str, str, str]]:
+    """Page, command and rest of the line of every mention of a command."""
+    found = []
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            for mention in _COMMAND.finditer(line):
+                rest = re.split(r"[`#|]|, then", line[mention.end() :])[0]
+                found.append((page.name, mention[1], rest))
+    return found
+
+
+def options_of(command: str, known: dict[str, set[str]]) -> set[str]:
+    if command not in known:
+        done = subprocess.run(
+            [sys.executable, "-m", "ckptconv", *command.split(), "--help"],
+            capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"},
+        )  # fmt: skip
+        known[command] = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", done.stdout.replace(",", " ")))
+    return known[command]
+
+
+def test_every_option_that_is_mentioned_exists() -> None:
+    known: dict[str, set[str]] = {}
+    assert commands()
+    for page, command, rest in commands():
+        for option in re.findall(r"(?<!\S)(--?[a-z][a-z_-]*)", rest):
+            assert option.replace("_", "-") in options_of(command, known), f"{page}: {command} has no {option}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
