@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, g
 
 import typer
 
-from . import __version__
 from .errors import CkptconvError, FailedError, StoppedError, UsageError
 
 if TYPE_CHECKING:
@@ -164,7 +164,9 @@ def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ckptconv {__version__}")
+        from .versions import versions
+
+        typer.echo("\n".join(versions()))
         raise typer.Exit
 
 
@@ -603,7 +605,13 @@ def _failure(error: BaseException) -> CkptconvError | None:
     if isinstance(error, usage):
         asked = error.ctx.command_path if error.ctx else "ckptconv"
         message = " ".join(error.format_message().replace("Value error, ", "").split())
-        return UsageError(f"{message.removesuffix('.')}.", f"See {asked} --help.")
+        named = re.match("No such command '(.*)'", message)
+        if named and (os.path.exists(named[1]) or "://" in named[1]):
+            return UsageError(
+                f"{named[1]} stands where a command should.",
+                f"ckptconv inspect {named[1]} shows what it is; ckptconv --help lists the commands.",
+            )
+        return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {asked} --help.")
     if isinstance(error, MemoryError):
         return FailedError(
             "There is not enough memory. Nothing was put under a final name.", "Lower --memory or --jobs."

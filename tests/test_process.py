@@ -18,6 +18,7 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -637,3 +638,17 @@ def test_it_starts_with_next_to_nothing_beside_its_command_line_library(tmp_path
     command = [sys.executable, "-c", code, *(word.format(path) for word in arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert HEAVY.isdisjoint(done.stderr.split())
+
+
+def test_the_version_tells_what_else_has_a_part() -> None:
+    printed = ckptconv("--version").out.splitlines()
+    assert printed[0] == f"ckptconv {version('ckptconv')}"
+    assert {f"{name} {version(name)}" for name in ("torch", "safetensors", "numpy", "fsspec")} <= set(printed)
+
+
+def test_a_path_where_a_command_should_be_is_met_with_the_right_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"a": torch.ones(3)}, path)
+    done = ckptconv(path)
+    assert done.code == 2
+    assert f"ckptconv inspect {path} shows what it is" in done.err
