@@ -15,14 +15,16 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from .errors import FailedError
 from .spool import Spool
 from .storage import DescriptorReader, Reader, Readers, RemoteReader, is_remote
 from .tensors import GAP, File
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 # A request asks for so much, if that much is wanted in one place, or for less than twice as much.
 REQUEST = 4 << 20
@@ -236,6 +238,8 @@ class Ahead(Generic[Task]):
 
     def _submit(self, extent: Extent, spooled: bool) -> Future[None]:
         if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+
             self._pool = ThreadPoolExecutor(self._requests if self._reader(extent.file).parallel else 1)
         usual = threading.stack_size(STACK)
         try:
