@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import base64
+import datetime
 import itertools
 import math
+import pathlib
+import pickle
 import struct
 import sys
 import tempfile
@@ -17,9 +22,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import Run, ckptconv_here
+from checkpoints import DATA, Run, ckptconv_here
+from huggingface_hub import save_torch_state_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from strict import assert_same
 from trees import containers, keys_with, tie_into_a_cycle
 
@@ -120,7 +127,7 @@ def nested(levels: int, wrap: Callable[[Any], Any]) -> Any:
     return tree
 
 
-# ------------------------------------------------------------------------------------------- what must hold, by name
+# ---------------------------------------------------------------------------------------------- what must hold, by name
 
 NAN = struct.unpack(">d", bytes.fromhex("7ff800000000beef"))[0]
 NEGATIVE_NAN = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
@@ -420,3 +427,215 @@ def test_any_state(tree: Any, data: st.DataObject) -> None:
             tie_into_a_cycle(tree, data)
         path = saved(Path(directory), tree)
         check(path, back(path, output=data.draw(st.sampled_from(["x.safetensors", "x"]))))
+
+
+# ------------------------------------------------------------------------------------------------ training that goes on
+
+
+def a_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def trained(model: torch.nn.Module, optimizer: Any, scheduler: Any, steps: int) -> None:
+    data = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = (model(data) - data.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        loss = optimizer.step(closure)
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(loss)
+        else:
+            scheduler.step()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "Adam, lr a tensor": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
+    "AdamW, two groups": lambda p: torch.optim.AdamW([{"params": [next(p)], "lr": 0.1}, {"params": list(p)}], lr=0.01),
+    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, max_iter=5),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
+}
+rates = torch.optim.lr_scheduler
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "MultiStepLR": lambda o: rates.MultiStepLR(o, [2, 4, 4, 9]),
+    "StepLR": lambda o: rates.StepLR(o, 2),
+    "OneCycleLR": lambda o: rates.OneCycleLR(o, 0.1, 20, cycle_momentum=False),
+    "CosineAnnealingWarmRestarts": lambda o: rates.CosineAnnealingWarmRestarts(o, 3),
+    "ReduceLROnPlateau": lambda o: rates.ReduceLROnPlateau(o, patience=0),
+    "SequentialLR": lambda o: rates.SequentialLR(o, [rates.ConstantLR(o), rates.ExponentialLR(o, 0.9)], [2]),
+}
+# Each optimizer once, and each scheduler; what saves one as a class of its own needs weights_only=False either way.
+TRAININGS = [
+    *itertools.product(OPTIMIZERS, ["MultiStepLR"]),
+    *itertools.product(["SGD, momentum"], list(SCHEDULERS)[1:]),
+]
+
+
+@pytest.mark.parametrize("output", ["x.safetensors", "x"])
+@pytest.mark.parametrize(("optimizer", "scheduler"), TRAININGS)
+def test_a_training_goes_on_to_the_same_weights(optimizer: str, scheduler: str, output: str, tmp_path: Path) -> None:
+    def parts() -> tuple[Any, Any, Any]:
+        model = a_model()
+        made = OPTIMIZERS[optimizer](model.parameters())
+        return model, made, SCHEDULERS[scheduler](made)
+
+    first = parts()
+    trained(*first, steps=5)
+    path = saved(tmp_path, [part.state_dict() for part in first])
+    again = back(path, *(["--max-shard-size", "300"] if output == "x" else []), output=output)
+    check(path, again)
+    resumed = parts()
+    for part, state in zip(resumed, loaded(again), strict=True):
+        part.load_state_dict(state)
+    trained(*first, steps=5)
+    trained(*resumed, steps=5)
+    for before, after in zip(first, resumed, strict=True):
+        assert_same(before.state_dict(), after.state_dict())
+
+
+# ------------------------------------------------------------------------------------------- what is known by name only
+
+
+class Config:
+    def __init__(self) -> None:
+        self.lr = 0.1
+        self.weight = torch.ones(2)
+
+
+def test_objects_of_other_classes_are_left_out_only_where_that_was_asked_for(tmp_path: Path) -> None:
+    state = {
+        "w": torch.ones(3),
+        "args": argparse.Namespace(lr=0.1),
+        "when": [datetime.timedelta(1), 2],
+        "where": pathlib.PurePosixPath("/a"),
+        "class": Config,
+        "config": Config(),
+    }
+    path = saved(tmp_path, state)
+    run("pt2safetensors", path)
+    refused = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt")
+    assert refused.code == 5
+    for words in ("5 objects", "'args' (argparse.Namespace)", "datetime.timedelta", "--drop-opaque", "--exclude"):
+        assert words in refused.err
+    assert not (tmp_path / "back.pt").exists()
+    done = run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", "--drop-opaque")
+    assert "left out" in done.err
+    assert_same({"w": torch.ones(3), "when": [None, 2]}, loaded(tmp_path / "back.pt", weights_only=True))
+    report = run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", "--drop-opaque", "--json").json
+    assert report["dropped"]["args"] == "argparse.Namespace"
+    assert set(report["dropped"]) == {"args", "when.0", "where", "class", "config"}
+    run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", *excluding("args", "when*", "where", "c*"))
+    assert_same({"w": torch.ones(3), "when": [None, 2]}, loaded(tmp_path / "back.pt"))
+
+
+def excluding(*globs: str) -> list[str]:
+    return [part for glob in globs for part in ("--exclude", glob)]
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def test_a_tensor_of_a_subclass_comes_back_as_a_plain_one_only_where_that_was_asked_for(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"s": torch.arange(3.0).as_subclass(Subclass), "w": torch.ones(1)})
+    run("pt2safetensors", path)
+    refused = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt")
+    assert refused.code == 5
+    assert "Subclass" in refused.err
+    done = run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", "--drop-opaque")
+    assert "Subclass" in done.err
+    assert_same({"s": torch.arange(3.0), "w": torch.ones(1)}, loaded(tmp_path / "back.pt", weights_only=True))
+
+
+def test_a_tensor_without_data_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": torch.ones(1), "m": [torch.empty(3, 4, device="meta")]})
+    refused = ckptconv_here("pt2safetensors", path)
+    assert refused.code == 5
+    assert "'m.0'" in refused.err
+    assert "meta" in refused.err
+    assert_same({"a": torch.ones(1), "m": [None]}, loaded(back(path, "--exclude", "m.*")))
+
+
+# ---------------------------------------------------------------------------------------------- safetensors from others
+
+
+def test_a_plain_file_becomes_a_dict_of_its_tensors(tmp_path: Path) -> None:
+    state = {"b": torch.ones(2), "a": torch.zeros(3, dtype=torch.int8), "é.0": torch.tensor(1.5)}
+    save_file(state, tmp_path / "x.safetensors", {"format": "pt", "by": "others"})
+    run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.bin")
+    again = loaded(tmp_path / "x.bin", weights_only=True)
+    assert type(again) is dict
+    assert_same(load_file(tmp_path / "x.safetensors"), again)
+
+
+def test_a_sharded_set_of_others_becomes_one_dict(tmp_path: Path) -> None:
+    state = {f"layers.{number}.weight": torch.full((50,), float(number)) for number in range(12)}
+    (tmp_path / "model").mkdir()
+    save_torch_state_dict(state, tmp_path / "model", max_shard_size=900)
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
+    for source in (tmp_path / "model", tmp_path / "model" / "model.safetensors.index.json"):
+        run("safetensors2pt", source, tmp_path / "x.pt")
+        again = loaded(tmp_path / "x.pt", weights_only=True)
+        assert_same(state, {name: again[name] for name in state})
+        assert len(again) == len(state)
+
+
+def test_tied_names_of_others_share_their_memory_again(tmp_path: Path) -> None:
+    save_file({"embed": torch.ones(4, 2)}, tmp_path / "x.safetensors", {"format": "pt", "head": "embed"})
+    run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.pt")
+    again = loaded(tmp_path / "x.pt")
+    assert again["head"].untyped_storage().data_ptr() == again["embed"].untyped_storage().data_ptr()
+
+
+def test_files_in_olmos_map_become_the_nested_dict(tmp_path: Path) -> None:
+    tree = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, 2)}}, "groups": [{"lr": 0.1}], "n": 3}
+    flat = {}
+    for path, value in (
+        (("state", 0, "step"), tree["state"][0]["step"]),
+        (("state", 0, "exp_avg"), tree["state"][0]["exp_avg"]),
+        (("groups",), tree["groups"]),
+        (("n",), 3),
+    ):
+        plain = isinstance(value, torch.Tensor)
+        name = base64.urlsafe_b64encode(pickle.dumps((path, not plain))).decode()
+        flat[name] = value if plain else torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    save_file(flat, tmp_path / "x.safetensors")
+    run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.pt")
+    again = loaded(tmp_path / "x.pt", weights_only=True)
+    assert again["groups"] == [{"lr": 0.1}]
+    assert again["n"] == 3
+    assert_same({key: tree["state"][0][key] for key in ("exp_avg", "step")}, dict(sorted(again["state"][0].items())))
+
+
+# ------------------------------------------------------------------------------------------------------- other pt files
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "torch").glob("*/*.pt")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_files_of_old_releases_come_back(path: Path, tmp_path: Path) -> None:
+    kind = path.name.split(".")[0]
+    run("pt2safetensors", path, tmp_path / "x.safetensors")
+    done = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.pt", "--no-fsync")
+    if kind == "module":
+        assert done.code == 5
+        assert "known by name only" in done.err
+        return
+    assert done.code == 0, done.err
+    if kind in ("scripted", "traced"):
+        theirs = torch.jit.load(str(path)).state_dict()
+        assert_same(dict(theirs), {name: tensor.detach() for name, tensor in loaded(tmp_path / "x.pt").items()})
+        return
+    # torch cannot read 8-bit floats from a stream, though it writes them: the archive has the same tensors.
+    expected, again = loaded(path.parent / f"{kind}.pt"), loaded(tmp_path / "x.pt")
+    for name in ("conjugate", "negative"):
+        # Kept as the values they stand for, which are not those of the memory they were views of.
+        if name in expected:
+            assert torch.equal(expected.pop(name), again.pop(name))
+    assert_same(expected, again)
