@@ -25,7 +25,7 @@ from .unpickle import no_garbage
 # What plans one of the outputs that can be made of a source.
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]
 # Compares what is staged, given where the files of each output are, with its source; tells how many bytes.
-Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str]]], int]
+Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None]], int]
 
 
 @dataclass
@@ -186,7 +186,7 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
         universal_output: "universal",
     }
 
-    def verify(places: Sequence[Mapping[str, str]]) -> int:
+    def verify(places: Sequence[Mapping[str, str] | None]) -> int:
         staged = [
             (source, verification.Target(target.path, made_of[plan], at))
             for (source, plan, target), at in zip(work, places, strict=True)

@@ -61,12 +61,13 @@ def publish(
     progress: Progress | None,
     publishing: Callable[[], None] | None,
     checksums: Checksums | None = None,
-    verify: Callable[[Sequence[Mapping[str, str]]], int] | None = None,
+    verify: Callable[[Sequence[Mapping[str, str] | None]], int] | None = None,
 ) -> Tally:
     """Carry out the plans in staging, and commit them when all are whole.
 
     `verify` is called before that with where each output's files are, by name; it raises if one is not as it should be,
-    and tells how many bytes it compared.
+    and tells how many bytes it compared. What is sent elsewhere can be read only when it has its name: then it is
+    called at the end, with None for each.
     """
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
     storage_options = dict(options.storage_options)
@@ -116,7 +117,7 @@ def publish(
         syncing.finish()
         check_unchanged(dict.fromkeys(file.stored for file in inputs), storage_options)
         total.bytes_read += readers.bytes_unpacked
-        if verify:
+        if verify and not sends:
             places = [
                 {file.name: staging.staged(file.name) for file in output.plan.files}
                 for output, staging in zip(outputs, stagings, strict=True)
@@ -126,6 +127,8 @@ def publish(
             publishing()
         for output, staging in zip(outputs, stagings, strict=True):
             staging.commit([file.name for file in output.plan.files])
+        if verify and sends:
+            total.bytes_verified += verify([None for _ in outputs])
     return total
 
 

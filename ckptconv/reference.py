@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# Bytes compared at a time, and elements cast at a time: numpy holds several float64 numbers for each of these.
-BLOCK = 1 << 19
+# Bytes compared at a time, here and where every read takes long, and elements cast at a time: numpy holds several
+# float64 numbers for each of these.
+BLOCK, FAR_BLOCK = 1 << 19, 1 << 22
 CAST_BLOCK = 1 << 15
 # Bytes between two elements that are read along, and the most that is read at once for elements that do not touch.
 _GAP, _MOST = 512, 1 << 20

@@ -22,7 +22,7 @@ from .formats import open_source, ranks_to_convert
 from .formats.source import Source, Training
 from .formats.torch_file import read as read_torch
 from .options import Options
-from .reference import BLOCK, Reference, blocks, shown
+from .reference import BLOCK, FAR_BLOCK, Reference, blocks, shown
 from .spool import SpoolingReaders, is_pipe
 from .storage import basename, dirname, is_remote, join, look, normalize, peak_rss, read_text
 from .structure import dump, name_of, parse, tensors_of
@@ -621,7 +621,8 @@ def _check_elements(reference: Reference, pair: _Pair, progress: Progress | None
 
 def _first_in_order(reference: Reference, want: LazyTensor, got: LazyTensor, progress: Progress) -> int | None:
     """The first element that differs, by its number in C order."""
-    count = max(BLOCK // got.dtype.itemsize, 1)
+    far = any(is_remote(file.stored.path) for tensor in (want, got) for file in tensor.inputs())
+    count = max((FAR_BLOCK if far else BLOCK) // got.dtype.itemsize, 1)
     for start in range(0, got.numel, count):
         stop = min(start + count, got.numel)
         one, other = reference.flat(want, start, stop), reference.flat(got, start, stop)

@@ -193,6 +193,21 @@ def test_universal_checkpoints_and_optimizer_states(case: str, tmp_path: Path) -
     assert difference(source, tmp_path / "model", **outputs)["file"].endswith("more.pt")
 
 
+def test_outputs_that_are_far_away_are_verified_where_they_are(saved: Path) -> None:
+    import fsspec
+
+    output = "memory://verify/model"
+    report = convert(saved, output, max_shard_size=400, verify=True)
+    assert report.bytes_verified == library.verify(saved, output).bytes_compared > 0
+    files = fsspec.filesystem("memory")
+    path = next(path for path in files.find("/verify/model") if "model-00002-of" in path)
+    data = bytearray(files.cat(path))
+    data[-1] ^= 1
+    files.pipe(path, bytes(data))
+    with pytest.raises(DifferenceError):
+        library.verify(saved, output)
+
+
 def test_tensor_parallel_ranks(tmp_path: Path) -> None:
     source = ZERO / "tp_z2_mp2_w4/checkpoint"
     convert(source, tmp_path / "model", per_rank=True, verify=True)
