@@ -495,7 +495,7 @@ def _corrupt(path: str, reason: str, hint: str = "") -> CorruptError:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < _MOST
 
 
 def _named(name: str) -> str:

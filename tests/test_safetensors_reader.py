@@ -1,0 +1,335 @@
+"""safetensors files as input: what the library writes is read, and whatever breaks a rule of the format is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluate import evaluate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save, save_file
+from torch_reference import bits
+
+import ckptconv
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.formats import safetensors
+from ckptconv.tensors import DTYPES
+
+
+def written(tmp_path: Path, header: Any, data: bytes = b"", *, length: int | None = None) -> Path:
+    """A file of this header, an object or its text or its bytes, and this data."""
+    text = header if isinstance(header, (str, bytes)) else json.dumps(header)
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + data)
+    return path
+
+
+def entry(begin: int, end: int, dtype: str = "F32", shape: Any = None) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [(end - begin) // 4] if shape is None else shape, "data_offsets": [begin, end]}
+
+
+def tensors_of(path: Path) -> Any:
+    return ckptconv.open(path).weights
+
+
+# --------------------------------------------------------------------------------------------------------- sound files
+
+
+def test_every_dtype_of_torch_is_read(tmp_path: Path) -> None:
+    state = {
+        name: torch.arange(48, dtype=torch.uint8).repeat(dtype.itemsize).view(getattr(torch, name)).reshape(2, 3, 8)
+        for name, dtype in DTYPES.items()
+        if dtype.code and name != "bool"
+    } | {"bool": torch.arange(12).reshape(3, 4) % 3 == 0}
+    save_file(state, tmp_path / "x.safetensors")
+    read = tensors_of(tmp_path / "x.safetensors")
+    assert set(read) == set(state)
+    for name, tensor in state.items():
+        assert (read[name].dtype.name, read[name].shape) == (name, tuple(tensor.shape)), name
+        assert evaluate(read[name]) == bits(tensor), name
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=9).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(["float32", "int64", "bool", "bfloat16"]), st.lists(st.integers(0, 3), max_size=4)),
+        max_size=6,
+    ),
+    st.none()
+    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.just("x"), min_size=1, max_size=3),
+)
+def test_what_the_library_writes_is_read_in_the_order_of_the_file(
+    tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, Any], metadata: dict[str, str] | None
+) -> None:
+    state = {name: torch.randint(0, 2, shape).to(getattr(torch, dtype)) for name, (dtype, shape) in shapes.items()}
+    path = tmp_path_factory.mktemp("read") / "x.safetensors"
+    path.write_bytes(save(state, metadata))
+    read = tensors_of(path)
+    with safe_open(path, "pt") as file:
+        assert set(read) == set(file.keys())
+    assert [tensor.offset for tensor in read.values()] == sorted(tensor.offset for tensor in read.values())
+    for name, tensor in state.items():
+        assert evaluate(read[name]) == bits(tensor)
+
+
+def test_scalars_and_empty_tensors_are_read(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, {"s": entry(0, 4, shape=[]), "e": entry(4, 4, shape=[0, 5]), "f": entry(4, 4, shape=[3, 0])}, b"1234"
+    )
+    read = tensors_of(path)
+    assert {name: tensor.shape for name, tensor in read.items()} == {"s": (), "e": (0, 5), "f": (3, 0)}
+    assert evaluate(read["s"]) == b"1234"
+
+
+def test_a_header_may_be_padded_with_spaces_and_have_no_metadata_or_none(tmp_path: Path) -> None:
+    for metadata in ("", '"__metadata__":{},', '"__metadata__":null,'):
+        text = f'{{{metadata}"a":{json.dumps(entry(0, 4))}}}' + " " * 9
+        assert list(tensors_of(written(tmp_path, text, b"1234"))) == ["a"]
+
+
+def test_no_data_is_read(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(1 << 20)}, tmp_path / "x.safetensors")
+    assert ckptconv.open(tmp_path / "x.safetensors").bytes_read < 1000
+
+
+def test_four_bit_elements_come_in_pairs(tmp_path: Path) -> None:
+    read = tensors_of(written(tmp_path, {"q": entry(0, 3, "F4", [1, 6])}, b"abc"))
+    assert (read["q"].dtype.name, read["q"].shape) == ("float4_e2m1fn_x2", (1, 3))
+    with pytest.raises(UnsupportedError, match="rows of 3"):
+        tensors_of(written(tmp_path, {"q": entry(0, 3, "F4", [2, 3])}, b"abc"))
+    with pytest.raises(CorruptError, match="whole bytes"):
+        tensors_of(written(tmp_path, {"q": entry(0, 2, "F4", [3])}, b"ab"))
+
+
+# -------------------------------------------------------------------------------------------------------- broken files
+
+BROKEN: dict[str, tuple[Any, bytes, str]] = {
+    # name: (header, data, what is said of it)
+    "not an object": ("[1, 2]", b"", "begins with"),
+    "an array behind a brace": ('{"a": [', b"", "not JSON"),
+    "not JSON": ("{nonsense", b"", "not JSON"),
+    "cut JSON": ('{"a": {"dtype": "F32", "sh', b"", "not JSON"),
+    "two objects": ("{}{}", b"", "not JSON"),
+    "NaN": ('{"a": NaN}', b"", "NaN"),
+    "Infinity": ('{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}', b"1234", "Infinity"),
+    "deep": ('{"a":' * 100_000, b"", "too deep"),
+    "not UTF-8": (b'{"\xff": 1}', b"", "not UTF-8"),
+    "a lone surrogate": ('{"\\ud800": ' + json.dumps(entry(0, 4)) + "}", b"1234", "surrogate"),
+    "a lone surrogate in the metadata": ('{"__metadata__": {"a": "\\ud800"}}', b"", "surrogate"),
+    "a name twice": (
+        f'{{"a": {json.dumps(entry(0, 4))}, "a": {json.dumps(entry(4, 8))}}}',
+        b"12345678",
+        "'a' twice",
+    ),
+    "metadata twice": ('{"__metadata__": {}, "__metadata__": {}}', b"", "twice"),
+    "a key of the metadata twice": ('{"__metadata__": {"a": "b", "a": "c"}}', b"", "twice"),
+    "a field twice": (
+        '{"a": {"dtype": "F32", "dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}',
+        b"1234",
+        "twice",
+    ),
+    "metadata that is no object": ({"__metadata__": [1]}, b"", "metadata"),
+    "metadata that is no text": ({"__metadata__": {"a": 1}}, b"", "metadata"),
+    "no offsets": ({"a": {"dtype": "F32", "shape": [1]}}, b"1234", "data_offsets"),
+    "no dtype": ({"a": {"shape": [1], "data_offsets": [0, 4]}}, b"1234", "dtype"),
+    "a tensor that is a list": ({"a": [1]}, b"", "dtype, shape"),
+    "a tensor that is a number": ({"a": 5}, b"", "dtype, shape"),
+    "one offset": ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"1234", "two counts"),
+    "a negative offset": ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}, b"1234", "two counts"),
+    "an offset that is no integer": (
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4.0]}},
+        b"1234",
+        "two counts",
+    ),
+    "an offset that is a truth": (
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [False, True]}},
+        b"1",
+        "two counts",
+    ),
+    "offsets the wrong way round": ({"a": entry(4, 0, shape=[1])}, b"1234", ""),
+    "a negative extent": ({"a": entry(0, 4, shape=[-1])}, b"1234", "list of counts"),
+    "an extent that is no integer": ({"a": entry(0, 4, shape=[1.0])}, b"1234", "list of counts"),
+    "a shape that is a number": ({"a": entry(0, 4) | {"shape": 1}}, b"1234", ""),
+    "a dtype that is a number": ({"a": entry(0, 4) | {"dtype": 5}}, b"1234", "dtype"),
+    "a size that is not the shape's": ({"a": entry(0, 8, shape=[1])}, b"12345678", "has 8 bytes"),
+    "an overflow of the size": ({"a": entry(0, 4, shape=[1 << 62, 4])}, b"1234", "more elements"),
+    "an overflow to the right size": ({"a": entry(0, 4, shape=[1 << 32, 1 << 32, 1])}, b"1234", "more elements"),
+    "an overflow that is empty": ({"a": entry(0, 0, shape=[1 << 40, 1 << 40, 0])}, b"", "more elements"),
+    "a huge number": ({"a": entry(0, 4, shape=[10**4000])}, b"1234", "list of counts"),
+    "a huge offset": ({"a": entry(0, 10**4000, shape=[1])}, b"1234", "two counts"),
+    "a number too long to read": ('{"a": ' + "9" * 5000 + "}", b"", "not JSON"),
+    "a hole at the start": ({"a": entry(4, 8)}, b"12345678", "hole"),
+    "a hole in between": ({"a": entry(0, 4), "b": entry(8, 12)}, b"x" * 12, "hole"),
+    "an overlap": ({"a": entry(0, 8), "b": entry(4, 12)}, b"x" * 12, "overlaps"),
+    "two names on one range": ({"a": entry(0, 8), "b": entry(0, 8)}, b"x" * 8, "overlaps"),
+    "trailing bytes": ({"a": entry(0, 4)}, b"12345", "ends? at byte 4"),
+    "data without tensors": ({}, b"12345", "end at byte 0"),
+    "data that is cut short": ({"a": entry(0, 8)}, b"1234", "cut short"),
+}
+
+
+@pytest.mark.parametrize(("header", "data", "reason"), BROKEN.values(), ids=BROKEN)
+def test_what_breaks_a_rule_is_corrupt(header: Any, data: bytes, reason: str, tmp_path: Path) -> None:
+    path = written(tmp_path, header, data)
+    with pytest.raises(CorruptError, match=rf"x\.safetensors.*{reason}") as caught:
+        safetensors.read(str(path))
+    assert len(str(caught.value)) < 600
+
+
+def test_lengths_of_headers_that_cannot_be(tmp_path: Path) -> None:
+    for length in (100_000_001, 1 << 40, (1 << 64) - 1):
+        with pytest.raises(LimitError, match="at most 100000000"):
+            safetensors.read(str(written(tmp_path, "{}", length=length)))
+    with pytest.raises(CorruptError, match="beyond"):
+        safetensors.read(str(written(tmp_path, "{}", length=3)))
+    with pytest.raises(CorruptError):
+        safetensors.read(str(written(tmp_path, "", length=0)))
+    for content in (b"", b"\0", b"\2\0\0\0\0\0\0"):
+        (tmp_path / "x.safetensors").write_bytes(content)
+        with pytest.raises(CorruptError):
+            safetensors.read(str(tmp_path / "x.safetensors"))
+
+
+@pytest.mark.parametrize(("code", "reason"), [("F6_E2M3", "six bits"), ("F6_E3M2", "six bits"), ("Q3", "not known")])
+def test_dtypes_that_torch_lacks(code: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=rf"'a'.*{code}.*{reason}"):
+        safetensors.read(str(written(tmp_path, {"a": entry(0, 6, code, [8])}, b"123456")))
+
+
+def test_too_many_dimensions(tmp_path: Path) -> None:
+    assert tensors_of(written(tmp_path, {"a": entry(0, 4, shape=[1] * 64)}, b"1234"))["a"].numel == 1
+    with pytest.raises(UnsupportedError, match="65 dimensions"):
+        safetensors.read(str(written(tmp_path, {"a": entry(0, 4, shape=[1] * 65)}, b"1234")))
+
+
+SOUND = save({"a": torch.arange(6.0), "b": torch.ones(2, 3, dtype=torch.int8), "c": torch.tensor(True)}, {"k": "v"})
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_a_damaged_file_is_refused_or_read_as_the_library_reads_it(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    content = bytearray(SOUND)
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 25))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    path = tmp_path_factory.mktemp("damaged") / "x.safetensors"
+    path.write_bytes(content)
+    try:
+        read = tensors_of(path)
+    except CkptconvError:
+        return
+    try:
+        theirs = load_file(path)
+    except (SafetensorError, KeyError):
+        return  # what the library refuses beyond the rules, such as unknown fields of a tensor
+    assert {name: tensor.shape for name, tensor in read.items()} == {n: tuple(t.shape) for n, t in theirs.items()}
+    assert all(evaluate(tensor) == bits(theirs[name]) for name, tensor in read.items())
+
+
+def test_a_hundred_thousand_tensors_take_little(tmp_path: Path) -> None:
+    header = {f"model.layers.{n}.weight": entry(4 * n, 4 * n + 4, shape=[1]) for n in range(100_000)}
+    path = written(tmp_path, header, bytes(400_000))
+    started = time.process_time()
+    tracemalloc.start()
+    try:
+        assert len(tensors_of(path)) == 100_000
+        assert tracemalloc.get_traced_memory()[1] < 120 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - started < 30
+
+
+# ----------------------------------------------------------------------------------------------------------------- sets
+
+
+def a_set(tmp_path: Path, **changes: Any) -> Path:
+    save_file({"a": torch.ones(2)}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"b": torch.zeros(2)}, tmp_path / "model-00002-of-00002.safetensors")
+    files = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"} | changes
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 16}, "weight_map": files}))
+    return index
+
+
+def test_a_set_is_read_by_its_directory_or_its_index(tmp_path: Path) -> None:
+    index = a_set(tmp_path)
+    for path in (tmp_path, index):
+        assert list(tensors_of(path)) == ["a", "b"]
+
+
+def test_one_file_of_a_set_is_read_with_a_warning(tmp_path: Path) -> None:
+    a_set(tmp_path)
+    source = ckptconv.open(tmp_path / "model-00002-of-00002.safetensors")
+    assert list(source.weights) == ["b"]
+    assert any("one of 2 files" in warning for warning in source.warnings)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/passwd", "a/../../x.safetensors", "..", "C:\\x", "s3://b/x", ""]
+)
+def test_an_index_may_not_lead_out_of_its_directory(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsafeError, match="does not lie in its directory"):
+        safetensors.read(str(a_set(tmp_path, b=name)))
+
+
+def test_an_index_that_does_not_fit_its_files(tmp_path: Path) -> None:
+    with pytest.raises(CorruptError, match=r"lacks a tensor.*'c'"):
+        safetensors.read(str(a_set(tmp_path, c="model-00002-of-00002.safetensors")))
+    with pytest.raises(CorruptError, match=r"not there: 'model-9\.safetensors'"):
+        safetensors.read(str(a_set(tmp_path, c="model-9.safetensors")))
+    index = a_set(tmp_path)
+    save_file({"a": torch.ones(2), "stranger": torch.ones(1)}, tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(CorruptError, match=r"holds a tensor.*'stranger'"):
+        safetensors.read(str(index))
+    for text in ("", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": {}', "[" * 100_000):
+        index.write_text(text)
+        with pytest.raises(CorruptError, match="index"):
+            safetensors.read(str(index))
+
+
+def test_a_directory_without_files_of_this_format(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="without safetensors files"):
+        safetensors.read(str(tmp_path))
+
+
+# -------------------------------------------------------------------------------------------------------------- records
+
+
+def test_a_record_that_does_not_fit_the_tensors_is_told_with_its_place(tmp_path: Path) -> None:
+    record = '{"version":1,"root":["dict","w",{},"v",{}]}'
+    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"ckptconv.structure": record})
+    with pytest.raises(CorruptError, match=r"x\.safetensors.*'v'"):
+        ckptconv.open(tmp_path / "x.safetensors")
+    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"ckptconv.structure": "nonsense"})
+    with pytest.raises(CorruptError, match=r"x\.safetensors.*not JSON"):
+        ckptconv.open(tmp_path / "x.safetensors")
+    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"ckptconv.structure": '{"version":2,"root":{}}'})
+    with pytest.raises(UnsupportedError, match=r"x\.safetensors.*version 2"):
+        ckptconv.open(tmp_path / "x.safetensors")
+
+
+def test_a_record_beside_a_directory_of_files_is_found(tmp_path: Path) -> None:
+    a_set(tmp_path)
+    (tmp_path / "ckptconv.structure.json").write_text('{"version":1,"root":["list",{"name":"b"},{"name":"a"},7]}')
+    read = tensors_of(tmp_path)
+    assert [type(part).__name__ for part in read] == ["Stored", "Stored", "int"]
+
+
+def test_a_record_in_one_file_of_several_says_nothing_of_the_others(tmp_path: Path) -> None:
+    index = a_set(tmp_path)
+    record = '{"version":1,"root":["list",{"name":"b"}]}'
+    save_file({"b": torch.zeros(2)}, tmp_path / "model-00002-of-00002.safetensors", {"ckptconv.structure": record})
+    assert list(tensors_of(index)) == ["a", "b"]
