@@ -4,9 +4,10 @@ Nothing that a pickle names is ever imported or called, here or anywhere; safety
 what they lack is kept as inert data like everything else that is not known. They only decide whether a file is called
 what it is: who meets an attack wants to hear of it, not to see its tensors converted as if nothing were wrong.
 
-A pickle is an attack if it names something of the tables and calls anything that is not known to be data. A name by
-itself does nothing; handed to `functools.partial`, `map` or `_rebuild_from_type_v2` it is as good as called, and so is
-one that lies in the state of an object. The order of the two does not matter.
+A pickle is an attack if it names something of the tables and calls anything that is not known to be data, or is
+broken: some run before they break. A name by itself does nothing; handed to `functools.partial`, `map` or
+`_rebuild_from_type_v2` it is as good as called, and so is one that lies in the state of an object. The order of the
+two does not matter.
 
 getattr is not in the tables, nor torch.storage._load_from_bytes: honest enums, bound methods and tensors that were
 pickled without torch.save bring them. To get an attribute is an attack only where that leads out of an object into the
@@ -29,19 +30,22 @@ from .tree import Global
 # the user's own, or the other way round, is another thing.
 _MODULES = frozenset(
     """
-    _aix_support _imp _osx_support _posixshmem _posixsubprocess _socket _sqlite3 _thread _winapi _xxsubinterpreters
-    antigravity bdb bsddb cgi cgitb code codeop commands compileall cProfile doctest faulthandler fileinput ftplib
-    httplib imaplib imp linecache mailcap marshal mmap msilib msvcrt nt pdb pexpect pipes pkgutil platform poplib popen2
-    posix profile pty py_compile pydoc readline rlcompleter runpy select shelve shutil site smtpd smtplib socket
-    socketserver subprocess sys sysconfig telnetlib tempfile timeit trace urllib2 webbrowser winreg zipapp zipimport
-    multiprocessing.popen_fork multiprocessing.popen_spawn_posix multiprocessing.process multiprocessing.util
+    _aix_support _bootsubprocess _imp _osx_support _posixshmem _posixsubprocess _socket _sqlite3 _thread _winapi
+    _xxsubinterpreters antigravity bdb bsddb cgi cgitb code codeop commands compileall cProfile crypt doctest
+    faulthandler fcntl fileinput ftplib http.client http.server httplib imaplib imp linecache mailcap marshal mmap
+    msilib msvcrt multiprocessing.popen_fork multiprocessing.popen_spawn_posix multiprocessing.process
+    multiprocessing.spawn multiprocessing.util netrc nntplib nt pdb pexpect pipes pkgutil platform popen2 poplib posix
+    profile pty py_compile pydoc readline rlcompleter runpy select shelve shutil site smtpd smtplib socket socketserver
+    subprocess sys sysconfig telnetlib tempfile timeit trace urllib2 webbrowser winreg zipapp zipimport
     """.split()  # noqa: SIM905
 )
 _PACKAGES = frozenset(
     """
     _pyrepl aiohttp asyncio ctypes dbm distutils ensurepip idlelib importlib lib2to3 numpy.distutils numpy.f2py os
-    paramiko pip pkg_resources ptpython requests setuptools sqlite3 torch.hub torch.utils.bottleneck
-    torch.utils.collect_env torch.utils.cpp_extension urllib venv wsgiref xmlrpc zipfile
+    paramiko pip pkg_resources ptpython requests setuptools sqlite3 test.support
+    torch.distributed.elastic.multiprocessing torch.distributed.launch torch.distributed.run torch.hub
+    torch.jit.unsupported_tensor_ops torch.utils.benchmark torch.utils.bottleneck torch.utils.collect_env
+    torch.utils.cpp_extension torch.utils.model_zoo urllib venv wsgiref xmlrpc zipfile
     """.split()  # noqa: SIM905
 )
 # Of these, what is data: answers of the system, and enums.
@@ -76,12 +80,34 @@ _NAMES = frozenset(
             "FileHandler HTTPHandler RotatingFileHandler SMTPHandler SocketHandler TimedRotatingFileHandler "
             "WatchedFileHandler basicConfig dictConfig fileConfig listen"
         )),
-        ("numpy numpy.lib.npyio numpy.lib._npyio_impl", "fromfile load loadtxt memmap save savetxt savez"),
+        ("numpy numpy.lib.npyio numpy.lib._npyio_impl", (
+            "NpzFile fromfile genfromtxt load loadtxt memmap save savetxt savez"
+        )),
+        ("numpy.ctypeslib numpy.ctypeslib._ctypeslib", "load_library"),
+        ("pandas pandas.io.pickle pandas.core.computation.eval", "eval read_pickle"),
+        ("numexpr numexpr.necompiler", "evaluate"),
+        ("sympy sympy.core.sympify sympy.parsing.sympy_parser", "parse_expr sympify"),
+        ("cython Cython.Build.Inline", "cython_inline inline"),
+        ("cffi cffi.api", "FFI"),
+        ("psutil", "Popen"),
+        ("keras.models keras.saving keras.src.saving.saving_api tensorflow.keras.models", "load_model"),
+        ("tensorflow tensorflow.io", "load_library load_op_library write_file"),
+        ("multiprocessing multiprocessing.context multiprocessing.pool torch.multiprocessing", (
+            "Manager Pool Process ThreadPool spawn start_processes"
+        )),
+        ("torch.multiprocessing.spawn", "spawn start_processes"),
+        ("concurrent.futures concurrent.futures.process concurrent.futures.thread", (
+            "ProcessPoolExecutor ThreadPoolExecutor"
+        )),
+        ("threading", "Thread Timer"),
+        ("atexit", "register"),
+        ("weakref", "finalize"),
         ("numpy.testing numpy.testing._private.utils", "measure rundocs runstring"),
         ("copyreg copy_reg", "add_extension constructor pickle"),
         ("operator _operator", "call"),
         ("torch torch.serialization torch.jit torch.jit._serialization", "_legacy_load _load _open_file load save"),
         ("torch._ops torch.ops torch.classes", "load_library"),
+        ("torch.export torch._export", "load save"),
         ("torch.package torch.package.package_importer", "PackageImporter"),
         ("torch._inductor.codecache", "compile_file"),
         ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression"),
@@ -174,11 +200,13 @@ def ways_out(function: Global, args: tuple[Any, ...]) -> Iterator[Global]:
 
 
 def error(where: str, suspects: Iterable[Global], called: Iterable[Global]) -> UnsafeError:
-    """What to raise for a pickle that names `suspects` and calls `called`."""
+    """What to raise for a pickle that names `suspects` and calls `called`, or is broken."""
     names, calls = (list(dict.fromkeys(str(each)[:100] for each in some)) for some in (suspects, called))
     direct = [name for name in names if name in calls]
     if direct:
         what = f"it calls {', '.join(direct[:3])}"
+    elif not calls:
+        what = f"it names {', '.join(names[:3])}, and is broken"
     else:
         what = f"it names {', '.join(names[:3])}, and calls {', '.join(calls[:3])}"
     return UnsafeError(

@@ -132,7 +132,7 @@ def _run(machine: _Machine) -> Loaded:
     try:
         loaded = machine.run()
     except CkptconvError:
-        machine.refuse_attack()
+        machine.refuse_attack(broken=True)
         raise
     else:
         machine.refuse_attack()
@@ -524,9 +524,9 @@ class _Machine:
             raise self._error(CorruptError, "takes from the stack what is not there") from None
         return Loaded(value, self.pos, tuple(self.globals), tuple(self.opaque))
 
-    def refuse_attack(self) -> None:
+    def refuse_attack(self, *, broken: bool = False) -> None:
         """Raise UnsafeError if what was read so far is an attack, where those are refused."""
-        if self.suspects and self.opaque and attacks.are_refused():
+        if self.suspects and (self.opaque or broken) and attacks.are_refused():
             raise attacks.error(self.where, self.suspects, self.opaque) from None
 
     def _error(self, kind: type[CorruptError] | type[UnsupportedError], reason: str) -> CorruptError | UnsupportedError:
@@ -796,7 +796,8 @@ class _Machine:
             if type(state) is not dict:
                 raise MalformedError(f"gives a value of type {kind.__name__} a state that is not a dictionary")
             for name in state:
-                if type(name) is not str or hasattr(kind, name):
+                # Nor is `__setstate__` one: Python would call it with the next state.
+                if type(name) is not str or hasattr(kind, name) or name.startswith("__"):
                     raise MalformedError(f"sets attribute {str(name)[:100]!r} of a value of type {kind.__name__}")
             target.__dict__.update(state)
         else:

@@ -304,6 +304,9 @@ zip_case(
 
 # ----------------------------------------------------------------------------------------------------------- pickle
 
+W_STREAM = mapped(text("w"), tensor(STREAM_STORAGE))
+MAGIC = number(0x1950A86A20F9469CFC6C)
+
 
 def pickle_case(exit_code: int, file: str, why: str, value: bytes, *, bare: bool = False) -> None:
     """`value` stands beside a sound tensor, or is the whole pickle."""
@@ -437,6 +440,85 @@ pickle_case(
     + b"b",
 )
 
+# What scanners of files are tested with, where it is not above.
+
+
+def with_members(payload: Callable[[str], bytes], **changes: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    """An archive with members added: name, with / for __ and . for _."""
+
+    def make(canary: str) -> bytes:
+        parts = members(payload(canary))
+        more = [
+            Member(f"archive/{key.replace('__', '/').replace('_', '.')}", of(canary)) for key, of in changes.items()
+        ]
+        return zipped([*parts[:-1], *more, parts[-1]])
+
+    return make
+
+
+def evil(canary: str) -> bytes:
+    return pickled(called(SYSTEM, touch(canary)))
+
+
+def scanned(exit_code: int, file: str, why: str, made: Callable[[str], bytes], **facts: bool) -> None:
+    add("scanners", exit_code, f"scan_{file}.pt", why, made, **facts)
+
+
+def sound_pickle(canary: str) -> bytes:
+    return P
+
+
+scanned(DONE, "evil_member", "another pickle in the archive, which nothing reads",
+        with_members(sound_pickle, evil_pkl=evil, data__evil_pkl=evil, extra__data_pickle=evil),
+        whole=True)  # fmt: skip
+scanned(CORRUPT, "evil_tree", "two pickles of which readers take either",
+        with_members(sound_pickle, other__data_pkl=evil))  # fmt: skip
+scanned(DONE, "code_member", "sources in the archive, which nothing runs",
+        with_members(sound_pickle, setup_py=lambda canary: b"import os"), whole=True)  # fmt: skip
+scanned(UNSUPPORTED, "script", "sources where TorchScript has them, and a state dict",
+        with_members(sound_pickle, code__evil_py=lambda canary: b"import os"))  # fmt: skip
+scanned(UNSUPPORTED, "script_constants", "a script archive whose constants call os.system",
+        with_members(sound_pickle, constants_pkl=evil))  # fmt: skip
+scanned(UNSAFE, "deflated", "a deflated pickle that calls os.system",
+        lambda canary: zipped([PICKLE.changed(data=evil(canary), method=8), *M[1:]]), live=True)  # fmt: skip
+scanned(DONE, "after_the_end", "a pickle after the end of the pickle",
+        lambda canary: zipped(members(P + evil(canary))), whole=True)  # fmt: skip
+scanned(UNSAFE, "before", "a pickle before the pickle",
+        lambda canary: zipped(members(evil(canary) + P)), live=True)  # fmt: skip
+scanned(UNSAFE, "plain_after", "a pickle without an archive, with bytes after it, as joblib has them",
+        lambda canary: evil(canary) + bytes(1000) + evil(canary), live=True)  # fmt: skip
+scanned(UNSUPPORTED, "plain_second", "a plain pickle that does nothing, and one that does",
+        lambda canary: pickled(mapped(text("a"), NONE)) + evil(canary))  # fmt: skip
+scanned(UNSAFE, "stream_second", "a magic number that calls os.system first",
+        lambda canary: streamed(W_STREAM, magic=pickled(called(SYSTEM, touch(canary)) + b"0" + MAGIC)),
+        live=True)  # fmt: skip
+scanned(UNSAFE, "stream_keys", "the last pickle of five calls os.system",
+        lambda canary: streamed(W_STREAM, keys=pickled(called(SYSTEM, touch(canary)) + b"0" + listed(text("0")))),
+        live=True)  # fmt: skip
+scanned(UNSUPPORTED, "seven_zip", "a 7z archive", lambda canary: b"7z\xbc\xaf\x27\x1c\0\4" + evil(canary))
+scanned(
+    UNSUPPORTED, "npz", "an archive of arrays", lambda canary: zipped([Member("arr_0.npy", b"\x93NUMPY" + bytes(80))])
+)
+scanned(UNSUPPORTED, "npy_objects", "an array of objects, which is a pickle",
+        lambda canary: b"\x93NUMPY\1\0v\0" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117)
+        + b"\n" + evil(canary))  # fmt: skip
+scanned(UNSUPPORTED, "keras", "an archive of Keras with a Lambda layer", lambda canary: zipped(
+    [Member("config.json", b'{"class_name":"Lambda"}'), Member("model.weights.h5", b"\x89HDF\r\n\x1a\n")]
+))  # fmt: skip
+scanned(DONE, "long_memo", "a memo of 100,000 entries for nothing", lambda canary: archive(
+    b"N" + b"".join(b"r" + struct.pack("<I", index * 3) for index in range(100_000))
+), whole=True)  # fmt: skip
+scanned(
+    CORRUPT, "pop_everything", "a mark popped from under a sound tree", lambda canary: zipped(members(b"\x80\2(0000."))
+)
+scanned(
+    DONE,
+    "empty_frames",
+    "a hundred empty frames",
+    lambda canary: archive((b"\x95" + bytes(8)) * 100 + NONE),
+    whole=True,
+)
+
 # ----------------------------------------------------------------------------------------------------------- tensor
 
 
@@ -556,7 +638,7 @@ tensor_case(DONE, "dtype_unknown", "a dtype that is kept as data", name("torch",
 
 # ----------------------------------------------------------------------------------------------------------- stream
 
-W = mapped(text("w"), tensor(STREAM_STORAGE))
+W = W_STREAM
 sound = streamed(W)
 
 

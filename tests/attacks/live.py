@@ -8,6 +8,7 @@ from collections.abc import Callable
 from .assemble import (
     FALSE,
     NONE,
+    TRUE,
     called,
     dotted,
     listed,
@@ -25,7 +26,7 @@ from .assemble import (
 # By name: why it is of interest, and what makes the opcodes.
 PAYLOADS: dict[str, tuple[str, Callable[[str], bytes]]] = {}
 # Those that call nothing of our tables, but what honest files call too: kept as inert data, and converted.
-ODD = {"load_from_bytes"}
+ODD = {"load_from_bytes", "graph_module"}
 
 
 def payload(why: str) -> Callable[[Callable[[str], bytes]], Callable[[str], bytes]]:
@@ -233,3 +234,105 @@ each(
     then_an_empty_stack=lambda c: called(SYSTEM, touch(c)) + b"0000000000",
     then_a_wrong_tensor=lambda c: called(SYSTEM, touch(c)) + tensor(offset=1 << 40),
 )
+
+# What scanners of pickles are tested with, where it is not above.
+each(
+    "starts a program by a module that is seldom named",
+    osx_support=lambda c: called(name("_osx_support", "_read_output"), touch(c)),
+    spawnv_passfds=lambda c: called(
+        name("multiprocessing.util", "spawnv_passfds"), raw(b"/bin/touch"), several(text("touch"), text(c)), listed()
+    ) + b"0" + called(name("os", "wait")),
+    popen_reconstructed=lambda c: called(got(called(
+        name("copyreg", "_reconstructor"), name("subprocess", "Popen"), name("subprocess", "Popen"), command(c)
+    ), "wait")),
+    popen_wait=lambda c: called(got(called(name("subprocess", "Popen"), command(c)), "wait")),
+    log_config=lambda c: called(
+        name("logging.config", "dictConfig"),
+        mapped(
+            text("version"), number(1), text("disable_existing_loggers"), FALSE,
+            text("handlers"), mapped(text("h"), mapped(text("()"), text("os.mkdir"), text("path"), text(c))),
+            text("root"), mapped(text("handlers"), listed(text("h"))),
+        ),
+    ),
+    exec_of_torch=lambda c: called(
+        name("torch.jit.unsupported_tensor_ops", "execWrapper"), code(c), mapped(), mapped()
+    ),
+    guards=lambda c: called(
+        dotted("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression"), NONE, code(c), listed()
+    ),
+    decoder=lambda c: called(
+        name("torch.utils.data.datapipes.utils.decoder", "basichandlers"), text("pickle"),
+        raw(pickled(called(SYSTEM, touch(c)))),
+    ),
+    config_module=lambda c: called(
+        dotted("torch.utils._config_module", "ConfigModule.load_config"), NONE, raw(pickled(called(SYSTEM, touch(c))))
+    ),
+    grammar=lambda c: called(
+        dotted("lib2to3.pgen2.grammar", "Grammar.loads"), called(name("lib2to3.pgen2.grammar", "Grammar")),
+        raw(pickled(called(SYSTEM, touch(c)))),
+    ),
+    calltip=lambda c: called(name("idlelib.calltip", "get_entity"), code(c)),
+    trace_run=lambda c: called(dotted("trace", "Trace.run"), called(name("trace", "Trace")), code(c)),
+    profile_context=lambda c: called(name("cProfile", "runctx"), code(c), mapped(), mapped()),
+    pdb_run=lambda c: called(name("bdb", "Bdb")) + b"0" + called(
+        dotted("bdb", "Bdb.runeval"), called(name("bdb", "Bdb")), code(c)
+    ),
+    thread=lambda c: called(got(called(
+        name("threading", "Thread"), NONE, SYSTEM, NONE, several(touch(c))
+    ), "run")),
+    finalize=lambda c: called(called(name("weakref", "finalize"), name("os", "path"), SYSTEM, touch(c))),
+    pool=lambda c: called(got(called(name("multiprocessing.pool", "ThreadPool"), number(1)), "apply"), SYSTEM,
+                          several(touch(c))),
+    graph_module=lambda c: called(
+        name("torch.fx.graph_module", "reduce_graph_module"),
+        mapped(text("_code"), text(f"open({c!r}, 'w').close()\ndef forward(self): pass")), text(""),
+    ),
+)  # fmt: skip
+each(
+    "sets what is called later",
+    setstate_of_a_namespace=lambda c: called(name("types", "SimpleNamespace"))
+    + mapped(text("__setstate__"), SYSTEM) + b"b" + touch(c) + b"b",
+    setstate_of_an_ordered_dict=lambda c: called(name("collections", "OrderedDict"))
+    + mapped(text("__setstate__"), SYSTEM) + b"b" + touch(c) + b"b",
+    setstate_of_a_counter=lambda c: called(name("collections", "Counter"))
+    + mapped(text("__setstate__"), EXEC) + b"b" + code(c) + b"b",
+    attribute_by_path=lambda c: called(
+        called(called(name("operator", "attrgetter"), text("os.system")), name("torch", "serialization")), touch(c)
+    ),
+    newobj_by_copyreg=lambda c: called(
+        name("builtins", "list"),
+        called(name("copyreg", "__newobj__"), name("builtins", "map"), SYSTEM, listed(touch(c))),
+    ),
+    newobj_ex_by_copyreg=lambda c: called(
+        name("builtins", "list"),
+        called(name("copyreg", "__newobj_ex__"), name("builtins", "map"), several(SYSTEM, listed(touch(c))), mapped()),
+    ),
+    array_of_objects=lambda c: called(
+        name("numpy.core.multiarray", "_reconstruct"), name("numpy", "ndarray"), numbers(0), raw(b"b")
+    ) + several(
+        number(1), numbers(1), called(name("numpy", "dtype"), text("O8"), FALSE, TRUE), FALSE,
+        listed(called(SYSTEM, touch(c))),
+    ) + b"b",
+    persistent_id=lambda c: several(
+        text("storage"), called(SYSTEM, touch(c)), text("0"), text("cpu"), number(6)
+    ) + b"Q",
+    persistent_key=lambda c: several(
+        text("storage"), name("torch", "FloatStorage"), called(SYSTEM, touch(c)) + b"0" + text("0"), text("cpu"),
+        number(6),
+    ) + b"Q",
+)  # fmt: skip
+each(
+    "spells its name in another way",
+    string_with_escapes=lambda c: called(b"S'o\\x73'\nS'sys\\164em'\n\x93", touch(c)),
+    unicode_with_escapes=lambda c: called(b"Vo\\u0073\nVsyst\\u0065m\n\x93", touch(c)),
+    name_in_quotes=lambda c: called(b'S"os"\nU\x06system\x93', touch(c)),
+    memo_changed=lambda c: name("collections", "OrderedDict") + b"q\x000" + SYSTEM + b"q\x000h\0"
+    + several(touch(c)) + b"R",
+    memo_far=lambda c: SYSTEM + b"r\0\1\0\0000j\0\1\0\0" + several(touch(c)) + b"R",
+    memo_in_text=lambda c: SYSTEM + b"p7777\n0g7777\n" + several(touch(c)) + b"R",
+    doubled=lambda c: SYSTEM + b"2" * 20 + several(touch(c)) + b"R" + b"0" + b"0" * 19,
+    in_a_frame=lambda c: b"\x95" + len(called(SYSTEM, touch(c))).to_bytes(8, "little") + called(SYSTEM, touch(c)),
+    protocol_again=lambda c: b"\x80\x00" + called(SYSTEM, touch(c)) + b"\x80\x05",
+    tuple_by_marks=lambda c: b"((" + touch(c) + b"t" + b"1" + SYSTEM + touch(c) + b"\x85R",
+    many_marks=lambda c: b"(" * 50 + called(SYSTEM, touch(c)) + b"1" * 50 + b"N",
+)  # fmt: skip
