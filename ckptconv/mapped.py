@@ -34,7 +34,8 @@ def load_state_dict(
     The tensors lie in a private map of the files: they take no memory until they are used, and are read when they are.
     To change one in place is possible, and does not change the file. They share memory as the tensors that were saved
     did. What does not lie in a file as it is needed (in the other byte order, not aligned, in pieces on several ranks,
-    compressed, far away) is copied into memory; so are tensors that overlap in part, out of a safetensors file.
+    compressed, far away) is copied into memory; so are tensors that overlap in part, out of a safetensors file, from
+    which all others come in C order, whatever their strides were.
 
     With a structure record, or of a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
     name. `key` takes a subtree, as in "state_dict". Objects of classes that are known by name only stay

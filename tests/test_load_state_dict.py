@@ -1,0 +1,287 @@
+"""load_state_dict: tensors of torch over a memory map, as they were saved."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ckptconv_here
+from safetensors.torch import load_file, save_file
+from strict import assert_same
+from test_round_trip import STATES
+
+import ckptconv
+from ckptconv.errors import CkptconvError, UsageError
+
+MIB = 1 << 20
+
+
+def saved(tmp_path: Path, state: Any, name: str = "x.pt", **options: Any) -> Path:
+    torch.save(state, tmp_path / name, **options)
+    return tmp_path / name
+
+
+def converted(path: Path, output: str = "x.safetensors", *options: object) -> Path:
+    done = ckptconv_here("pt2safetensors", path, path.parent / output, "--no-fsync", *options)
+    assert done.code == 0, done.err
+    return path.parent / output
+
+
+def expected(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(path, weights_only=False, map_location="cpu")
+
+
+def in_map(tensor: torch.Tensor, path: Path) -> bool:
+    """Whether the memory of a tensor is a map of this file."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _, _, _, _, *name = line.split(maxsplit=5)
+            low, high = (int(part, 16) for part in span.split("-"))
+            if low <= tensor.data_ptr() < high:
+                return bool(name) and name[0].strip() == str(path)
+    return False
+
+
+# --------------------------------------------------------------------------------------------------- the same as it was
+
+# Tensors made of several, and objects, are tested with the mapper.
+TREES = [name for name in STATES if not name.startswith(("300,000", "1000-deep", "root", "bits", "quantized"))]
+
+
+LAID_OUT = ("strides", "parameters, gradients, attributes")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["pt", "safetensors", "directory"])
+@pytest.mark.parametrize("name", TREES)
+def test_any_state_is_what_torch_loads(name: str, kind: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, STATES[name]())
+    theirs = expected(path)
+    if kind == "safetensors":
+        path = converted(path)
+    elif kind == "directory":
+        path = converted(path, "x", "--max-shard-size", "1kB")
+    ours = ckptconv.load_state_dict(path)
+    if kind != "pt" and name in LAID_OUT:
+        # In safetensors, tensors lie in C order, and to bring them into another they would have to be copied.
+        assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
+    else:
+        assert_same(theirs, ours)
+
+
+def test_a_plain_file_is_a_dict_by_name(tmp_path: Path) -> None:
+    save_file({"b": torch.ones(2), "a": torch.zeros(3)}, tmp_path / "x.safetensors")
+    loaded = ckptconv.load_state_dict(str(tmp_path / "x.safetensors"))
+    assert type(loaded) is dict
+    assert_same(load_file(tmp_path / "x.safetensors"), loaded)
+
+
+def test_a_subtree_by_its_key(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"model": {"w": torch.ones(2)}, "epoch": 3})
+    for source in (path, converted(path)):
+        assert list(ckptconv.load_state_dict(source, key="model")) == ["w"]
+        with pytest.raises(UsageError, match="nothing"):
+            ckptconv.load_state_dict(source, key="nothing")
+
+
+# ---------------------------------------------------------------------------------------------------- nothing is copied
+
+
+def test_tensors_lie_in_the_file(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": torch.ones(300), "t": torch.randn(30, 40).t(), "b": torch.ones(7).bfloat16()})
+    safe = converted(path)
+    for file in (path, safe):
+        loaded = ckptconv.load_state_dict(file)
+        assert all(in_map(tensor, file) for name, tensor in loaded.items() if (name, file) != ("t", safe))
+    assert loaded["t"].shape == (40, 30)
+
+
+MEMORY = """
+import sys, ckptconv
+def peak(what):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) << 10
+before = peak("VmHWM")
+state = ckptconv.load_state_dict(sys.argv[1])
+print(sum(tensor.nbytes for tensor in state.values()), peak("VmHWM") - before)
+"""
+
+
+def test_a_large_file_takes_no_memory(tmp_path: Path) -> None:
+    path = saved(tmp_path, {f"w{number}": torch.ones(16 * MIB // 4) for number in range(24)})
+    for file in (path, converted(path)):
+        script = f"import torch\n{MEMORY}"
+        done = subprocess.run([sys.executable, "-c", script, file], capture_output=True, text=True, check=True)
+        size, grown = map(int, done.stdout.split())
+        assert size == 24 * 16 * MIB
+        assert grown < 64 * MIB
+
+
+def test_to_change_a_tensor_does_not_change_the_file(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": torch.zeros(300)})
+    for file in (path, converted(path)):
+        before = file.read_bytes()
+        loaded = ckptconv.load_state_dict(file)
+        loaded["a"].add_(1)
+        assert loaded["a"].sum() == 300
+        assert file.read_bytes() == before
+        assert ckptconv.load_state_dict(file)["a"].sum() == 0
+
+
+def test_the_memory_stays_when_the_file_is_replaced(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": torch.arange(1000.0)})
+    loaded = ckptconv.load_state_dict(path)
+    (tmp_path / "other.pt").write_bytes(b"x" * path.stat().st_size)
+    os.replace(tmp_path / "other.pt", path)
+    assert torch.equal(loaded["a"], torch.arange(1000.0))
+
+
+# --------------------------------------------------------------------------------------------------------- into a model
+
+
+def a_model() -> torch.nn.Module:
+    model = torch.nn.Sequential(
+        OrderedDict(
+            embed=torch.nn.Embedding(9, 4), norm=torch.nn.BatchNorm1d(4), head=torch.nn.Linear(4, 9, bias=False)
+        )
+    )
+    model.head.weight = model.embed.weight
+    return model
+
+
+@pytest.mark.parametrize("output", ["x.pt", "x.safetensors", "x"])
+def test_a_model_on_the_meta_device_gets_all_its_tensors(output: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = a_model()
+    path = saved(tmp_path, model.state_dict())
+    if output != "x.pt":
+        path = converted(path, output, *(["--max-shard-size", "100"] if output == "x" else []))
+    with torch.device("meta"):
+        empty = a_model()
+    empty.load_state_dict(ckptconv.load_state_dict(path), assign=True)
+    assert not any(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
+    assert_same(model.state_dict(), empty.state_dict())
+    assert empty.state_dict()["head.weight"].data_ptr() == empty.state_dict()["embed.weight"].data_ptr()
+    model.eval(), empty.eval()
+    tokens = torch.arange(9)
+    assert torch.equal(model(tokens), empty(tokens))
+
+
+def test_an_optimizer_takes_its_state(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    path = saved(tmp_path, optimizer.state_dict())
+    for file in (path, converted(path)):
+        other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
+        other.load_state_dict(ckptconv.load_state_dict(file))
+        assert_same(optimizer.state_dict(), other.state_dict())
+
+
+# -------------------------------------------------------------------------------- files that cannot be used as they lie
+
+
+def deflated(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def unaligned(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize("change", [deflated, unaligned])
+@pytest.mark.parametrize("name", ["one storage under different views", "fp8, uint16, complex64 and all others", "tied"])
+def test_archives_that_were_packed_again(name: str, change: Callable[[Path], None], tmp_path: Path) -> None:
+    path = saved(tmp_path, STATES[name]())
+    theirs = expected(path)
+    change(path)
+    assert_same(theirs, ckptconv.load_state_dict(path))
+
+
+def test_the_stream_format(tmp_path: Path) -> None:
+    path = saved(tmp_path, STATES["one storage under different views"](), _use_new_zipfile_serialization=False)
+    assert_same(expected(path), ckptconv.load_state_dict(path))
+
+
+def test_a_file_of_a_big_endian_machine(tmp_path: Path) -> None:
+    state = {"a": torch.arange(10.0), "b": torch.arange(10, dtype=torch.int16), "c": torch.arange(3) * 1j}
+    path = saved(tmp_path, state)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    sizes = dict(zip("012", (4, 2, 4), strict=True))
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            if name.endswith("byteorder"):
+                data = b"big"
+            elif "/data/" in name:
+                item = sizes[name[-1]]
+                data = b"".join(data[at : at + item][::-1] for at in range(0, len(data), item))
+            archive.writestr(name, data)
+    assert_same(state, ckptconv.load_state_dict(path))
+
+
+def test_damaged_files_are_told_as_ever(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": torch.ones(100)})
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CkptconvError, match=r"x\.pt"):
+        ckptconv.load_state_dict(path)
+    with pytest.raises(UsageError, match="does not exist"):
+        ckptconv.load_state_dict(tmp_path / "y.pt")
+
+
+# ------------------------------------------------------------------------------------------------ which of two is newer
+
+
+def test_a_newer_file_for_torch_beside_it_is_warned_of(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": torch.ones(2)})
+    safe = converted(path)
+    os.utime(path, ns=(0, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ckptconv.load_state_dict(safe)
+    os.utime(path, ns=(1 << 61, 1 << 61))
+    with pytest.warns(UserWarning, match=r"x\.pt is newer than .*x\.safetensors") as caught:
+        ckptconv.load_state_dict(safe)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ckptconv.load_state_dict(path)
+
+
+# --------------------------------------------------------------------------------------------------------- nothing runs
+
+
+class Attack:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("canary",)
+
+
+def test_nothing_that_a_file_names_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    buffer = io.BytesIO()
+    torch.save({"a": torch.ones(1), "b": Attack()}, buffer)
+    (tmp_path / "x.pt").write_bytes(buffer.getvalue())
+    with pytest.raises(CkptconvError, match="mkdir"):
+        ckptconv.load_state_dict(tmp_path / "x.pt")
+    assert not (tmp_path / "canary").exists()
