@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 MOST_JOBS = 256
 MOST_ITEMS = 100_000_000
+MOST_IDS = (1 << 63) - 1
 DtypeName = Literal["float32", "bfloat16", "float16", "keep"]
 TiedChoice = Literal["alias", "duplicate"]
 
@@ -426,6 +427,55 @@ def rows_pack(
 
     names = dict(_named(text) for text in part or ())
     _make_rows("rows pack", pack, source, output, options, names=names, name=name)
+
+
+@rows.command("check", cls=_Command)
+@_taking({**LAYOUT, "spool_dir": CONVERTING["spool_dir"], **SHOWING, "no_progress": CONVERTING["no_progress"]})
+def rows_check(
+    table: Tables,
+    tensor: Tensors = None,
+    global_id_offset: Annotated[
+        str | None,
+        typer.Option("--global-id-offset", metavar="N", help="How much less local ids are than global ones."),
+    ] = None,
+    bucket_size: Annotated[
+        str | None, typer.Option("--bucket-size", metavar="N", help="Ids that a bucket spans; default: any one size.")
+    ] = None,
+    **options: Any,
+) -> None:
+    """Check a table of whole rows, or what rows split made of it.
+
+    Its ids are unique; and what is saved beside the table agrees with it, as far as it is there: weight_id, bucket,
+    metadata, momentum. Says whether headers have global or local ids, as files before August 2025 have. Exit code 1:
+    something is wrong, and the first rows where it is are named.
+
+    \b
+    ckptconv rows check --embedding-dim 64 --optimizer exact_row_wise_adagrad model.pt
+    ckptconv rows check parts.safetensors
+    """
+    from .rows.check import check
+    from .rows.layout import Asked
+    from .units import parse_count
+
+    shown = _output("rows check", options)
+    asked = Asked(**_layout(options))
+    options["storage_options"] = _storage_options(options["storage_options"])
+    offset, size = (
+        None if text is None else parse_count(text, option, MOST_IDS)
+        for text, option in ((global_id_offset, "--global-id-offset"), (bucket_size, "--bucket-size"))
+    )
+    with shown.progress() as progress:
+        report = check(
+            table,
+            asked,
+            names=tuple(tensor or ()),
+            global_id_offset=offset,
+            bucket_size=size,
+            progress=progress,
+            announce=progress.begin,
+            **options,
+        )
+    shown.rows_checked(report)
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -55,7 +55,7 @@ _LONG_RUN, _FEW_RUNS = 4096, 16
 
 
 @functools.cache
-def _numpy() -> ModuleType:
+def numpy_module() -> ModuleType:
     # OpenBLAS starts a thread for every processor when it is loaded, and their stacks count as memory of this process.
     # Nothing here uses them. The setting is taken back: it is not for the processes and libraries that come after.
     name = "OPENBLAS_NUM_THREADS"
@@ -94,7 +94,7 @@ def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None
             continue
         size = _result_size(kernel, len(view))
         last = index == len(kernels) - 1
-        result = out if last and out is not None else memoryview(_numpy().empty(size, "u1"))
+        result = out if last and out is not None else memoryview(numpy_module().empty(size, "u1"))
         _check_room(result, size)
         overflows += _KERNELS[type(kernel)](kernel, view, result)
         view = result
@@ -116,7 +116,7 @@ def scatter(out: memoryview, target: Runs, data: Buffer) -> None:
         for index, at in enumerate(target.offsets()):
             out[at : at + length] = view[index * length : (index + 1) * length]
         return
-    np = _numpy()
+    np = numpy_module()
     item = math.gcd(length, 8)
     shape = (*(count for count, _ in grid), length // item)
     strides = (*(distance for _, distance in grid), item)
@@ -141,7 +141,7 @@ def pick(data: memoryview, runs: Runs, out: memoryview | None = None) -> memoryv
 
 def is_zero(data: memoryview) -> bool:
     """Whether all bytes are zero."""
-    return not _numpy().frombuffer(data, "u1").any()
+    return not numpy_module().frombuffer(data, "u1").any()
 
 
 def _result_size(kernel: Kernel, size: int) -> int:
@@ -168,7 +168,7 @@ def _result_size(kernel: Kernel, size: int) -> int:
 
 
 def _gather(kernel: Gather, data: memoryview, out: memoryview) -> int:
-    np = _numpy()
+    np = numpy_module()
     shape, strides, item = kernel
     if not math.prod(shape):
         return 0
@@ -232,7 +232,7 @@ def _transposed_axis(dims: list[tuple[int, int]]) -> int | None:
 
 def _transpose(source: Array, result: Array) -> None:
     """Copy `source` to `result` tile by tile: of their last two axes source is contiguous along the first."""
-    np = _numpy()
+    np = numpy_module()
     *planes, height, width = source.shape
     rows, columns = min(_TILE[0], height), min(_TILE[1], width)
     scratch = np.empty((columns, rows + _LINE // min(source.itemsize, _LINE)), source.dtype)
@@ -247,13 +247,13 @@ def _transpose(source: Array, result: Array) -> None:
 
 
 def _swap(kernel: Swap, data: memoryview, out: memoryview) -> int:
-    np = _numpy()
+    np = numpy_module()
     np.frombuffer(out, f"<u{kernel.itemsize}")[...] = np.frombuffer(data, f">u{kernel.itemsize}")
     return 0
 
 
 def _bits(kernel: Bits, data: memoryview, out: memoryview) -> int:
-    np = _numpy()
+    np = numpy_module()
     values = np.frombuffer(data, f"<u{kernel.itemsize}") >> kernel.shift
     values &= values.dtype.type((1 << kernel.width) - 1)
     np.frombuffer(out, f"<u{kernel.result}")[...] = values
@@ -261,7 +261,7 @@ def _bits(kernel: Bits, data: memoryview, out: memoryview) -> int:
 
 
 def _join(kernel: Join, data: memoryview, out: memoryview) -> int:
-    np = _numpy()
+    np = numpy_module()
     result = np.frombuffer(out, f"<u{kernel.result}")
     result[...] = 0
     at = 0
@@ -279,7 +279,7 @@ def _join(kernel: Join, data: memoryview, out: memoryview) -> int:
 
 def _negate(kernel: Negate, data: memoryview, out: memoryview) -> int:
     """Integers as torch negates them, modulo 2ⁿ; of a floating number, or both parts of a complex one, the sign."""
-    np = _numpy()
+    np = numpy_module()
     dtype = DTYPES[kernel.dtype]
     code = f"u{itemsize_of_components(dtype)}"
     source, result = np.frombuffer(data, code), np.frombuffer(out, code)
@@ -297,7 +297,7 @@ def _negate(kernel: Negate, data: memoryview, out: memoryview) -> int:
 
 
 def _conjugate(kernel: Conjugate, data: memoryview, out: memoryview) -> int:
-    np = _numpy()
+    np = numpy_module()
     dtype = DTYPES[kernel.dtype]
     out[:] = data
     if dtype.kind == "c":
@@ -374,7 +374,7 @@ def _cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
     if source == target:
         out[:] = data
         return 0
-    np = _numpy()
+    np = numpy_module()
     steps = _steps(source, target)
     before, after = DTYPES[source].itemsize, DTYPES[target].itemsize
     elements = np.frombuffer(data, f"u{before}")
@@ -431,7 +431,7 @@ def _round_to_bfloat16(source: Array, result: Array, scratch: Array) -> int:
 
 def _nearest_upper_half(source: Array, result: Array, scratch: Array) -> None:
     # Adding half a step, and one more where the result would be odd, carries into the upper half where it has to.
-    _numpy().right_shift(source, 16, out=scratch)
+    numpy_module().right_shift(source, 16, out=scratch)
     scratch &= 1
     scratch += 0x7FFF
     scratch += source
@@ -441,7 +441,7 @@ def _nearest_upper_half(source: Array, result: Array, scratch: Array) -> None:
 
 def _round_twice_to_bfloat16(source: Array, result: Array, scratch: Array) -> int:
     """float64 → float32 → bfloat16, where the first rounding is kept from deciding the second."""
-    np = _numpy()
+    np = numpy_module()
     values, halfway = source.view("f8"), scratch.view("f4")
     halfway[...] = values
     # Only a float32 that lies exactly between two bfloat16 misleads: move it to the side the value was on.
@@ -460,13 +460,13 @@ def _by_hardware(before: str, after: str, source: Array, result: Array, scratch:
 
 
 def _look_up(table: Array, source: Array, result: Array, scratch: Array) -> int:
-    _numpy().take(table, source, out=result, mode="clip")
+    numpy_module().take(table, source, out=result, mode="clip")
     return 0
 
 
 def _mend(before: str, after: str, source: Array, result: Array) -> int:
     """Set what became of NaNs, about which hardware and libraries differ; the number of overflows."""
-    np = _numpy()
+    np = numpy_module()
     source_format, format_ = _FORMATS[before], _FORMATS[after]
     widening = format_.mantissa >= source_format.mantissa
     least = source_format.infinity if widening else format_.overflow(source_format)
@@ -490,7 +490,7 @@ def _mend(before: str, after: str, source: Array, result: Array) -> int:
 @functools.cache
 def _float32_table(source: str) -> Array:
     """The float32 bits of all 256 values of an 8-bit format, each of which float32 holds exactly."""
-    np = _numpy()
+    np = numpy_module()
     decode = _scale_bits if source in _SCALES else functools.partial(_float32_bits, _FORMATS[source])
     table: Array = np.array([decode(bits) for bits in range(256)], "u4")
     table.flags.writeable = False

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .conversion import OutputFile, Report
     from .errors import CkptconvError
+    from .rows.check import CheckReport
     from .verification import Verification
 
 # Seconds between two lines of progress where there is no terminal.
@@ -76,6 +77,15 @@ class Output:
             self._print_json({"ok": True, "command": self.command, **dataclasses.asdict(done)})
         elif not self.quiet:
             self._print(_verified_lines(done, self.verbose))
+
+    def rows_checked(self, report: CheckReport) -> None:
+        """The end of a check of rows that found nothing wrong."""
+        for warning in report.warnings:
+            self.warn(warning)
+        if self.json:
+            self._print_json({"ok": True, "command": self.command, **dataclasses.asdict(report)})
+        elif not self.quiet:
+            self._print(_rows_lines(report))
 
     def inspected(self, path: str, summary: dict[str, Any]) -> None:
         """What is inside a checkpoint."""
@@ -254,6 +264,26 @@ def _duration(seconds: float, size: int) -> str:
     if seconds < 1:
         return f"{max(seconds, 0.01):.2f} s"
     return f"{seconds:.1f} s ({format_size(size / seconds)}/s)"
+
+
+def _rows_lines(report: CheckReport) -> list[str]:
+    lines = [f"{report.input}: {report.table}: {_count(report.rows, 'row')}, and no id twice"]
+    ids = "global ids" if report.ids == "global" else f"local ids, less than weight_id by {report.offset}"
+    if "weight_id" in report.checked:
+        lines.append(f"  headers have {ids}")
+    compared = ", ".join(report.checked) or "nothing: there is nothing of it beside the table"
+    lines.append(f"  compared with the rows: {compared}")
+    if report.bucket_size:
+        least, most = report.bucket_size
+        span = f"{least:,}" if least == most else f"{least:,} to {most:,}" if most else f"{least:,} or more"
+        lines.append(f"  a bucket spans {span} ids")
+    if report.padding:
+        lines.append(f"  {_count(report.padding, 'row')} with something in the padding")
+    lines.append(
+        f"read {format_size(report.bytes_read)} in {max(report.seconds, 0.01):.2f} s, "
+        f"peak memory {format_memory(report.peak_rss_bytes)}"
+    )
+    return lines
 
 
 def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int = 20) -> list[str]:

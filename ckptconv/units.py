@@ -25,7 +25,7 @@ def parse_size(text: str, option: str) -> int:
 
 def parse_count(text: str, option: str, most: int) -> int:
     """The number from 1 to `most` that `text` is. Raises UsageError, naming `option`, where it is none."""
-    if text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most:
+    if text.isdecimal() and len(text) < 20 and 1 <= int(text) <= most:
         return int(text)
     raise UsageError(f"{option} {text!r} is not a number from 1 to {most}.")
 

@@ -6,6 +6,8 @@ The reference here is written from the format alone, with numpy, a row at a time
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,7 +176,7 @@ def is_same_table(path: Path, name: str, kind: Kind, table: NDArray[np.uint8]) -
     assert bits_of(packed) == table.tobytes()
 
 
-# ------------------------------------------------------------------------------------------------- the worked examples
+# -------------------------------------------------------------------------------- the worked examples
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_the_examples_of_the_format(tmp_path: Path, kind: Kind, row: int, places
     assert {field["name"]: field["offset"] for field in record["fields"]}.items() >= places.items()
 
 
-# ---------------------------------------------------------------------------------------------------- any layout at all
+# -------------------------------------------------------------------------------- any layout at all
 
 dtypes = st.sampled_from(["float32", "float16", "bfloat16"])
 kinds = st.builds(
@@ -246,3 +248,413 @@ def test_small_buffers_and_threads_make_no_difference(tmp_path: Path, kind: Kind
     assert split_of(parts) == expected(kind, table)
     run("pack", "--memory", memory, "--jobs", 2, "--no-fsync", "-q", parts, packed)
     is_same_table(packed, "m.embeddings.t.weight", kind, table)
+
+
+def test_padding_that_is_first_seen_late_is_kept_all_the_same(tmp_path: Path) -> None:
+    """More rows than are looked at beforehand, of which only the last has something in its padding."""
+    kind = Kind(64, "exact_row_wise_adagrad", "float16")
+    table = rows_of(kind, 40_000, 2, "last")
+    source, parts = saved(tmp_path / "t.safetensors", kind, table), tmp_path / "parts.safetensors"
+    run("split", *kind.options, source, parts)
+    assert load_file(parts)["pad"].tolist() == [[0, 0, 0, 0]] * 39_999 + [[0, 0, 0, 1]]
+    run("pack", parts, tmp_path / "packed.safetensors")
+    is_same_table(tmp_path / "packed.safetensors", "m.embeddings.t.weight", kind, table)
+    assert sorted(os.listdir(tmp_path)) == ["packed.safetensors", "parts.safetensors", "t.safetensors"]
+
+
+def test_the_source_is_read_once_for_all_that_it_is_split_into(tmp_path: Path) -> None:
+    kind = Kind(256, "adam")
+    table = rows_of(kind, 4000)
+    source = saved(tmp_path / "t.pt", kind, table)
+    report = run("split", *kind.options, "--json", source, tmp_path / "parts").json
+    assert table.nbytes <= report["bytes_read"] <= table.nbytes + (1 << 18)
+    assert split_of(tmp_path / "parts" / "model.safetensors") == expected(kind, table)
+
+
+# -------------------------------------------------------------------------------- which table
+
+
+def test_shards_of_a_table_are_joined_in_order(tmp_path: Path) -> None:
+    kind = Kind(8, "partial_row_wise_adam", "float16", m2="float16")
+    table = rows_of(kind, 1000)
+    one, two, three = table[:300], table[300:301], table[301:]
+    torch.save(
+        {"a": as_tensor(one, kind.weight), "b": as_tensor(two, kind.weight), "x": torch.ones(3)}, tmp_path / "1.pt"
+    )
+    save_file({"c": as_tensor(three, kind.weight)}, tmp_path / "2.safetensors")
+    out = tmp_path / "parts.safetensors"
+    run("split", *kind.options, "--tensor", "b", "--tensor", "a", tmp_path / "1.pt", out)
+    assert split_of(out) == expected(kind, np.concatenate([two, one]))
+    save_file({"c": as_tensor(table[:301], kind.weight)}, tmp_path / "1.safetensors")
+    run("split", *kind.options, tmp_path / "1.safetensors", tmp_path / "2.safetensors", out)
+    assert split_of(out) == expected(kind, table)
+
+
+def test_a_table_in_a_sharded_checkpoint_is_found_by_its_name(tmp_path: Path) -> None:
+    kind = Kind(16, "adam")
+    table = rows_of(kind, 50)
+    state = {"dense.weight": torch.ones(40, 40), "emb.embedding_bags.ads.weight": as_tensor(table, kind.weight)}
+    torch.save(state, tmp_path / "m.pt")
+    assert ckptconv_here("pt2safetensors", "--max-shard-size", "8kB", tmp_path / "m.pt", tmp_path / "m").code == 0
+    run("split", *kind.options, tmp_path / "m", tmp_path / "parts.safetensors")
+    assert split_of(tmp_path / "parts.safetensors") == expected(kind, table)
+
+
+def test_rows_of_a_view_that_is_wider_are_split_too(tmp_path: Path) -> None:
+    """A tensor that is every other row, and some columns, of what was saved."""
+    kind = Kind(8, "exact_row_wise_adagrad", "float16")
+    table = rows_of(kind, 100)
+    room = torch.zeros(200, kind.row // 2 + 5, dtype=torch.float16)
+    room[::2, 2:-3] = as_tensor(table, "float16")
+    torch.save({"t": room[::2, 2:-3]}, tmp_path / "t.pt")
+    run("split", *kind.options, tmp_path / "t.pt", tmp_path / "parts.safetensors")
+    assert split_of(tmp_path / "parts.safetensors") == expected(kind, table)
+
+
+# -------------------------------------------------------------------------------- packing what came elsewhere
+
+
+def test_tensors_of_any_names_are_packed(tmp_path: Path) -> None:
+    kind = Kind(12, "row_wise_rmsprop_ar", "float16", m1="bfloat16")
+    table = rows_of(kind, 77, padding="zero")
+    run("split", *kind.options, "--decode", saved(tmp_path / "t.pt", kind, table), tmp_path / "parts.safetensors")
+    parts = load_file(tmp_path / "parts.safetensors")
+    renamed = {f"m.embeddings.t.{name}": tensor for name, tensor in parts.items() if name != "prev_iter"}
+    torch.save({**renamed, "m.embeddings.other.weight": torch.ones(2, 2)}, tmp_path / "state.pt")
+    save_file({"iterations": parts["prev_iter"].view(-1, 1)}, tmp_path / "more.safetensors")
+    out = tmp_path / "packed.pt"
+    options = ["--optimizer", "rmsprop", "--momentum1-dtype", "bfloat16", "--name", "t.weight"]
+    names = ["--part", "weight=m.embeddings.t.weight", "--part", "prev_iter=iterations"]
+    run("pack", *options, *names, tmp_path / "state.pt", tmp_path / "more.safetensors", out)
+    is_same_table(out, "t.weight", kind, table)
+
+
+def test_momentum_saved_in_the_weights_dtype_is_packed_as_the_bits_it_is(tmp_path: Path) -> None:
+    kind = Kind(8, "adam", "float16")
+    table = rows_of(kind, 30)
+    run("split", *kind.options, saved(tmp_path / "t.pt", kind, table), tmp_path / "parts.safetensors")
+    parts = load_file(tmp_path / "parts.safetensors")
+    parts["momentum1"] = parts["momentum1"].view(torch.float16)
+    parts["weight_id"] = parts["weight_id"].view(-1, 1)
+    save_file(parts, tmp_path / "bits.safetensors")
+    run("pack", "--optimizer", "adam", tmp_path / "bits.safetensors", tmp_path / "packed.safetensors")
+    is_same_table(tmp_path / "packed.safetensors", "weight", kind, table)
+
+
+# -------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--embedding-dim", "6", "--optimizer", "adam"], 5, "not a multiple of 4"),
+        (["--embedding-dim", "32", "--optimizer", "adam"], 2, "--embedding-dim 64 --optimizer exact_row_wise_adagrad"),
+        (["--embedding-dim", "64"], 2, "--optimizer is missing"),
+        (["--optimizer", "adagrad"], 2, "--embedding-dim 64 --optimizer exact_row_wise_adagrad"),
+        (["--embedding-dim", "64", "--optimizer", "sgd"], 2, "none of exact_row_wise_adagrad"),
+        (["--embedding-dim", "64", "--optimizer", "adagrad", "--weight-dtype", "float32"], 2, "of float16"),
+        (["--embedding-dim", "64", "--optimizer", "adagrad", "--momentum1-dtype", "float16"], 2, "always float32"),
+        (["--embedding-dim", "64", "--optimizer", "adam", "--momentum1-dtype", "int8"], 2, "none of float32"),
+        (["--embedding-dim", "64", "--optimizer", "none", "--momentum2-dtype", "float32"], 2, "has no momentum2"),
+        (["--embedding-dim", "64", "--optimizer", "adam", "--max-dim", "32"], 2, "less than --embedding-dim"),
+        (["--embedding-dim", "0", "--optimizer", "adam"], 2, "not a number"),
+        (["--embedding-dim", "64", "--optimizer", "adagrad", "--tensor", "nothing"], 2, "There is no tensor"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, options: list[str], code: int, said: str) -> None:
+    kind = Kind(64, "exact_row_wise_adagrad", "float16")
+    source = saved(tmp_path / "t.pt", kind, rows_of(kind, 5))
+    done = run("split", *options, source, tmp_path / "out.safetensors", code=code)
+    assert said in done.err
+    assert os.listdir(tmp_path) == ["t.pt"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "code", "said"),
+    [
+        ({"t": torch.ones(4, 76, dtype=torch.float8_e4m3fn)}, 2, "no table"),
+        ({"m.embeddings.t.weight": torch.ones(4, 76, dtype=torch.bfloat16)}, 5, "float32 or float16"),
+        ({"a": torch.ones(4, 76).half(), "b": torch.ones(4, 76).half()}, 2, "--tensor"),
+        ({"a": torch.ones(4, 76, 1).half()}, 2, "no table"),
+        ({}, 2, "no table"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], code: int, said: str) -> None:
+    torch.save(tensors, tmp_path / "t.pt")
+    kind = Kind(64, "exact_row_wise_adagrad", "float16")
+    assert said in run("split", *kind.options, tmp_path / "t.pt", tmp_path / "out.safetensors", code=code).err
+
+
+def test_shards_of_several_widths_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(4, 76).half(), "b": torch.ones(4, 80).half()}, tmp_path / "t.pt")
+    kind = Kind(64, "exact_row_wise_adagrad", "float16")
+    names = ["--tensor", "a", "--tensor", "b"]
+    done = run("split", *kind.options, *names, tmp_path / "t.pt", tmp_path / "out.safetensors", code=5)
+    assert "of one width" in done.err
+    assert "76 items" in done.err
+    assert "80" in done.err
+
+
+class PartiallyMaterializedTensor:
+    """What FBGEMM's handle of a database looks like in a pickle: an object, and no data."""
+
+    def __init__(self) -> None:
+        self.wrapped = "rocksdb"
+
+
+@pytest.mark.parametrize("command", ["split", "check"])
+def test_a_handle_without_data_is_refused_and_not_taken_for_a_table(tmp_path: Path, command: str) -> None:
+    torch.save({"m.embeddings.t.weight": PartiallyMaterializedTensor(), "other": torch.ones(2, 3)}, tmp_path / "t.pt")
+    options = ["--embedding-dim", "64", "--optimizer", "adam", tmp_path / "t.pt"]
+    done = run(command, *options, *([tmp_path / "out"] if command == "split" else []), code=5)
+    assert "PartiallyMaterializedTensor" in done.err
+    assert "not in this file" in done.err
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        ({"momentum1": None}, 2, "no tensor called momentum1"),
+        ({"weight_id": None}, 2, "no tensor called weight_id"),
+        ({"metadata": None}, 2, "no tensor called metadata"),
+        ({"metadata": None, "timestamp": torch.ones(9, dtype=torch.uint32)}, 2, "no tensor called count"),
+        ({"momentum1": torch.ones(9, dtype=torch.float64)}, 2, "never cast"),
+        ({"momentum1": torch.ones(8)}, 4, "9 rows"),
+        ({"weight": torch.ones(9, 8)}, 2, "float16"),
+        ({"weight": torch.ones(9)}, 2, "float16"),
+        ({"pad": torch.ones(9, 3, dtype=torch.uint8)}, 4, "4 bytes of padding"),
+        ({"pad": torch.ones(9, 4)}, 4, "4 bytes of padding"),
+    ],
+)
+def test_parts_that_make_no_table_are_refused(
+    tmp_path: Path, change: dict[str, torch.Tensor | None], code: int, said: str
+) -> None:
+    kind = Kind(8, "exact_row_wise_adagrad", "float16")
+    run("split", *kind.options, saved(tmp_path / "t.pt", kind, rows_of(kind, 9)), tmp_path / "p.safetensors")
+    parts = {**load_file(tmp_path / "p.safetensors"), **change}
+    left = {name: tensor for name, tensor in parts.items() if tensor is not None}
+    save_file(left, tmp_path / "q.safetensors", metadata_of(tmp_path / "p.safetensors"))
+    assert said in run("pack", tmp_path / "q.safetensors", tmp_path / "out.pt", code=code).err
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_a_count_that_does_not_fit_into_its_bits_is_refused_and_not_cut(tmp_path: Path) -> None:
+    kind = Kind(8, "none")
+    source = saved(tmp_path / "t.pt", kind, rows_of(kind, 9))
+    run("split", *kind.options, "--decode", source, tmp_path / "p.safetensors")
+    parts = load_file(tmp_path / "p.safetensors")
+    parts["count"] = torch.full((9,), 1 << 31, dtype=torch.uint32)
+    save_file(parts, tmp_path / "q.safetensors", metadata_of(tmp_path / "p.safetensors"))
+    done = run("pack", tmp_path / "q.safetensors", tmp_path / "out.pt", code=2)
+    assert "2147483648" in done.err
+
+
+RECORD = {
+    "version": 1,
+    "tensor": "t",
+    "embedding_dim": 8,
+    "optimizer": "none",
+    "weight_dtype": "float32",
+    "momentum1_dtype": "float32",
+    "momentum2_dtype": "float32",
+    "max_dim": 8,
+    "row_bytes": 48,
+}
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    record=st.one_of(
+        st.text(max_size=20),
+        st.builds(
+            lambda key, value: json.dumps({**RECORD, key: value}),
+            st.sampled_from(sorted(RECORD)),
+            st.one_of(
+                st.none(),
+                st.booleans(),
+                st.integers(),
+                st.floats(),
+                st.text(max_size=5),
+                st.lists(st.integers(), max_size=2),
+            ),
+        ),
+        st.sampled_from(["[" * 100_000, '{"version": 1}', "[]", "1" * 5000]),
+    )
+)
+def test_no_record_makes_pack_fail_otherwise_than_with_a_reason(tmp_path: Path, record: str) -> None:
+    rows = {"weight_id": torch.arange(3), "metadata": torch.arange(3), "weight": torch.ones(3, 8)}
+    save_file(rows, tmp_path / "p.safetensors", {"ckptconv.rows": record.encode("utf-8", "replace").decode()})
+    done = ckptconv_here("rows", "pack", tmp_path / "p.safetensors", tmp_path / "out.safetensors")
+    assert done.code in (0, 2, 4, 5), done.err
+    assert "mistake" not in done.err
+
+
+# -------------------------------------------------------------------------------- checks
+
+CHECKED = Kind(8, "partial_row_wise_adam", "float16", m2="float16")
+STEP, COUNT = 10, 5000
+
+
+def whole(local: int = 0) -> dict[str, torch.Tensor]:
+    """A table of COUNT rows in buckets of 100 ids of which some are there, and all that is saved beside it. Headers
+    have ids that are less by `local`."""
+    random = np.random.default_rng(5)
+    ids = np.sort(random.choice(COUNT * STEP, COUNT, replace=False)).astype("<i8")
+    ids = np.concatenate([random.permutation(ids[ids // 100 == bucket]) for bucket in range(COUNT * STEP // 100)])
+    table = rows_of(CHECKED, COUNT)
+    table[:, :8] = (ids - local).view(np.uint8).reshape(-1, 8)
+    table[:, 15] |= 0x80
+    kinds = {name: (offset, SIZES.get(dtype, 8) * (items or 1)) for name, offset, dtype, items in CHECKED.parts}
+    bits = {name: table[:, offset : offset + size].copy() for name, (offset, size) in kinds.items()}
+    return {
+        "m.embeddings.t.weight": as_tensor(table, "float16"),
+        "m.embeddings.t.weight_id": torch.from_numpy(ids.copy())[:, None],
+        "m.embeddings.t.metadata": torch.from_numpy(bits["metadata"]).view(torch.int64),
+        "m.embeddings.t.bucket": torch.from_numpy(np.bincount(ids // 100, minlength=COUNT * STEP // 100))[:, None],
+        # As they are saved: the bits, under the weight's dtype.
+        "optimizer.state.t.momentum1": torch.from_numpy(bits["momentum1"]).view(torch.float16),
+        "optimizer.state.t.momentum2": torch.from_numpy(bits["momentum2"]).view(torch.float16),
+    }
+
+
+def checked(path: Path, tensors: dict[str, torch.Tensor], *options: object, code: int = 0) -> Any:
+    """The report of a check, or what is said of it where something is wrong."""
+    torch.save(tensors, path)
+    report = run("check", *CHECKED.options, "--json", *options, path, code=code).json
+    assert report["ok"] == (code == 0)
+    return report if code == 0 else report["error"]["difference"]
+
+
+def test_a_table_that_is_right_is_said_to_be_right(tmp_path: Path) -> None:
+    report = checked(tmp_path / "t.pt", whole())
+    assert sorted(report["checked"]) == ["bucket", "metadata", "momentum1", "momentum2", "weight_id"]
+    assert (report["ids"], report["offset"], report["rows"], report["unused"]) == ("global", 0, COUNT, 0)
+    assert report["padding"] == COUNT
+    assert report["findings"] == report["warnings"] == []
+    least, most = report["bucket_size"]
+    assert least <= 100 <= most
+    assert checked(tmp_path / "t.pt", whole(), "--bucket-size", 100)["bucket_size"] == [100, 100]
+
+
+@pytest.mark.parametrize("options", [[], ["--global-id-offset", "3000000"]])
+def test_local_ids_in_headers_are_told_from_global_ones(tmp_path: Path, options: list[str]) -> None:
+    report = checked(tmp_path / "t.pt", whole(3_000_000), *options)
+    assert (report["ids"], report["offset"]) == ("local", 3_000_000)
+    run("check", *CHECKED.options, "--global-id-offset", 5, tmp_path / "t.pt", code=1)
+
+
+Change = Callable[[dict[str, torch.Tensor]], None]
+
+
+def at(name: str, row: int, value: int) -> Change:
+    """The change of one number, or of a byte of the table's row."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        key = next(key for key in tensors if key.endswith(f".{name}"))
+        tensors[key].view(-1)[row] += value
+
+    return change
+
+
+def in_header(row: int, key: int) -> Change:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["m.embeddings.t.weight"].view(torch.int64)[row, 0] = key
+
+    return change
+
+
+def move_bucket(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["m.embeddings.t.bucket"][7] -= 1
+    tensors["m.embeddings.t.bucket"][8] += 1
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "rows"),
+    [
+        ("weight_id", in_header(17, 1 << 60), [17]),
+        ("metadata", at("metadata", 4998, 1), [4998]),
+        ("momentum1", at("momentum1", 33 * 16 + 3, 4), [33]),
+        ("momentum2", at("momentum2", 4999, 4), [4999]),
+        ("bucket", move_bucket, None),
+        ("bucket", at("bucket", 3, 1), None),
+        ("bucket", at("bucket", 3, -1000), None),
+        ("bucket", at("bucket", 3, (1 << 63) - 1000), None),
+    ],
+)
+def test_what_is_wrong_is_found_with_its_first_rows(
+    tmp_path: Path, check: str, change: Change, rows: list[int] | None
+) -> None:
+    tensors = whole()
+    change(tensors)
+    (finding,) = checked(tmp_path / "t.pt", tensors, "--bucket-size", 100, code=1)["findings"]
+    assert finding["check"] == check
+    if rows is not None:
+        assert finding["count"] == len(rows)
+        assert [example["row"] for example in finding["examples"]] == rows
+    said = run("check", *CHECKED.options, "--bucket-size", 100, tmp_path / "t.pt", code=1).err
+    assert all(str(row) in said for row in rows or [])
+
+
+def test_ids_that_come_again_are_found_wherever_they_are(tmp_path: Path) -> None:
+    tensors = whole()
+    for name, column in (("weight_id", 0), ("weight", None)):
+        ids = tensors[f"m.embeddings.t.{name}"]
+        ids = ids.view(torch.int64)[:, 0] if column is None else ids[:, 0]
+        for one, other in ((4999, 3), (2500, 3), (7, 4000)):
+            ids[one] = ids[other]
+    del tensors["m.embeddings.t.bucket"]
+    (finding,) = checked(tmp_path / "t.pt", tensors, code=1)["findings"]
+    assert (finding["check"], finding["count"]) == ("unique", 3)
+    assert sorted(example["rows"] for example in finding["examples"]) == [[3, 2500, 4999], [7, 4000]]
+
+
+def test_rows_that_are_not_used_are_counted_and_warned_of(tmp_path: Path) -> None:
+    tensors = whole()
+    for row in (5, 6, 4000):
+        tensors["m.embeddings.t.weight"].view(torch.uint8)[row, 15] &= 0x7F
+        tensors["m.embeddings.t.metadata"].view(torch.uint8)[row, 7] &= 0x7F
+    report = checked(tmp_path / "t.pt", tensors)
+    assert report["unused"] == 3
+    assert "3 of 5,000 rows are marked as not used" in report["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("m.embeddings.t.weight_id", torch.arange(3), "[3]"),
+        ("m.embeddings.t.weight_id", torch.arange(COUNT).int(), "4 bytes a row"),
+        ("m.embeddings.t.metadata", torch.zeros(COUNT, 2, dtype=torch.int64), "16 bytes a row"),
+        ("optimizer.state.t.momentum1", torch.zeros(COUNT, 8).half(), "16 bytes a row"),
+        ("m.embeddings.t.bucket", torch.zeros(5), "float32"),
+    ],
+)
+def test_what_cannot_be_compared_is_a_difference(tmp_path: Path, name: str, tensor: torch.Tensor, said: str) -> None:
+    findings = checked(tmp_path / "t.pt", {**whole(), name: tensor}, code=1)["findings"]
+    assert any(said in finding["message"] and name.endswith(finding["check"]) for finding in findings)
+
+
+def test_what_a_table_was_split_into_can_be_checked_too(tmp_path: Path) -> None:
+    torch.save(whole(), tmp_path / "t.pt")
+    run("split", *CHECKED.options, tmp_path / "t.pt", tmp_path / "parts.safetensors")
+    report = run("check", "--json", tmp_path / "parts.safetensors").json
+    assert (report["rows"], report["padding"]) == (COUNT, COUNT)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(-30, 30), max_size=120), st.integers(1, 7), st.integers(1, 3))
+def test_ids_that_repeat_are_counted_in_any_order_with_any_memory(ids: list[int], run_size: int, block: int) -> None:
+    from ckptconv.rows.ids import Ids
+    from ckptconv.spool import Spool
+
+    spool = Spool()
+    try:
+        seen = Ids(spool, run_size, block)
+        for start in range(0, len(ids), 5):
+            seen.add(np.array(ids[start : start + 5], "<i8"))
+        count, values = seen.repeated(3)
+    finally:
+        spool.close()
+    assert count == len(ids) - len(set(ids))
+    twice = sorted({value for value in ids if ids.count(value) > 1})
+    assert set(values) <= set(twice)
+    assert len(values) >= min(len(twice), 1)

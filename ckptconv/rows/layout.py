@@ -38,8 +38,8 @@ NO_OPTIMIZER = "none"
 PAD = "pad"
 # Rows are padded to so many items, as is the weight; D is a multiple of it.
 _UNIT = 4
-# So many layouts are named where a width fits none that was asked for.
-_NAMED = 8
+# Twice so many layouts are named where a width fits none that was asked for.
+_NAMED = 4
 
 
 class State(NamedTuple):
@@ -269,12 +269,16 @@ def check_width(layout: Layout, items: int, where: str) -> None:
 
 def could_be(items: int, dtype: str, asked: Asked) -> str:
     """A sentence that names layouts which rows of `items` elements of `dtype` may have, the likeliest first."""
-    found = sorted(candidates(items, dtype, asked.embedding_dim), key=lambda layout: _unlikelihood(layout, asked))
-    close = [layout for layout in found if _unlikelihood(layout, asked)[0] < _STRANGE] or found
+    found = candidates(items, dtype, asked.embedding_dim)
     if not found:
         return f"No layout of whole rows has rows of {items} items of {dtype}: this may be an ordinary table."
-    more = f", or {len(close) - _NAMED} more" if len(close) > _NAMED else ""
-    return f"It could be {'; '.join(layout.describe() for layout in close[:_NAMED])}{more}."
+    # Those that are most like what was asked for, and then those that are likeliest by themselves.
+    like_asked = sorted(found, key=lambda layout: _unlikelihood(layout, asked))
+    likeliest = sorted(found, key=lambda layout: _unlikelihood(layout, Asked()))
+    close = [layout for layout in like_asked if _unlikelihood(layout, asked)[0] < _STRANGE][:_NAMED]
+    named = list(dict.fromkeys((*close, *likeliest)))[: 2 * _NAMED]
+    more = f"; or {len(found) - len(named)} more" if len(found) > len(named) else ""
+    return f"It could be {'; '.join(layout.describe() for layout in named)}{more}."
 
 
 def candidates(items: int, dtype: str, dim: int | None = None) -> set[Layout]:

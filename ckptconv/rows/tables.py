@@ -86,10 +86,10 @@ def choose(found: Contents, names: Sequence[str]) -> Table:
 def _only(found: Contents) -> str:
     """The name of the only table."""
     rows = [name for name, tensor in found.tensors.items() if len(tensor.shape) == 2]
-    tables = names_of_tables(rows) or [name for name in rows if found.tensors[name].dtype.name in WEIGHT_DTYPES]
-    handles = names_of_tables(found.handles) or list(found.handles)
-    if not tables and handles:
-        raise _handle(found, handles[0])
+    tables = names_of_tables(rows)
+    if not tables and found.handles:
+        raise _handle(found, next(iter(found.handles)))
+    tables = tables or [name for name in rows if found.tensors[name].dtype.name in WEIGHT_DTYPES]
     if not tables:
         raise UsageError(f"{found.path} holds no table: no tensor of two dimensions.")
     if len(tables) > 1:

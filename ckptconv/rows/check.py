@@ -1,0 +1,317 @@
+"""Checks of a table of whole rows: its ids, and what was saved beside it against what its rows say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptconv.errors import DifferenceError, UnsupportedError
+from ckptconv.kernels import numpy_module
+from ckptconv.move import Progress, TensorReader
+from ckptconv.options import Options
+from ckptconv.spool import SpoolingReaders
+from ckptconv.storage import peak_rss
+from ckptconv.tensors import BLOCK, LazyTensor
+
+from .buckets import Buckets
+from .ids import Ids
+from .layout import METADATA_KEY, Asked, Layout
+from .pack import Parts
+from .split import layout_of
+from .tables import Table, choose, column, contents, join, open_all
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+# So many differences of a kind are shown.
+_SHOWN = 5
+# For each bucket three numbers are held.
+MOST_BUCKETS = 1 << 18
+# What is saved beside a table and of which every row has the bits, with the words for where it differs.
+_COMPARED = {
+    "weight_id": "weight_id is not what the header says",
+    "metadata": "metadata is not what the header says",
+    "momentum1": "momentum1 is not what the row has",
+    "momentum2": "momentum2 is not what the row has",
+}
+
+
+@dataclass
+class Finding:
+    """Something that is wrong: which check found it, in how many rows (ids, buckets), and the first of them."""
+
+    check: str
+    message: str
+    count: int = 1
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class CheckReport:
+    """What was checked. `ids` says whether headers have "global" or "local" ids, `offset` how far those are apart.
+
+    `checked` names what was compared with the rows; `unused` counts rows that are marked as not used, `padding` those
+    whose padding is not zero; `bucket_size` is from how many to how many ids a bucket may span, null for any more.
+    """
+
+    input: str
+    table: str
+    layout: dict[str, Any]
+    rows: int
+    checked: list[str] = field(default_factory=list)
+    ids: str = "global"
+    offset: int = 0
+    unused: int = 0
+    padding: int = 0
+    bucket_size: tuple[int, int | None] | None = None
+    findings: list[Finding] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+
+def check(
+    paths: Sequence[str],
+    asked: Asked,
+    *,
+    names: Sequence[str] = (),
+    global_id_offset: int | None = None,
+    bucket_size: int | None = None,
+    progress: Progress | None = None,
+    announce: Callable[[int], None] | None = None,
+    **options: Any,
+) -> CheckReport:
+    """Check a table of whole rows, or what it was split into, in one pass.
+
+    Ids are unique. The header's ids are those of weight_id, or apart from them by `global_id_offset`, or if that is
+    not given by one number in most rows. Metadata and momentum saved beside the table are the bits of its rows. Buckets
+    hold as many ids as is said, where `bucket_size` is how many ids a bucket spans. What is not there is not checked.
+    Raises DifferenceError, which has the whole report, where something is wrong.
+    """
+    started = time.monotonic()
+    chosen = Options(**options)
+    sources = open_all(paths, chosen)
+    found = [contents(source) for source in sources]
+    if not names and METADATA_KEY in found[0].metadata:
+        parts = Parts.choose(found[0], {}, asked)
+        bucket = {name: tensor for name, tensor in found[0].tensors.items() if name == "bucket"}
+        table, layout = Table(parts.name, parts.table(), bucket), parts.layout
+    else:
+        table = join([choose(each, names) for each in found], paths[0])
+        layout = layout_of(table, asked, paths[0])
+    report = CheckReport(paths[0], table.name, asdict(layout), table.tensor.shape[0])
+    report.warnings.extend(warning for source in sources for warning in source.warnings)
+    if announce:
+        announce(table.tensor.nbytes)
+    with SpoolingReaders(dict(chosen.storage_options), chosen.spool_dir) as readers:
+        _Checking(table, layout, report, readers, global_id_offset, bucket_size).run(progress)
+        report.bytes_read += readers.bytes_unpacked
+    if report.unused:
+        report.warnings.append(f"{report.unused:,} of {report.rows:,} rows are marked as not used.")
+    report.seconds, report.peak_rss_bytes = time.monotonic() - started, peak_rss()
+    if report.findings:
+        told = "; ".join(_told(finding) for finding in report.findings)
+        raise DifferenceError(f"{report.input}: {report.table!r}: {told}.", what="rows", **asdict(report))
+    return report
+
+
+def _told(finding: Finding) -> str:
+    shown = (", ".join(f"{key} {value}" for key, value in example.items()) for example in finding.examples[:2])
+    examples = "; ".join(shown)
+    return f"{finding.message} ({examples}{', …' if finding.count > 2 else ''})" if examples else finding.message
+
+
+class _Beside:
+    """A tensor beside the table, one index for each row: where a row has its bits, and the rows that differ."""
+
+    def __init__(self, name: str, tensor: LazyTensor, offset: int, rows: int) -> None:
+        self.name, self.tensor, self.offset = name, tensor, offset
+        self.width = tensor.nbytes // rows
+        self.finding = Finding(name, _COMPARED[name], 0)
+
+    def differs(self, first: int, wrong: Array, show: Callable[[int], dict[str, Any]]) -> None:
+        """Rows `wrong`, counted from `first`, differ; `show` says how one does."""
+        self.finding.count += len(wrong)
+        for row in wrong[: _SHOWN - len(self.finding.examples)].tolist():
+            self.finding.examples.append({"row": first + row, **show(row)})
+
+
+class _Checking:
+    """One pass over a table and what lies beside it."""
+
+    def __init__(
+        self,
+        table: Table,
+        layout: Layout,
+        report: CheckReport,
+        readers: SpoolingReaders,
+        asked_offset: int | None,
+        bucket_size: int | None,
+    ) -> None:
+        self._np = numpy_module()
+        self._table, self._layout, self._report, self._readers = table, layout, report, readers
+        self._asked_offset, self._bucket_size = asked_offset, bucket_size
+        self._offset: int | None = None
+        self._beside = list(self._comparable()) if report.rows else []
+        self._buckets = self._bucket_counts()
+        self._ids = Ids(readers.spool)
+        report.checked = [*(each.name for each in self._beside), *(["bucket"] if self._buckets else [])]
+
+    def run(self, progress: Progress | None) -> None:
+        """Read everything, and put into the report what was found."""
+        report, width = self._report, self._layout.row_bytes
+        step = max(BLOCK // (width + sum(each.width for each in self._beside)), 1)
+        table = TensorReader(self._table.tensor, self._readers, step * width)
+        readings = [TensorReader(each.tensor, self._readers, max(step * each.width, 64)) for each in self._beside]
+        for first in range(0, report.rows, step):
+            last = min(first + step, report.rows)
+            rows = self._bytes(table, first, last, width)
+            ids = keys = _column(rows, 0, 8).view("<i8")[:, 0]
+            self._ids.add(keys)
+            self._look_at(rows)
+            for each, reading in zip(self._beside, readings, strict=True):
+                saved = self._bytes(reading, first, last, each.width)
+                if each.name == "weight_id":
+                    ids = saved.view("<i8")[:, 0]
+                    self._compare_ids(each, first, keys, ids)
+                else:
+                    self._compare(each, first, rows, saved)
+            if self._buckets:
+                self._buckets.look(first, ids)
+            if progress:
+                progress((last - first) * width)
+        report.bytes_read += sum(reading.bytes_read for reading in (table, *readings))
+        report.findings.extend(each.finding for each in self._beside if each.finding.count)
+        self._look_for_repeats()
+        self._judge_buckets()
+
+    def _bytes(self, reading: TensorReader, first: int, last: int, width: int) -> Array:
+        """Rows `first` to `last`, each of `width` bytes."""
+        data: Array = self._np.frombuffer(reading.read(first * width, last * width), "u1")
+        return data.reshape(last - first, width)
+
+    def _comparable(self) -> Iterator[_Beside]:
+        """What lies beside the table, one element or row for each row of it, and the bits of which a row has."""
+        rows, layout = self._report.rows, self._layout
+        places = {"weight_id": (0, 8), "metadata": (8, 8)}
+        places.update({state.name: (state.offset, state.nbytes) for state in layout.states})
+        for name, tensor in self._table.beside.items():
+            if name not in _COMPARED:
+                continue
+            if name not in places:
+                self._report.warnings.append(f"{name} was not looked at: {layout.optimizer} has none.")
+                continue
+            offset, size = places[name]
+            # Momentum may have been saved with the padding that follows it.
+            most = size if offset < layout.weight.offset else layout.row_bytes - offset
+            if tensor.shape[:1] != (rows,):
+                message = f"{name} has the shape {list(tensor.shape)}, and the table {rows} rows"
+            elif not size <= tensor.nbytes // rows <= most:
+                message = f"{name} has {tensor.nbytes // rows} bytes a row, where a row of the table has {size}"
+            else:
+                yield _Beside(name, tensor, offset, rows)
+                continue
+            self._report.findings.append(Finding(name, message))
+
+    def _bucket_counts(self) -> Buckets | None:
+        tensor = self._table.beside.get("bucket")
+        if tensor is None:
+            return None
+        if tensor.dtype.kind not in "iu":
+            self._report.findings.append(Finding("bucket", f"bucket is of {tensor.dtype}, where it counts ids"))
+            return None
+        if tensor.numel > MOST_BUCKETS:
+            raise UnsupportedError(f"There are {tensor.numel} buckets, and at most {MOST_BUCKETS} are checked.")
+        reading = TensorReader(tensor, self._readers, max(tensor.nbytes, 64))
+        kind = f"<{tensor.dtype.kind}{tensor.dtype.itemsize}"
+        return Buckets(self._np.frombuffer(reading.read(0, tensor.nbytes), kind).astype("i8"))
+
+    # ---- piece by piece
+
+    def _look_at(self, rows: Array) -> None:
+        """Count rows that are not used, and those with something in their padding."""
+        self._report.unused += int(self._np.count_nonzero(rows[:, 15] < 0x80))
+        gaps = [rows[:, gap.offset : gap.stop].any(axis=1) for gap in self._layout.gaps()]
+        if gaps:
+            self._report.padding += int(self._np.count_nonzero(self._np.logical_or.reduce(gaps)))
+
+    def _compare_ids(self, beside: _Beside, first: int, keys: Array, ids: Array) -> None:
+        apart = ids - keys
+        if self._offset is None:
+            self._offset = self._usual(apart)
+            if self._offset:
+                self._report.ids, self._report.offset = "local", self._offset
+                beside.finding.message += f", which has local ids, less by {self._offset}"
+        (wrong,) = self._np.nonzero(apart != self._offset)
+        beside.differs(first, wrong, lambda row: {"weight_id": int(ids[row]), "header": int(keys[row])})
+
+    def _usual(self, apart: Array) -> int:
+        """How far weight_id and the header's ids are apart in most rows, as far as that may be."""
+        values, counts = self._np.unique(apart, return_counts=True)
+        usual = dict(zip(values.tolist(), counts.tolist(), strict=True))
+        if self._asked_offset is not None:
+            return max((0, self._asked_offset, -self._asked_offset), key=lambda value: usual.get(value, 0))
+        most = max(usual, key=lambda value: usual[value])
+        return int(most) if 2 * usual[most] > len(apart) else 0
+
+    def _compare(self, beside: _Beside, first: int, rows: Array, saved: Array) -> None:
+        mine = rows[:, beside.offset : beside.offset + beside.width]
+        (wrong,) = self._np.nonzero((mine != saved).any(axis=1))
+
+        def show(row: int) -> dict[str, Any]:
+            byte = int(self._np.nonzero(mine[row] != saved[row])[0][0]) // 4 * 4
+            return {
+                "byte": beside.offset + byte,
+                "row_has": mine[row, byte : byte + 8].tobytes().hex(),
+                beside.name: saved[row, byte : byte + 8].tobytes().hex(),
+            }
+
+        beside.differs(first, wrong, show)
+
+    # ---- at the end
+
+    def _look_for_repeats(self) -> None:
+        count, values = self._ids.repeated(_SHOWN)
+        if count:
+            rows = self._rows_of(values)
+            ids = "id is" if count == 1 else "ids are"
+            examples = [{"id": value, "rows": rows[value]} for value in values]
+            finding = Finding("unique", f"{count:,} {ids} in the table already when they come again", count, examples)
+            self._report.findings.append(finding)
+
+    def _rows_of(self, values: list[int]) -> dict[int, list[int]]:
+        """The first rows that have each id."""
+        id_field = self._layout.fields()[0]
+        keys = column(self._table.tensor, id_field.offset, id_field.dtype, None)
+        reading = TensorReader(keys, self._readers)
+        found: dict[int, list[int]] = {value: [] for value in values}
+        step = BLOCK // 8
+        for first in range(0, self._report.rows, step):
+            last = min(first + step, self._report.rows)
+            ids = self._np.frombuffer(reading.read(8 * first, 8 * last), "<i8")
+            for row in self._np.nonzero(self._np.isin(ids, values))[0].tolist():
+                if len(found[int(ids[row])]) < _SHOWN:
+                    found[int(ids[row])].append(first + row)
+        self._report.bytes_read += reading.bytes_read
+        return found
+
+    def _judge_buckets(self) -> None:
+        if self._buckets is None:
+            return
+        offset = self._asked_offset or self._offset or 0
+        verdict = self._buckets.judge(self._report.rows, self._bucket_size, offset)
+        self._report.bucket_size = verdict.sizes
+        if verdict.message:
+            finding = Finding("bucket", verdict.message, verdict.wrong, list(verdict.examples))
+            self._report.findings.append(finding)
+
+
+def _column(rows: Array, offset: int, size: int) -> Array:
+    """`size` bytes from byte `offset` of each row, one row after the other."""
+    made: Array = numpy_module().ascontiguousarray(rows[:, offset : offset + size])
+    return made

@@ -1,0 +1,128 @@
+"""Which ids occur twice, among more than memory holds: sorted runs in a temporary file, merged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptconv.kernels import numpy_module
+from ckptconv.spool import Spool
+from ckptconv.storage import DescriptorReader
+from ckptconv.tensors import File
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+# Ids of a run, and of all blocks of runs that are held while they are merged: 8 bytes each. With more than
+# RUN // SMALLEST runs (four thousand million ids) the blocks together take more, 1 KiB for each run.
+RUN = 1 << 19
+SMALLEST = 128
+
+
+class Ids:
+    """Takes 64-bit ids, and tells which came more than once. Used as a context; `spool` keeps what memory does not."""
+
+    def __init__(self, spool: Spool, run: int = RUN, smallest: int = SMALLEST) -> None:
+        self._spool, self._run, self._smallest = spool, run, smallest
+        self._buffer: Array = numpy_module().empty(run, "<i8")
+        self._filled = 0
+        self._runs: list[tuple[int, int]] = []
+
+    def add(self, ids: Array) -> None:
+        """Take more ids."""
+        while len(ids):
+            taken = ids[: self._run - self._filled]
+            self._buffer[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            ids = ids[len(taken) :]
+            if self._filled == self._run:
+                self._spill()
+
+    def _spill(self) -> None:
+        self._buffer[: self._filled].sort()
+        data = memoryview(self._buffer[: self._filled]).cast("B")  # type: ignore[arg-type]
+        place = self._spool.room(len(data))
+        self._spool.write_at(place, data)
+        self._runs.append((place, self._filled))
+        self._filled = 0
+
+    def repeated(self, most: int) -> tuple[int, list[int]]:
+        """How many ids came again after they had come once, counting each time, and the `most` smallest of them."""
+        np = numpy_module()
+        found = _Repeats(most)
+        if not self._runs:
+            self._buffer[: self._filled].sort()
+            found.look(self._buffer[: self._filled])
+            return found.count, found.values
+        if self._filled:
+            self._spill()
+        size = max(self._run // len(self._runs), self._smallest)
+        self._buffer = np.empty(0, "<i8")
+        blocks = [_Block(self._spool, place, count, size) for place, count in self._runs]
+        # What each block begins and ends with; no id that is still to come is less than the least last one.
+        firsts = np.array([block.ids[0] for block in blocks])
+        lasts = np.array([block.ids[-1] for block in blocks])
+        alive = np.ones(len(blocks), bool)
+        while alive.any():
+            limit = lasts[alive].min()
+            pieces = []
+            for index in np.nonzero(alive & (firsts <= limit))[0]:
+                block = blocks[index]
+                pieces.append(block.take(limit))
+                if len(block.ids):
+                    firsts[index], lasts[index] = block.ids[0], block.ids[-1]
+                else:
+                    alive[index] = False
+            merged = np.concatenate(pieces)
+            merged.sort(kind="stable")  # which is quick where sorted pieces follow each other
+            found.look(merged)
+        return found.count, found.values
+
+
+class _Block:
+    """The next ids of a run."""
+
+    def __init__(self, spool: Spool, place: int, count: int, size: int) -> None:
+        self._reader = DescriptorReader(File("a temporary file", 0), spool.descriptor)
+        self._place, self._left, self._size = place, count, size
+        self.ids: Array = numpy_module().empty(0, "<i8")
+        self._fill()
+
+    def _fill(self) -> None:
+        np = numpy_module()
+        count = min(self._size, self._left)
+        self.ids = np.empty(count, "<i8")
+        if count:
+            self._reader.fill(self._place, [memoryview(self.ids).cast("B")])  # type: ignore[arg-type]
+        self._place += 8 * count
+        self._left -= count
+
+    def take(self, limit: int) -> Array:
+        """The ids up to `limit`, which are gone then; more are read where none is left."""
+        end = int(numpy_module().searchsorted(self.ids, limit, side="right"))
+        taken, self.ids = self.ids[:end], self.ids[end:]
+        if not len(self.ids):
+            self._fill()
+        return taken
+
+
+class _Repeats:
+    """Counts ids that equal the one before, over sorted pieces."""
+
+    def __init__(self, most: int) -> None:
+        self.count = 0
+        self.values: list[int] = []
+        self._most = most
+        self._last: int | None = None
+
+    def look(self, ids: Array) -> None:
+        if not len(ids):
+            return
+        again = ids[1:][ids[1:] == ids[:-1]]
+        first = [int(ids[0])] if self._last == ids[0] else []
+        self.count += len(again) + len(first)
+        for value in (*first, *again[: self._most * 4].tolist()):
+            if value not in self.values and len(self.values) < self._most:
+                self.values.append(value)
+        self._last = int(ids[-1])
