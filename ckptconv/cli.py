@@ -131,6 +131,7 @@ CONVERTING = {
     "spool_dir": _option(
         str, "", metavar="DIR", help="Where a pipe and compressed tensors are unpacked; default: beside OUTPUT."
     ),
+    "manifest": _option(str, "", metavar="FILE", help="Write there what was made of what, with checksums."),
     "dry_run": _option(bool, False, "--dry-run", help="Show the plan, write nothing."),
     **SHOWING,
     "no_progress": _option(bool, False, "--no-progress", help="Show no progress."),

@@ -13,10 +13,10 @@ from .checksums import Checksums
 from .errors import UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source
-from .move import Progress, Tally
+from .move import Progress
 from .options import Options
 from .planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output
-from .publishing import final_path, publish
+from .publishing import Done, final_path, publish
 from .spool import is_pipe
 from .storage import normalize, peak_rss
 from .targets import Target, beside, default_output, of_rank, resolve_output
@@ -43,6 +43,7 @@ class Report:
 
     `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.
     `bytes_verified` counts the bytes of tensors that were compared with the source afterwards.
+    `reused` counts the files that an earlier run had finished: they are no part of `bytes_written`.
     `dropped` names entries that were left out as their class is known by name only: {entry: class}.
     """
 
@@ -59,6 +60,7 @@ class Report:
     bytes_read: int = 0
     bytes_written: int = 0
     bytes_verified: int = 0
+    reused: int = 0
     checksums: int = 0
     extra_bytes: int = 0
     seconds: float = 0.0
@@ -122,9 +124,6 @@ def produce(
 
     `verify` compares what is staged with the source; the other functions are those that `convert` takes.
     """
-    if announce:
-        # To verify is to go over all of it once more.
-        announce(sum(each.plan.nbytes for each in outputs) * (2 if chosen.verify else 1))
     read = list(dict.fromkeys(file for each in outputs for file in each.plan.inputs()))
     inputs = list(dict.fromkeys(file.stored for file in read))
     for each in outputs:
@@ -133,7 +132,10 @@ def produce(
     equal = [pair for one in sources for pair in one.equal]
     checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
     watched = checksums if chosen.checksum else None
-    tally = Tally() if chosen.dry_run else publish(outputs, read, equal, chosen, progress, publishing, watched, verify)
+    done = Done()
+    if not chosen.dry_run:
+        done = publish(outputs, read, equal, chosen, announce, progress, publishing, watched, verify)
+    tally = done.tally
     warnings = [warning for one in sources for warning in one.warnings]
     if checksums.unrecorded:
         paths = list(checksums.unrecorded)
@@ -165,8 +167,9 @@ def produce(
         notes=[note for one in sources for note in one.notes],
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read + checksums.extra_bytes,
-        bytes_written=sum(each.plan.nbytes for each in outputs),
+        bytes_written=sum(each.plan.nbytes for each in outputs) - done.reused_bytes,
         bytes_verified=tally.bytes_verified,
+        reused=done.reused,
         checksums=checksums.checked,
         extra_bytes=checksums.extra_bytes,
         seconds=time.monotonic() - started,

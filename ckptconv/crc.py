@@ -15,7 +15,7 @@ def combine(pieces: Iterable[tuple[int, int, int]]) -> int:
     """The CRC-32 of what `pieces`, each (position, bytes, CRC-32), are together; they may come in any order."""
     whole = 0
     for _, length, crc in sorted(pieces):
-        whole = _multiply(_shift(length), whole) ^ crc
+        whole = _multiply(_shift(length), whole) ^ crc if whole else crc
     return whole
 
 

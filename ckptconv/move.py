@@ -92,8 +92,6 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Task]:
     comes in its place where the file is not `positioned`, and else not at all."""
     pieces: list[Piece] = []
     start = at = 0
-    # Tiles and stripes are no pieces of anything whose CRC could be taken.
-    random_access, positioned = positioned, positioned and not file.digested
     groups = _sharing_rows(file, unit) if positioned else []
     shared = {id(part) for group in groups for part, _ in group}
     for part in file.parts:
@@ -105,7 +103,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Task]:
             if pieces:
                 yield Window(start, part.offset, pieces)
             pieces, start = [], at
-            if not random_access:
+            if not positioned:
                 yield part
             continue
         if id(part) in shared:
@@ -429,20 +427,26 @@ def carry_out(
     memory: int,
     progress: Progress | None = None,
     seen: Seen | None = None,
+    digests: dict[str, int] | None = None,
 ) -> Tally:
     """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together.
 
-    `seen` is told of every piece of data that is read, by any of the threads.
+    `seen` is told of every piece of data that is read, by any of the threads. The CRC-32 of every tensor that is not
+    empty is put into `digests`, by name, if that is given.
     """
+    digesting = file.digested or digests is not None
     far = _reads_far(file)
     if far or not writer.positioned:
-        return _in_order(file, writer, readers, memory, progress, seen, far)
+        worker = _in_order(file, writer, readers, memory, progress, seen, far, digesting)
+        if digesting:
+            _finish(file, writer, [worker], worker.tally, {} if digests is None else digests)
+        return worker.tally
     if file.size <= BLOCK:
         jobs = 1  # there is nothing to share
     # Four of these is what a worker holds at most.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
-    workers = [_Worker(readers, writer, unit, file.digested, seen) for _ in range(jobs)]
+    workers = [_Worker(readers, writer, unit, digesting, seen) for _ in range(jobs)]
     if jobs == 1:
         for task in queue:
             size = workers[0].run(task)
@@ -453,7 +457,8 @@ def carry_out(
     total = Tally()
     for worker in workers:
         total.add(worker.tally)
-    _write_late(file, writer, workers, total)
+    if digesting:
+        _finish(file, writer, workers, total, {} if digests is None else digests)
     return total
 
 
@@ -471,23 +476,22 @@ def _in_order(
     progress: Progress | None,
     seen: Seen | None,
     far: bool,
-) -> Tally:
+    digesting: bool,
+) -> _Worker:
     """Make `file` from beginning to end in this thread, while others read what comes next, if it is `far`."""
     unit = max(min(BLOCK, memory // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
     if not far:
-        worker = _Worker(readers, writer, unit, file.digested, seen)
+        worker = _Worker(readers, writer, unit, digesting, seen)
         _take(queue, worker, progress)
     else:
         assert isinstance(readers, SpoolingReaders)
         needs = _Needs(unit)
         with Ahead(readers, readers.spool, needs, memory=memory) as ahead:
-            worker = _Worker(ahead, writer, unit, file.digested, seen)
+            worker = _Worker(ahead, writer, unit, digesting, seen)
             _take(ahead.over(queue), worker, progress)
         worker.tally.bytes_read += ahead.bytes_fetched
-    if writer.positioned:
-        _write_late(file, writer, [worker], worker.tally)
-    return worker.tally
+    return worker
 
 
 def _take(queue: Iterator[Task], worker: _Worker, progress: Progress | None) -> None:
@@ -547,14 +551,24 @@ def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
             yield from (Range(file, offset, offset + source.length) for offset in source.offsets())
 
 
-def _write_late(file: FilePlan, writer: Writer, workers: Sequence[_Worker], total: Tally) -> None:
-    """Write what is known only now that the data is."""
-    if file.digested:
-        digests = _digests(workers)
-        for part in file.parts:
-            if isinstance(part, Late):
-                writer.write_at(part.offset, memoryview(part.make(digests)))
-                total.bytes_written += part.nbytes
+def _finish(file: FilePlan, writer: Writer, workers: Sequence[_Worker], total: Tally, digests: dict[str, int]) -> None:
+    """Put the CRC-32 of the tensors into `digests`, and write what is known only now that they are."""
+    pieces: dict[str, list[tuple[int, int, int]]] = {}
+    for worker in workers:
+        for name, made in (worker.digests or {}).items():
+            pieces.setdefault(name, []).extend(made)
+    digests.update((name, combine(made)) for name, made in pieces.items())
+    for part in file.parts:
+        # What was moved as tiles never was in order in memory: it is read again while the system still has it there.
+        if isinstance(part, Data) and part.nbytes and part.name not in digests:
+            crc = 0
+            for at in range(0, part.nbytes, BLOCK):
+                crc = zlib.crc32(writer.read_at(part.offset + at, min(BLOCK, part.nbytes - at)), crc)
+            digests[part.name] = crc
+    for part in file.parts if writer.positioned else ():
+        if isinstance(part, Late):
+            writer.write_at(part.offset, memoryview(part.make(digests)))
+            total.bytes_written += part.nbytes
 
 
 class _Digests(Mapping[str, int]):
@@ -571,14 +585,6 @@ class _Digests(Mapping[str, int]):
 
     def __len__(self) -> int:
         return len(self._pieces)
-
-
-def _digests(workers: Sequence[_Worker]) -> _Digests:
-    pieces: dict[str, list[tuple[int, int, int]]] = {}
-    for worker in workers:
-        for name, made in (worker.digests or {}).items():
-            pieces.setdefault(name, []).extend(made)
-    return _Digests(pieces)
 
 
 class TensorReader:

@@ -39,6 +39,7 @@ class Options:
     checksum: bool = False
     verify: bool = False
     spool_dir: str = ""
+    manifest: str = ""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
     def buffers(self, far: bool) -> int:

@@ -116,12 +116,13 @@ class Plan:
         return list(seen)
 
 
-def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable]) -> str:
+def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings: object = None) -> str:
     """The plan id: a hash of the outputs' headers and of the inputs, by names relative to the source.
 
-    Absolute paths stay out of it, because mounts differ between machines.
+    Absolute paths stay out of it, because mounts differ between machines. `settings` are what else decides what is
+    made, by its `repr`: two tensors of one shape that swap names leave every header as it is.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(settings).encode())
     for file in files:
         digest.update(repr((file.name, file.size)).encode())
         for part in file.parts:

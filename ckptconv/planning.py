@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import foreign, keymap, select
+from . import __version__, foreign, keymap, select
 from .errors import CorruptError, LimitError, UsageError
 from .formats import safetensors as safetensors_input
 from .formats.source import Source
+from .manifest import heading, recorded
 from .options import Options
 from .outputs import safetensors, universal
 from .plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
@@ -29,12 +30,13 @@ MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
 class Output:
     """One output of a conversion: where it goes, its plan, and the names it stores under another: {removed: kept}.
 
-    `restored` is what else is known of a `.pt` file.
+    `heading` is what its manifest says before the files, and `restored` what else is known of a `.pt` file.
     """
 
     target: Target
     plan: Plan
     aliases: dict[str, str]
+    heading: dict[str, Any]
     restored: Restored | None = None
 
     @property
@@ -51,14 +53,14 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
             raise not_a_directory(target.path)
         chosen = {name: getattr(options, name) for name in ("key", "include", "exclude", "drop_opaque")}
         restored = plan_restored(source, target.path, dtype=options.dtype or "keep", **chosen)
-        return Output(target, restored.plan, {}, restored)
-    return Output(target, *make_plan(source, target, options))
+        return output_of("weights", [source], target, options, (restored.file,), {}, restored)
+    return output_of("weights", [source], target, options, *weights_files(source, target, options))
 
 
 def optimizer_output(source: Source, target: Target, options: Options) -> Output:
     if source.states() is None:
         raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
-    return Output(target, *plan_optimizer(source, target, options))
+    return output_of("optimizer", [source], target, options, *optimizer_files(source, target, options))
 
 
 def universal_output(source: Source, target: Target, options: Options) -> Output:
@@ -68,7 +70,22 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
         raise UsageError(f"{target.path}: a universal checkpoint is written to a local directory.")
     states = (source.optimizer or {}).get("state", {})
     files = (*universal.file_plans(source.training, source.weights, states), universal.latest(target.path))
-    return Output(target, Plan(files, identify(files, source.inputs)), {})
+    return output_of("universal", [source], target, options, files, {})
+
+
+def output_of(
+    kind: str,
+    sources: Sequence[Source],
+    target: Target,
+    options: Options,
+    files: tuple[FilePlan, ...],
+    aliases: dict[str, str],
+    restored: Restored | None = None,
+) -> Output:
+    """The output that consists of `files`, with its plan id; a manifest calls what it is made of `sources` `kind`."""
+    inputs = {name: found for source in sources for name, found in source.inputs.items()}
+    plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, recorded(options)))
+    return Output(target, Plan(files, plan_id), aliases, heading(sources, options, kind, plan_id, aliases), restored)
 
 
 def _resolved(path: str) -> str:
@@ -104,8 +121,8 @@ def check_growth(output: Output, available: int) -> None:
         )
 
 
-def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
-    """The plan for the weights, and the names that are stored under another: {removed: kept}. Pure."""
+def weights_files(source: Source, target: Target, options: Options) -> tuple[tuple[FilePlan, ...], dict[str, str]]:
+    """The files of the weights, and the names that are stored under another: {removed: kept}. Pure."""
     tree = select.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
     flat, structure, fixed = _flattened(source, tree, options)
     new_names = _new_names(source, flat, options)
@@ -136,7 +153,7 @@ def make_plan(source: Source, target: Target, options: Options) -> tuple[Plan, d
     if structure is None and source.structured and _names(files) != list(kept):
         # A plain dict, whose order is lost where tensors were cast, or are spread over several files.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
-    return Plan(files, identify(files, source.inputs)), aliases
+    return files, aliases
 
 
 def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[list[str]]:
@@ -176,8 +193,8 @@ def _names(files: Iterable[FilePlan]) -> list[str]:
     return [part.name for file in files for part in file.parts if isinstance(part, Data)]
 
 
-def plan_optimizer(source: Source, target: Target, options: Options) -> tuple[Plan, dict[str, str]]:
-    """The plan for the optimizer states: nested as torch has them, with the weights' names for parameters. Pure.
+def optimizer_files(source: Source, target: Target, options: Options) -> tuple[tuple[FilePlan, ...], dict[str, str]]:
+    """The files of the optimizer states: nested as torch has them, with the weights' names for parameters. Pure.
 
     A name that is tied to a parameter leads to the parameter's states in the alias record; one that is no weight's
     stays. Half-precision states are widened as the weights are by default, and never narrowed.
@@ -200,7 +217,7 @@ def plan_optimizer(source: Source, target: Target, options: Options) -> tuple[Pl
             if kept in flat and removed not in flat:
                 aliases[removed] = kept
     files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)
-    return Plan(files, identify(files, source.inputs)), aliases
+    return files, aliases
 
 
 def _new_names(source: Source, flat: Mapping[str, Any], options: Options) -> dict[str, str]:

@@ -230,6 +230,9 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         lines.append(f"the checksums of {_count(report.checksums, 'storage')} are right{extra}")
     if report.bytes_verified:
         lines.append(f"verified: {format_size(report.bytes_verified)} are exactly what the source gives")
+    if report.reused:
+        what = "1 file was" if report.reused == 1 else f"{report.reused:,} files were"
+        lines.append(f"{what} taken over from an interrupted run")
     if not report.dry_run:
         # Descriptions may be read twice, and are most of a small file.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"

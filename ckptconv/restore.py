@@ -11,7 +11,7 @@ from . import foreign, keymap, select
 from .errors import CkptconvError, UnsupportedError, UsageError
 from .formats.source import Source
 from .outputs.torch_tree import KINDS, TorchTree
-from .plan import Plan, identify
+from .plan import FilePlan
 from .storage import basename
 from .tensors import LazyTensor, Tagged
 
@@ -29,7 +29,7 @@ class Restored:
     class, which are written as plain ones.
     """
 
-    plan: Plan
+    file: FilePlan
     tensors: int
     left_out: dict[str, str]
     demoted: dict[str, str]
@@ -92,7 +92,7 @@ def plan_restored(
         file = written.plan(basename(path), _stem(path))
     except CkptconvError as error:
         raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
-    return Restored(Plan((file,), identify((file,), source.inputs)), written.tensors, left_out, demoted, written)
+    return Restored(file, written.tensors, left_out, demoted, written)
 
 
 def _has_foreign(tree: Any) -> bool:

@@ -437,6 +437,10 @@ class Writer:
         for at, offset in enumerate(offsets):
             self.write_at(offset, data[at * length : (at + 1) * length])
 
+    def read_at(self, offset: int, length: int) -> bytes:
+        """What was written, where a writer is positioned."""
+        raise NotImplementedError
+
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
 
@@ -475,6 +479,10 @@ class LocalWriter(Writer):
                 if count != length:
                     self.write_at(offset + count, data[at + count : at + length])
                 at += length
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        with writing(self._path):
+            return os.pread(self._fd, length, offset)
 
     def sync(self) -> None:
         with writing(self._path):
@@ -571,10 +579,13 @@ class BusyError(FailedError):
         )
 
 
-def lock(fd: int, path: str) -> None:
-    """Mark a staging file as belonging to a living process. Raises BusyError if it belongs to another."""
+def lock(fd: int, path: str, shared: bool = False) -> None:
+    """Mark a staging file as belonging to a living process, or to several where it is `shared`.
+
+    Raises BusyError if it belongs to another.
+    """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BusyError(path) from None
     except OSError as error:

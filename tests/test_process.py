@@ -398,7 +398,7 @@ def test_a_kill_leaves_no_output_and_the_next_run_succeeds_and_cleans_up(
     found = load_file(stored / "model.safetensors" if stored.is_dir() else stored)
     assert len(found) == (10 if same else 9)
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert names <= {"out.safetensors", "model.safetensors", "ckptconv.structure.json"}
+    assert names <= {"out.safetensors", "model.safetensors", "ckptconv.structure.json", ".ckptconv-manifest.json"}
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -412,7 +412,8 @@ def test_of_two_at_once_one_is_told_to_wait_and_the_other_is_not_disturbed(
     assert ended(first)[0] == 0
     stored = tmp_path / output
     assert is_small(stored / "model.safetensors" if stored.is_dir() else stored)
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+    hidden = {path.name for path in tmp_path.rglob("*") if path.name.startswith(".")}
+    assert hidden <= {".ckptconv-manifest.json"}
 
 
 @pytest.mark.parametrize("output", OUTPUTS)

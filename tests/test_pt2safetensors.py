@@ -33,6 +33,7 @@ from ckptconv.errors import CorruptError
 from ckptconv.tensors import DTYPES
 
 INDEX = "model.safetensors.index.json"
+MANIFEST = ".ckptconv-manifest.json"
 STRUCTURE = "ckptconv.structure"
 STRUCTURE_FILE = "ckptconv.structure.json"
 
@@ -643,7 +644,7 @@ def test_the_index_is_that_of_huggingface_hub(tmp_path: Path) -> None:
 def test_a_directory_of_one_shard_has_no_index(tmp_path: Path) -> None:
     path = saved(tmp_path, {"a": torch.ones(3), "b": torch.ones(2)})
     converted(path, tmp_path / "a" / "b" / "out")
-    assert os.listdir(tmp_path / "a" / "b" / "out") == ["model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "a" / "b" / "out")) == [MANIFEST, "model.safetensors"]
 
 
 def test_a_new_output_replaces_the_whole_of_an_old_one_and_nothing_else(tmp_path: Path) -> None:
@@ -652,7 +653,9 @@ def test_a_new_output_replaces_the_whole_of_an_old_one_and_nothing_else(tmp_path
     (out / "config.json").write_text("{}")
     (out / "tokenizer.model").write_text("")
     converted(path, out, "--key", "model")
-    assert sorted(os.listdir(out)) == ["ckptconv.structure.json", "config.json", "model.safetensors", "tokenizer.model"]
+    assert sorted(os.listdir(out)) == [
+        MANIFEST, "ckptconv.structure.json", "config.json", "model.safetensors", "tokenizer.model",
+    ]  # fmt: skip
     converted(path, out, "--key", "model", "--max-shard-size", "300")
     assert not (out / "model.safetensors").exists()
     assert_same(load_with_aliases(out), dict(loaded(path)["model"]))
@@ -730,7 +733,7 @@ def test_of_a_symbolic_link_the_target_is_replaced(tmp_path: Path) -> None:
     converted(path, tmp_path / "directory")
     assert (tmp_path / "directory").is_symlink()
     assert sorted(os.listdir(tmp_path / "elsewhere")) == [
-        "dangling.safetensors", "model.safetensors", "there.safetensors",
+        MANIFEST, "dangling.safetensors", "model.safetensors", "there.safetensors",
     ]  # fmt: skip
 
 
@@ -811,7 +814,7 @@ def test_outputs_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_directory_may_be_named_like_a_file_if_it_says_so(tmp_path: Path) -> None:
     converted(saved(tmp_path, {"a": torch.ones(1)}), f"{tmp_path}/out.bin/")
-    assert os.listdir(tmp_path / "out.bin") == ["model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "out.bin")) == [MANIFEST, "model.safetensors"]
 
 
 def test_the_input_is_never_replaced(tmp_path: Path) -> None:
@@ -880,7 +883,7 @@ def test_quiet_shows_nothing_but_errors_and_verbose_shows_all(tmp_path: Path) ->
     assert "head.weight is stored as embedding.weight" in converted(path, "-v").out
     assert "head.weight" not in converted(path).out
     run = converted(path, tmp_path / "out", "--max-shard-size", "1", "--verbose", "--tied", "duplicate")
-    for name in os.listdir(tmp_path / "out"):
+    for name in set(os.listdir(tmp_path / "out")) - {MANIFEST}:
         assert name in run.out
     assert ckptconv_here("pt2safetensors", tmp_path / "missing.pt", "-q").err
 

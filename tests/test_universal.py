@@ -57,7 +57,11 @@ def test_zero_3_has_flat_tensors_and_its_steps_among_the_common_entries(tmp_path
     assert sorted(path.name for path in parameter.iterdir()) == ["exp_avg.pt", "exp_avg_sq.pt", "fp32.pt"]
     assert torch.load(parameter / "fp32.pt", weights_only=True).shape == (42,)
     names = sorted(path.name for path in directory.iterdir())
-    assert names == ["zero", *(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in (0, 1))]
+    assert names == [
+        ".ckptconv-manifest.json",
+        "zero",
+        *(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in (0, 1)),
+    ]
 
 
 def test_it_is_found_by_the_directory_that_names_it(tmp_path: Path) -> None:

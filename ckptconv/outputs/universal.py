@@ -52,7 +52,8 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
             yield plan_tree(f"{ZERO}/{_checked(name)}/fp32.pt", {"param": _widened(weights[name])}, "fp32")
     yield plan_tree(f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state", WRITABLE)
     for file in training.copies:
-        yield FilePlan(basename(file.path), file.size, (Data(0, _whole(file), file.path),) if file.size else ())
+        name = basename(file.path)
+        yield FilePlan(name, file.size, (Data(0, _whole(file), name),) if file.size else ())
 
 
 def latest(directory: str) -> FilePlan:

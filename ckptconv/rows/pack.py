@@ -14,8 +14,8 @@ from ckptconv.move import Progress
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.torch_tree import plan_tree
-from ckptconv.plan import FilePlan, Plan, identify
-from ckptconv.planning import Output
+from ckptconv.plan import FilePlan
+from ckptconv.planning import Output, output_of
 from ckptconv.storage import basename
 from ckptconv.targets import Target, beside, resolve_output
 from ckptconv.tensors import DTYPES, Concat, Join, Joined, LazyTensor, View, Zeros
@@ -220,5 +220,4 @@ def _plan(sources: Sequence[Source], parts: Parts, target: Target, name: str) ->
     else:
         file_name = basename(target.path) if target.is_file else f"model{safetensors.SUFFIX}"
         file = safetensors.file_plan(file_name, {name: table}, {"format": "pt"})
-    inputs = {path: identity for source in sources for path, identity in source.inputs.items()}
-    return Output(target, Plan((file,), identify((file,), inputs)), {})
+    return output_of("rows", sources, target, Options(), (file,), {})

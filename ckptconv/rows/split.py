@@ -14,8 +14,8 @@ from ckptconv.kernels import is_zero
 from ckptconv.move import Progress, TensorReader
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
-from ckptconv.plan import Blank, FilePlan, NotBlankError, Plan, identify
-from ckptconv.planning import Output
+from ckptconv.plan import Blank, FilePlan, NotBlankError
+from ckptconv.planning import Output, output_of
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename
 from ckptconv.targets import Target, beside, resolve_output
@@ -100,8 +100,7 @@ def plan_split(
     file = safetensors.file_plan(name, tensors, {"format": "pt", METADATA_KEY: dump(layout, table.name)})
     if pad is not None and not keep_padding:
         file = FilePlan(file.name, file.size, (*file.parts, Blank(file.size, pad, PAD)))
-    inputs = {name: identity for source in sources for name, identity in source.inputs.items()}
-    return Output(target, Plan((file,), identify((file,), inputs)), {})
+    return output_of("rows", sources, target, Options(), (file,), {})
 
 
 def part(table: LazyTensor, field: Field) -> LazyTensor:

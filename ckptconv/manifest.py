@@ -1,0 +1,136 @@
+"""The record of what was made of what: the manifest of an output, and the records of the files it grows from. Pure.
+
+A manifest is deterministic: the same input and options give the same bytes, on any machine. It names no absolute path
+and no time. Schema: {"ckptconv": version, "plan": id, "kind": "weights" | "optimizer" | "universal", "source":
+{"format", "family", "model_rank"?, "inputs": {relative name: {"size", "identity"}}}, "options": {name: value, where it
+is not the default}, "aliases": {removed: kept}, "files": {name: {"size", "tensors": {name: CRC-32 in hex, or null where
+none was made}}}}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from . import __version__
+from .formats.source import Source
+from .options import Options
+from .plan import Data, FilePlan, Late, Literal
+
+NAME = ".ckptconv-manifest.json"
+# What is asked of a run, and changes nothing about what it makes.
+_OF_THE_RUN = frozenset(
+    {
+        "jobs", "memory", "fsync", "clobber", "dry_run", "family", "optimizer", "universal", "per_rank", "checksum",
+        "spool_dir", "storage_options", "manifest", "part", "verify",
+    }
+)  # fmt: skip
+
+
+_USUAL = vars(Options())
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file of an output that is finished: its size, and the CRC-32 of each tensor, None where none were made."""
+
+    size: int
+    crcs: Mapping[str, int] | None
+
+
+def recorded(options: Options) -> dict[str, Any]:
+    """What decides what a conversion makes: the options that are not the default, as JSON has them."""
+    chosen = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _OF_THE_RUN}
+    return {name: _plain(value) for name, value in sorted(chosen.items()) if _plain(value) != _plain(_USUAL[name])}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def identity(found: Hashable) -> dict[str, Any]:
+    """An entry of `Source.inputs` as a manifest has it: the size, and a hash of all that tells the content apart."""
+    size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
+    return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
+
+
+def heading(
+    sources: Sequence[Source], options: Options, kind: str, plan_id: str, aliases: Mapping[str, str]
+) -> dict[str, Any]:
+    """A manifest, but for the files."""
+    first = sources[0]
+    described: dict[str, Any] = {"format": first.format, "family": first.family}
+    if first.model_rank is not None:
+        described["model_rank"] = first.model_rank
+    inputs = {name: identity(found) for source in sources for name, found in source.inputs.items()}
+    described["inputs"] = dict(sorted(inputs.items()))
+    return {
+        "ckptconv": __version__,
+        "plan": plan_id,
+        "kind": kind,
+        "source": described,
+        "options": recorded(options),
+        "aliases": dict(sorted(aliases.items())),
+    }
+
+
+def document(head: Mapping[str, Any], files: Mapping[str, tuple[Made, list[str]]]) -> bytes:
+    """The manifest of an output of `files`: what was made, and the tensors it holds, by the file's name."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in head.items()]
+    entries = []
+    for name, (made, tensors) in files.items():
+        crcs = made.crcs or {}
+        listed = ",\n".join(
+            f"   {json.dumps(tensor)}: {_quoted(crcs.get(tensor, 0) if made.crcs is not None else None)}"
+            for tensor in tensors
+        )
+        inner = f"\n{listed}\n  " if listed else ""
+        entries.append(f'  {json.dumps(name)}: {{"size": {made.size}, "tensors": {{{inner}}}}}')
+    text = ",\n ".join([*lines, '"files": {\n' + ",\n".join(entries) + "\n }"])
+    return f"{{\n {text}\n}}\n".encode()
+
+
+def _quoted(crc: int | None) -> str:
+    return "null" if crc is None else f'"{crc:08x}"'
+
+
+# ------------------------------------------------------------------------------------------------- records of files
+
+
+def spans(file: FilePlan, crcs: Mapping[str, int]) -> Iterator[tuple[int, int, int, str | None]]:
+    """What `file` consists of: where it begins, bytes, CRC-32, and the name of the tensor if it is one."""
+    for part in file.parts:
+        if isinstance(part, Data):
+            yield part.offset, part.nbytes, crcs.get(part.name, 0), part.name
+        elif isinstance(part, Literal):
+            yield part.offset, part.nbytes, zlib.crc32(part.data), None
+        elif isinstance(part, Late):
+            yield part.offset, part.nbytes, zlib.crc32(part.make(crcs)), None
+
+
+def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, Any]) -> bytes:
+    """The record that `file` is finished. `facts` are those by which it is known again."""
+    head = json.dumps({"name": file.name, "size": file.size, **facts})
+    if crcs is None:
+        return f'{head[:-1]}, "spans": null}}'.encode()
+    rows = (f"[{at},{size},{crc},{json.dumps(name)}]" for at, size, crc, name in spans(file, crcs))
+    return f'{head[:-1]}, "spans": [{",".join(rows)}]}}'.encode()
+
+
+def read_record(data: bytes) -> dict[str, Any] | None:
+    """A record that was read back; None for anything else, such as half of one."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and {"name", "size", "spans"} <= value.keys() else None
+
+
+def made(found: Mapping[str, Any]) -> Made:
+    """What a record says was made."""
+    rows = found["spans"]
+    return Made(found["size"], None if rows is None else {name: crc for _, _, crc, name in rows if name is not None})

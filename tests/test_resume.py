@@ -1,0 +1,303 @@
+"""A conversion that was interrupted goes on where it was; the manifest says what was made of what."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ZERO, Run, ckptconv_here
+from safetensors.torch import load_file
+
+from ckptconv import publishing
+
+SHARDED = ("--max-shard-size", "1MB")
+COUNT = 5
+INDEX = "model.safetensors.index.json"
+MANIFEST = ".ckptconv-manifest.json"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model that is converted to five shards of two tensors."""
+    path = tmp_path / "model.pt"
+    torch.save({f"layer{n}": torch.full((125, 1000), float(n)) for n in range(2 * COUNT)}, path)
+    return path
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def is_model(output: Path) -> bool:
+    index = json.loads((output / INDEX).read_text())["weight_map"]
+    return len(index) == 2 * COUNT and all(
+        bool((load_file(output / file)[name] == float(name[5:])).all()) for name, file in index.items()
+    )
+
+
+def convert(model: Path, output: Path, *options: object) -> Run:
+    return ckptconv_here("pt2safetensors", model, output, *SHARDED, *options)
+
+
+def staging(output: Path) -> list[Path]:
+    return [path for path in output.iterdir() if path.is_dir() and path.name.startswith(".ckptconv-")]
+
+
+def dying(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process that kills itself where `code` says so."""
+    code = f"import os, signal, sys\n{code}\nfrom ckptconv.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+# Sends itself a signal when the shard of that number is begun.
+AT_SHARD = """
+from ckptconv import staging
+create = staging.StagedDirectory.create
+def dying(self, name, size):
+    writer = create(self, name, size)
+    if "{}" in name:
+        os.kill(os.getpid(), signal.{})
+    return writer
+staging.StagedDirectory.create = dying
+"""
+# Is killed at its n-th rename.
+AT_RENAME = """
+from ckptconv import staging
+replace = os.replace
+left = [{}]
+def dying(*arguments):
+    if not os.path.basename(arguments[1]).startswith((".record-", ".synced-")):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    replace(*arguments)
+os.replace = dying
+"""
+
+
+# -------------------------------------------------------------------------------------------------------- going on
+
+
+@pytest.mark.parametrize("options", [[], ["--no-fsync"], ["--jobs", "2"]], ids=" ".join)
+def test_after_a_kill_only_what_is_left_is_done(model: Path, tmp_path: Path, options: list[str]) -> None:
+    convert(model, tmp_path / "expected")
+    done = dying(AT_SHARD.format("00004-", "SIGKILL"), "pt2safetensors", model, tmp_path / "out", *SHARDED, *options)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [staging(tmp_path / "out")[0].name]
+    run = convert(model, tmp_path / "out", "--json", *options)
+    assert run.code == 0, run.err
+    report = run.json
+    assert report["reused"] == 3
+    assert report["bytes_written"] < sum(output["bytes"] for output in report["outputs"]) - 3_000_000
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+    assert not staging(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_keeps_what_is_finished_and_says_where(
+    model: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    done = dying(AT_SHARD.format("00004-", number.name), "pt2safetensors", model, tmp_path / "out", *SHARDED)
+    assert done.returncode == code
+    (kept,) = staging(tmp_path / "out")
+    assert f"kept in {kept}: the same command goes on from there" in done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {kept.name}
+    shards = [path for path in kept.iterdir() if path.suffix == ".safetensors"]
+    assert all(load_file(shard) for shard in shards)
+    report = convert(model, tmp_path / "out", "--json").json
+    assert report["reused"] == len(shards) >= 1
+    assert is_model(tmp_path / "out")
+
+
+def test_the_report_says_how_much_was_taken_over(model: Path, tmp_path: Path) -> None:
+    dying(AT_SHARD.format("00005-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED, "--no-fsync")
+    run = convert(model, tmp_path / "out", "--no-fsync")
+    assert "4 files were taken over from an interrupted run" in run.out
+
+
+def test_a_signal_before_anything_is_finished_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    done = dying(AT_SHARD.format("00001-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED)
+    assert done.returncode == 143
+    assert "kept" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("at", range(COUNT + 2))
+def test_a_kill_in_the_commit_is_completed_without_doing_the_work_again(model: Path, tmp_path: Path, at: int) -> None:
+    convert(model, tmp_path / "expected")
+    out = tmp_path / "out"
+    (out / "old").mkdir(parents=True)
+    for name in ("model.safetensors", INDEX):
+        (out / name).write_bytes(b"old")
+    done = dying(AT_RENAME.format(at), "pt2safetensors", model, out, *SHARDED)
+    assert done.returncode == -signal.SIGKILL
+    assert not (out / INDEX).exists()
+    report = convert(model, out, "--json").json
+    assert report["reused"] == COUNT
+    assert contents(out) == contents(tmp_path / "expected")
+    assert not staging(out)
+
+
+def test_a_record_decides_and_not_that_a_file_is_there(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(model, tmp_path / "expected")
+    spoilings: list[Callable[[Path], Any]] = [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[:100]),
+        lambda path: path.write_bytes(b"\0" * path.stat().st_size),
+        lambda path: path.write_bytes(b"[]"),
+    ]
+    for spoil in spoilings:
+        dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, out, *SHARDED, "--no-fsync")
+        records = sorted(staging(out)[0].glob(".record-*"))
+        assert len(records) == 3
+        spoil(records[0])
+        assert convert(model, out, "--json").json["reused"] == 2
+        assert contents(out) == contents(tmp_path / "expected")
+        shutil.rmtree(out)
+
+
+def test_a_staged_file_that_was_cut_is_made_again(model: Path, tmp_path: Path) -> None:
+    dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED, "--no-fsync")
+    os.truncate(staging(tmp_path / "out")[0] / "model-00001-of-00005.safetensors", 100)
+    assert convert(model, tmp_path / "out", "--json").json["reused"] == 2
+    assert is_model(tmp_path / "out")
+
+
+def test_what_was_not_synced_does_not_count_when_the_machine_has_started_anew(model: Path, tmp_path: Path) -> None:
+    dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED, "--no-fsync")
+    for path in staging(tmp_path / "out")[0].glob(".record-*"):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "boot": "another"}))
+    assert convert(model, tmp_path / "out", "--json").json["reused"] == 0
+    assert is_model(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [["--dtype", "bfloat16"], ["--exclude", "layer9"], ["--rename", "layer0=layer", "--rename", "layer$=layer0"]],
+    ids=["dtype", "exclude", "rename"],
+)
+def test_leftovers_of_another_plan_are_removed_and_never_used(model: Path, tmp_path: Path, other: list[str]) -> None:
+    dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED)
+    assert staging(tmp_path / "out")
+    assert convert(model, tmp_path / "out", "--json", *other).json["reused"] == 0
+    assert not staging(tmp_path / "out")
+
+
+def test_names_that_are_swapped_make_another_plan(tmp_path: Path) -> None:
+    """The headers are the same to the byte, and the data is not."""
+    path = tmp_path / "model.pt"
+    torch.save({"a": torch.zeros(1000), "b": torch.ones(1000), "c": torch.full((1000,), 2.0)}, path)
+    swap = ["--rename", "^a$=x", "--rename", "^b$=a", "--rename", "^x$=b"]
+    shards = ["--max-shard-size", "4000"]
+    dying(AT_SHARD.format("00003-", "SIGTERM"), "pt2safetensors", path, tmp_path / "out", *shards, "--no-fsync")
+    assert staging(tmp_path / "out")
+    run = ckptconv_here("pt2safetensors", path, tmp_path / "out", *shards, *swap, "--json")
+    assert run.json["reused"] == 0
+    stored = {k: v for file in (tmp_path / "out").glob("*.safetensors") for k, v in load_file(file).items()}
+    assert (stored["a"][0], stored["b"][0], stored["c"][0]) == (1, 0, 2)
+
+
+def test_an_input_that_was_written_anew_makes_another_plan(model: Path, tmp_path: Path) -> None:
+    dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED)
+    torch.save({f"layer{n}": torch.full((125, 1000), float(n + 1)) for n in range(2 * COUNT)}, model)
+    assert convert(model, tmp_path / "out", "--json").json["reused"] == 0
+    index = json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"]
+    assert load_file(tmp_path / "out" / index["layer0"])["layer0"][0, 0] == 1
+
+
+def test_a_universal_checkpoint_goes_on_too(tmp_path: Path) -> None:
+    source = ZERO / "z3_bf16_w2" / "checkpoint"
+    expected, out = tmp_path / "expected" / "u", tmp_path / "out" / "u"
+    for path in (expected, out):
+        path.parent.mkdir()
+    assert ckptconv_here("zero-to-fp32", source, "--universal", expected).code == 0
+    at_file = AT_SHARD.replace('"{}" in name', "len(self._begun) == {}").format(8, "SIGKILL")
+    done = dying(at_file, "zero-to-fp32", source, "--universal", out)
+    assert done.returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert ckptconv_here("zero-to-fp32", source, "--universal", out, "--json").json["reused"] == 7
+    one, other = (
+        {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        for place in (expected.parent, out.parent)
+    )
+    assert one == other
+    assert {path.name for path in out.parent.iterdir()} == {"u", "latest_universal"}
+
+
+# --------------------------------------------------------------------------------------------------------- manifest
+
+
+def test_the_manifest_says_what_was_made_of_what(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = convert(model, out, "--exclude", "layer9", "--dtype", "float16", "--manifest", tmp_path / "m.json")
+    assert run.code == 0, run.err
+    assert (tmp_path / "m.json").read_bytes() == (out / MANIFEST).read_bytes()
+    found = json.loads((out / MANIFEST).read_text())
+    assert found["kind"] == "weights"
+    assert found["options"] == {"dtype": "float16", "exclude": ["layer9"], "max_shard_size": 1_000_000}
+    assert found["source"]["inputs"]["model.pt"]["size"] == model.stat().st_size
+    assert set(found["files"]) == set(contents(out)) - {MANIFEST}
+    for name, entry in found["files"].items():
+        assert entry["size"] == (out / name).stat().st_size
+        tensors = load_file(out / name) if name.endswith(".safetensors") else {}
+        assert entry["tensors"] == {
+            key: f"{zlib.crc32(value.view(torch.uint8).numpy().tobytes()):08x}" for key, value in tensors.items()
+        }
+
+
+def test_the_manifest_of_one_file_is_written_where_it_is_asked_for(model: Path, tmp_path: Path) -> None:
+    run = ckptconv_here("pt2safetensors", model, tmp_path / "a.safetensors", "--manifest", tmp_path / "a.json")
+    assert run.code == 0, run.err
+    (entry,) = json.loads((tmp_path / "a.json").read_text())["files"].values()
+    assert set(entry["tensors"]) == {f"layer{n}" for n in range(2 * COUNT)}
+    assert all(entry["tensors"].values())
+
+
+def test_manifests_are_the_same_for_the_same_input_wherever_it_lies_and_however_it_went(
+    model: Path, tmp_path: Path
+) -> None:
+    convert(model, tmp_path / "one", "--jobs", "1")
+    (tmp_path / "elsewhere").mkdir()
+    copied = Path(shutil.copyfile(model, tmp_path / "elsewhere" / "model.pt"))
+    dying(AT_SHARD.format("00003-", "SIGKILL"), "pt2safetensors", copied, tmp_path / "two", *SHARDED)
+    convert(copied, tmp_path / "two", "--jobs", "2", "--memory", "256KiB")
+    assert (tmp_path / "one" / MANIFEST).read_bytes() == (tmp_path / "two" / MANIFEST).read_bytes()
+    assert str(tmp_path) not in (tmp_path / "one" / MANIFEST).read_text()
+
+
+def test_transposed_tensors_have_their_checksum_too(tmp_path: Path) -> None:
+    """They are moved in tiles, and never are in order in memory."""
+    wide = torch.arange(1500 * 1100, dtype=torch.int32).reshape(1500, 1100).t()
+    torch.save({"wide": wide, "small": torch.ones(3)}, tmp_path / "model.pt")
+    ckptconv_here("pt2safetensors", tmp_path / "model.pt", tmp_path / "a.safetensors", "--manifest", tmp_path / "m")
+    (entry,) = json.loads((tmp_path / "m").read_text())["files"].values()
+    assert int(entry["tensors"]["wide"], 16) == zlib.crc32(wide.contiguous().numpy().tobytes())
+
+
+def test_one_file_without_a_manifest_costs_no_checksums(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    usual = publishing.carry_out
+
+    def carry_out(*arguments: Any, digests: Any, **options: Any) -> Any:
+        asked.append(digests is not None)
+        return usual(*arguments, digests=digests, **options)
+
+    monkeypatch.setattr(publishing, "carry_out", carry_out)
+    ckptconv_here("pt2safetensors", model, tmp_path / "a.safetensors")
+    ckptconv_here("pt2safetensors", model, tmp_path / "a.safetensors", "--manifest", tmp_path / "m")
+    assert asked == [False, True]
