@@ -41,6 +41,8 @@ _RESERVED = ("format", "total_size", "ckptconv.structure")
 _SHOWN = 5
 # The file beside a universal checkpoint that names it.
 _LATEST = "latest_universal"
+# What a directory has beside what was converted: it says what was.
+_MANIFEST = ".ckptconv-manifest.json"
 _LONGEST_NAME = 4096
 
 
@@ -484,7 +486,7 @@ def _compare_universal(source: Source, target: Target, asked: Options, done: Ver
         lacking = DifferenceError(f"{target.path} lacks {_some(missing)}.", what="missing", file=at[missing[0]])
         raise lacking
     if target.at is None:
-        _check_no_more(target.path, {*names, _LATEST})
+        _check_no_more(target.path, {*names, _LATEST, _MANIFEST})
     for name, tree in trees.items():
         yield from _compare_torch(source, tree, join(target.path, name), at[name], asked, done)
     for name, file in copies.items():
