@@ -381,11 +381,11 @@ def _buffers(engine: Any) -> Tensors:
 
 
 def _held(parameter: Any, stage: int, optimizer: Any, keys: Sequence[str]) -> Tensors:
-    """A parameter's master weights, under "", and its states, as DeepSpeed says. ZeRO-0 has but the parameter."""
+    """A parameter's master weights, under "", and its states, as DeepSpeed says. ZeRO-0 may have but the parameter."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     found: dict[str, Any] = {}
-    if stage:
+    if stage or hasattr(parameter, "_hp_mapping"):  # BF16_Optimizer was once ZeRO-0's, too
         found = {key: safe_get_full_optimizer_state(parameter, key) for key in keys}
         found[""] = safe_get_full_fp32_param(parameter)
     elif isinstance(optimizer, torch.optim.Optimizer):

@@ -114,6 +114,7 @@ class Save:
     elastic: bool = False
     exclude_frozen: bool = False
     data_before_experts: bool = False
+    stream: bool = False  # instead of zip archives
     states: bool = True
     step: Any = 3
     zero: Mapping[str, Any] = field(default_factory=dict)  # more of the configuration
@@ -178,7 +179,7 @@ def write_rank(tag: Path, model: Model, save: Save, mp: int = 0, *, pipeline: bo
     """Write the files of one model-parallel rank; with `pipeline` the module is in layer files, written apart."""
     tag.mkdir(parents=True, exist_ok=True)
     if save.stage == 0:
-        _save(_model_states(model, save, 0, [], pipeline), tag / f"mp_rank_{mp:02d}_model_states.pt")
+        _save(_model_states(model, save, 0, [], pipeline), tag / f"mp_rank_{mp:02d}_model_states.pt", save)
     elif save.stage == 3:
         _write_pieces(tag, model, save, mp)
     else:
@@ -194,10 +195,10 @@ def write_layers(tag: Path, layers: Mapping[int, Tensors], dtype: torch.dtype, r
         _save(OrderedDict(stored), tag / f"layer_{layer:02d}{model}-model_states.pt")
 
 
-def _save(tree: Any, path: Path) -> None:
+def _save(tree: Any, path: Path, save: Save | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with stand_ins():
-        torch.save(tree, path)
+        torch.save(tree, path, _use_new_zipfile_serialization=not (save and save.stream))
 
 
 def _optim_file(tag: Path, save: Save, dp: int, mp: int) -> Path:
@@ -343,9 +344,9 @@ def _write_partitions(tag: Path, model: Model, save: Save, mp: int, pipeline: bo
             optimizer["param_alignment_paddings"] = [group[0].alignments for group in flats]
         if release.mappings:
             optimizer["param_slice_mappings"] = mappings
-        _save(_optim_states({**optimizer, **save.optim}, shapes, save), _optim_file(tag, save, dp, mp))
+        _save(_optim_states({**optimizer, **save.optim}, shapes, save), _optim_file(tag, save, dp, mp), save)
     states_file = _model_states(model, save, 0, shapes, pipeline)
-    _save(states_file, tag / f"mp_rank_{mp:02d}_model_states.pt")
+    _save(states_file, tag / f"mp_rank_{mp:02d}_model_states.pt", save)
 
 
 def _base_state(states: Sequence[Tensors], save: Save) -> Any:
@@ -411,9 +412,9 @@ def _write_pieces(tag: Path, model: Model, save: Save, mp: int) -> None:
             "optimizer_state_dict": {"state": state, "param_groups": hyper},
             "fp32_flat_groups": [flat(group, dp, lambda tensor: tensor) for group in groups],
         }
-        _save(_optim_states({**optimizer, **save.optim}, shapes, save), _optim_file(tag, save, dp, mp))
+        _save(_optim_states({**optimizer, **save.optim}, shapes, save), _optim_file(tag, save, dp, mp), save)
         model_file = _model_states(model, save, dp, shapes, False)
-        _save(model_file, tag / f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt")
+        _save(model_file, tag / f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt", save)
 
 
 # ------------------------------------------------------------------------------------------------------- model files

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.storage import basename, open_reader
-from ckptconv.tensors import File, LazyTensor, Stored
+from ckptconv.storage import basename
+from ckptconv.tensors import File, LazyTensor
 from ckptconv.units import format_size
 
 from . import zero_files, zero_parallel
@@ -27,6 +27,8 @@ FAMILY = "deepspeed"
 
 # Partitions smaller than this may be alike by chance.
 _FEW_ELEMENTS = 16
+# How much of partitions is compared where nothing has their checksums, in bytes.
+_COMPARED = 1 << 16
 
 
 # What wrappers put before every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
@@ -338,14 +340,15 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
 
     Partitions of a few elements, or of one value throughout, may honestly be the same.
     """
-    seen: dict[tuple[int, int], OptimFile] = {}
+    seen: dict[tuple[int, Hashable], OptimFile] = {}
     for optim in optims:
-        records = reading.records.get(optim.file.path)
-        digest = records.digest() if records is not None else None
-        if digest is None or max((master.numel for master in optim.masters), default=0) < _FEW_ELEMENTS:
+        largest = max(optim.masters, key=lambda master: master.numel, default=None)
+        if largest is None or largest.numel < _FEW_ELEMENTS:
             continue
-        other = seen.setdefault((optim.file.size, digest), optim)
-        if other is not optim and not _is_uniform(optim, reading):
+        digest = reading.records[optim.file.path].digest()
+        content = (largest.numel, reading.head(largest, _COMPARED)) if digest is None else digest
+        other = seen.setdefault((optim.file.size, content), optim)
+        if other is not optim and not _is_uniform(largest, reading):
             raise CorruptError(
                 f"{optim.file.path} and {basename(other.file.path)} hold the very same partitions, and every rank "
                 "has its own: one is a copy of the other.",
@@ -353,17 +356,10 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
             )
 
 
-def _is_uniform(optim: OptimFile, reading: Reading) -> bool:
-    """Whether the largest partition begins with one value over and over; True where that cannot be told."""
-    master = max(optim.masters, key=lambda master: master.numel)
-    if not isinstance(master, Stored):
-        return True
+def _is_uniform(master: LazyTensor, reading: Reading) -> bool:
+    """Whether a partition begins with one value over and over."""
     item = master.dtype.itemsize
-    reader = open_reader(master.file, reading.options)
-    try:
-        beginning = reader.read_at(master.offset, min(master.numel, _FEW_ELEMENTS) * item)
-    finally:
-        reader.close()
+    beginning = reading.head(master, _FEW_ELEMENTS * item)
     return beginning == beginning[:item] * (len(beginning) // item)
 
 
