@@ -425,6 +425,7 @@ class Decoder:
         names = values[::2]
         expect(fields and len(values) == 2 * len(names), "a composite has a part without a name or a value")
         target.kind = typed(str, *fields, *names)[0]
+        expect(target.kind, "a composite has no kind")
         target.parts.update(zip(names, values[1::2], strict=True))
         return target
 
@@ -450,6 +451,7 @@ class Decoder:
         if "view" in leaf:
             tensor = seen_as(untagged(tensor) if isinstance(tensor, LazyTensor) else tensor, leaf["view"])
         kind = self._text(leaf.get("kind", "tensor"))
+        expect(kind, "a tensor has no kind")
         grad = leaf.get("requires_grad", kind == "parameter")
         expect(type(grad) is bool, "requires_grad is neither true nor false")
         if isinstance(tensor, LazyTensor):

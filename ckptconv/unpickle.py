@@ -131,8 +131,9 @@ def load(
 def _run(machine: _Machine) -> Loaded:
     try:
         loaded = machine.run()
-    except CkptconvError:
-        machine.refuse_attack(broken=True)
+    except CkptconvError as error:
+        # What is cut short is read again where it goes on.
+        machine.refuse_attack(broken=not isinstance(error, TruncatedError))
         raise
     else:
         machine.refuse_attack()

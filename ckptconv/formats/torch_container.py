@@ -59,12 +59,15 @@ def nearby(offsets: Iterable[int], length: int, file: File) -> Iterator[list[int
 class Pickles:
     """Reads pickles that follow one another in bytes `start` to `stop` of a file; only they know how long they are.
 
-    `position` is where the next one begins, and may be set. `last` is the last one that was read.
+    `position` is where the next one begins, and may be set. `last` is the last one that was read. `globals` and
+    `opaque` are what they mention, and of it what they call and is not known, all of them that are plain data.
     """
 
     def __init__(self, reader: Reader, start: int, stop: int, limits: Limits, window: int = 1 << 16) -> None:
         self.position = start
         self.last = b""
+        self.globals: dict[Global, None] = {}
+        self.opaque: dict[Global, None] = {}
         self.bytes_read = 0
         self._reader = reader
         self._stop = stop
@@ -110,6 +113,9 @@ class Pickles:
                 length *= 2
             else:
                 self.last = data[: loaded.end]
+                if words is _PLAIN:
+                    self.globals.update(dict.fromkeys(loaded.globals))
+                    self.opaque.update(dict.fromkeys(loaded.opaque))
                 self.position += loaded.end
                 return loaded
 

@@ -68,8 +68,8 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
     return TorchFile(
         loaded.value,
         reader.file,
-        loaded.opaque,
-        loaded.globals,
+        tuple(dict.fromkeys((*pickles.opaque, *loaded.opaque))),
+        tuple(dict.fromkeys((*pickles.globals, *loaded.globals))),
         "little",
         storages.records(),
         pickles.bytes_read,

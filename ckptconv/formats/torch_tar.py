@@ -68,8 +68,8 @@ def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     return TorchFile(
         loaded.value,
         reader.file,
-        loaded.opaque,
-        loaded.globals,
+        tuple(dict.fromkeys((*(name for each in pickles.values() for name in each.opaque), *loaded.opaque))),
+        tuple(dict.fromkeys((*(name for each in pickles.values() for name in each.globals), *loaded.globals))),
         "little",
         contents.records(),
         sum(each.bytes_read for each in pickles.values()),

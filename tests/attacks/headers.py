@@ -244,6 +244,7 @@ for _file, _why, _node, *_nodes in (
     ("opaque_no_class", "an object without a class", ["opaque", "os.system", ["tuple"]]),
     ("opaque_call", "an object that is made by exec", ["opaque", ["global", "a", "B"], ["tuple"], "exec"]),
     ("opaque_itself", "an object of itself", ["@", 0], ["opaque", ["@", 0], ["tuple"]]),
+    ("composite_kind", "a tensor of several that is of no kind", ["composite", "", "values", 1]),
     ("opaque_parts", "an object of too many parts", ["opaque", *range(9)]),
 ):  # fmt: skip
     _record(CORRUPT, _file, _why, [*W, "x", _node], _nodes)
@@ -270,6 +271,7 @@ for _file, _why, _root, *_nodes in (
     ("leaf_name", "a tensor whose name is a list", ["dict", "w", {"name": ["w"]}]),
     ("leaf_is", "a tensor whose number is text", ["dict", "w", {"is": "0"}]),
     ("leaf_grad", "requires_grad of text", ["dict", "w", {"requires_grad": "yes"}]),
+    ("leaf_kind", "a tensor of no kind", ["dict", "w", {"kind": ""}]),
     ("leaf_strides", "strides with gaps", ["dict", "w", {"strides": [100, 1]}]),
     ("leaf_strides_many", "more strides than dimensions", ["dict", "w", {"strides": [3, 1, 1]}]),
     ("leaf_strides_negative", "negative strides", ["dict", "w", {"strides": [-3, 1]}]),
