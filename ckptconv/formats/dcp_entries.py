@@ -25,6 +25,7 @@ from ckptconv.tensors import File, LazyTensor, Packed, Stored, untagged
 
 from . import safetensors
 from .dcp_metadata import Chunk, Place, SavedTensor, Shape, named, some
+from .dcp_patterns import Patterns
 from .dcp_tiles import Tile
 from .dcp_tiles import join as join_tiles
 from .torch_container import Record, Records, TorchFile
@@ -98,6 +99,7 @@ class Entries:
     records: dict[str, list[Record]] = field(default_factory=dict)
     bytes_read: int = 0
     _headers: dict[tuple[str, int], Mapping[str, Chunk]] = field(default_factory=dict)
+    _patterns: Patterns = field(default_factory=Patterns)
 
     def find(self, places: Iterable[Place]) -> None:
         """Look at the files of these places. Raises CorruptError where one is missing or too short."""
@@ -179,14 +181,27 @@ class Entries:
         where = f"{reader.file.path}: the chunk of {named(name)} at byte {place.offset}"
         if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
             return self._in_safetensors(name, tensor, chunk, place, reader)
-        nbytes = math.prod(chunk.sizes) * tensor.dtype.itemsize
-        archive, start, size = self._archive(place, reader, _ENDS, nbytes + _ENDS)
-        value = self._read(archive, start, size).value
-        if not isinstance(value, LazyTensor):
-            raise CorruptError(f"{where} holds a value of type {type(value).__name__}, where a tensor was expected.")
-        found = untagged(value)
+        found = self._alike(place, reader)
+        if found is None:
+            nbytes = math.prod(chunk.sizes) * tensor.dtype.itemsize
+            archive, start, size = self._archive(place, reader, _ENDS, nbytes + _ENDS)
+            read = self._read(archive, start, size)
+            if not isinstance(read.value, LazyTensor):
+                kind = type(read.value).__name__
+                raise CorruptError(f"{where} holds a value of type {kind}, where a tensor was expected.")
+            found = untagged(read.value)
+            if isinstance(found, Stored) and len(read.records) == 1:
+                self._patterns.learn(archive, start, size, found, read.records[0])
         _agree(where, (found.dtype, found.shape), (tensor.dtype, chunk.sizes))
         return found
+
+    def _alike(self, place: Place, reader: _Ahead) -> LazyTensor | None:
+        """The data of a chunk whose archive is like one that was read before."""
+        found = None if place.transforms else self._patterns.find(reader, place.offset, place.length)
+        if found is None:
+            return None
+        self.records.setdefault(reader.file.path, []).append(found.record)
+        return found.tensor
 
     def _archive(self, place: Place, reader: _Ahead, keep: int, most: int) -> tuple[Reader, int, int]:
         """The archive at a place: what to read it from, where it begins there, and its size.

@@ -92,11 +92,20 @@ def _counts(value: Any, what: str) -> Shape:
     for number in value:
         if type(number) is not int or not 0 <= number < MAX_BYTES:
             raise MalformedError(f"has {what} that are not counts")
-    return tuple(value)
+    return value if type(value) is tuple else tuple(value)
 
 
-def _size(args: tuple[Any, ...]) -> Any:
-    return _counts(args[0], "sizes") if len(args) == 1 else NotImplemented
+def _sizes() -> Constructor:
+    """The constructor of torch.Size, as a tuple; ranks have many of the same."""
+    known: dict[Shape, Shape] = {}
+
+    def construct(args: tuple[Any, ...]) -> Any:
+        if len(args) != 1:
+            return NotImplemented
+        sizes = _counts(args[0], "sizes")
+        return known.setdefault(sizes, sizes)
+
+    return construct
 
 
 def _path(args: tuple[Any, ...]) -> Any:
@@ -123,7 +132,9 @@ def _properties(_: Opaque, state: Any) -> Any:
 def _chunk(_: Opaque, state: Any) -> Any:
     if type(state) is not dict or not {"offsets", "sizes"} <= state.keys():
         raise MalformedError("has a chunk without offsets and sizes")
-    return _counts(state["offsets"], "offsets of a chunk"), _counts(state["sizes"], "sizes of a chunk")
+    offsets, sizes = _counts(state["offsets"], "offsets of a chunk"), _counts(state["sizes"], "sizes of a chunk")
+    state.clear()  # the pickle remembers it to its end, and nothing refers to it
+    return offsets, sizes
 
 
 def _index(value: Opaque, state: Any) -> Any:
@@ -132,6 +143,7 @@ def _index(value: Opaque, state: Any) -> Any:
         raise MalformedError("has an entry without a name")
     offset = state.get("offset")
     value.args = state["fqn"], None if offset is None else _counts(offset, "offsets of an entry")
+    state.clear()
     return value
 
 
@@ -148,6 +160,7 @@ def _storage_info(_: Opaque | None, state: Any) -> Any:
     transforms = state.get("transform_descriptors") or ()
     if not isinstance(transforms, (list, tuple)) or any(type(each) is not str for each in transforms):
         raise MalformedError("has transforms of an entry that are not text")
+    state.clear()
     return Place(name, offset, length, tuple(transforms))
 
 
@@ -157,7 +170,7 @@ def _no_storage(_: Any) -> NoReturn:
 
 def _vocabulary() -> Vocabulary:
     torch = vocabulary(_no_storage)
-    constructors: dict[tuple[str, str], Constructor] = {("torch", "Size"): _size}
+    constructors: dict[tuple[str, str], Constructor] = {("torch", "Size"): _sizes()}
     for module in ("pathlib", "pathlib._local"):
         for name in ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"):
             constructors[module, name] = _path
@@ -249,7 +262,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
         if type(place) is Opaque and place.name.endswith(_STORAGE_INFO):
             # Of another writer: such a class is known by what is in it.
             try:
-                place = _storage_info(None, _state(place, where, "a place"))
+                place = _storage_info(None, {**_state(place, where, "a place")})
             except MalformedError as reason:
                 raise CorruptError(f"{where}: the pickle {reason}.") from None
         if type(place) is not Place:
