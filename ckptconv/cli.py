@@ -132,6 +132,7 @@ CONVERTING = {
         str, "", metavar="DIR", help="Where a pipe and compressed tensors are unpacked; default: beside OUTPUT."
     ),
     "manifest": _option(str, "", metavar="FILE", help="Write there what was made of what, with checksums."),
+    "depfile": _option(str, "", metavar="FILE", help="Write a rule for make there: which files the output is made of."),
     "dry_run": _option(bool, False, "--dry-run", help="Show the plan, write nothing."),
     **SHOWING,
     "no_progress": _option(bool, False, "--no-progress", help="Show no progress."),

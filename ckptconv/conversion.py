@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from .checksums import Checksums
+from .depfile import rule
 from .errors import UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source
 from .move import Progress
 from .options import Options
 from .planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output
-from .publishing import Done, final_path, publish
+from .publishing import Done, final_path, last_path, publish
 from .spool import is_pipe
-from .storage import normalize, peak_rss
+from .staging import FileStaging
+from .storage import dirname, is_remote, join, look, normalize, peak_rss
 from .targets import Target, beside, default_output, of_rank, resolve_output
+from .tensors import File
 from .unpickle import no_garbage
 
 # What plans one of the outputs that can be made of a source.
@@ -134,7 +138,8 @@ def produce(
     watched = checksums if chosen.checksum else None
     done = Done()
     if not chosen.dry_run:
-        done = publish(outputs, read, equal, chosen, announce, progress, publishing, watched, verify)
+        with _depfile(sources, outputs, inputs, chosen):
+            done = publish(outputs, read, equal, chosen, announce, progress, publishing, watched, verify)
     tally = done.tally
     warnings = [warning for one in sources for warning in one.warnings]
     if checksums.unrecorded:
@@ -197,6 +202,32 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
         return verification.verify_outputs(staged, options, progress=progress).bytes_compared
 
     return verify
+
+
+@contextlib.contextmanager
+def _depfile(
+    sources: Sequence[Source], outputs: Sequence[Output], inputs: Sequence[File], options: Options
+) -> Iterator[None]:
+    """Have a rule for make under its name once the outputs have theirs."""
+    if not options.depfile:
+        yield
+        return
+    path = normalize(options.depfile)
+    if is_remote(path):
+        raise UsageError(f"{path}: a rule for make is written to a local file.")
+    read = [file.path for file in inputs]
+    for source in sources:
+        within = source.path if look(source.path).kind == "directory" else dirname(source.path)
+        read.extend(join(within, name) for name in source.inputs)
+    # A pipe is not there to be looked at again, nor is what is far away.
+    read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
+    text = rule([last_path(each) for each in outputs], read).encode()
+    with FileStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
+        writer = staging.create("", len(text))
+        writer.write_at(0, memoryview(text))
+        staging.seal(writer)
+        yield
+        staging.commit([""])
 
 
 def _open(path: str, options: Options, has_target: bool) -> list[Source]:

@@ -26,7 +26,7 @@ NAME = ".ckptconv-manifest.json"
 _OF_THE_RUN = frozenset(
     {
         "jobs", "memory", "fsync", "clobber", "dry_run", "family", "optimizer", "universal", "per_rank", "checksum",
-        "spool_dir", "storage_options", "manifest", "part", "verify",
+        "spool_dir", "storage_options", "manifest", "depfile", "part", "verify",
     }
 )  # fmt: skip
 

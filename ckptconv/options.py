@@ -38,6 +38,7 @@ class Options:
     inert: bool = False
     checksum: bool = False
     verify: bool = False
+    depfile: str = ""
     spool_dir: str = ""
     manifest: str = ""
     storage_options: Mapping[str, Any] = field(default_factory=dict)

@@ -46,6 +46,13 @@ def _is_ours(name: str) -> bool:
     return OUTPUT_NAMES.fullmatch(name) is not None
 
 
+def last_path(output: Output) -> str:
+    """The file that gets its name last: when it is there, so are the others."""
+    names = [file.name for file in output.plan.files]
+    last = safetensors.INDEX if safetensors.INDEX in names else names[-1 if output.target.is_tree else 0]
+    return final_path(output.target, next(file for file in output.plan.files if file.name == last))
+
+
 def _staging(output: Output, options: Options) -> Staging:
     path, plan_id = output.target.path, output.plan.plan_id
     if output.target.is_file:

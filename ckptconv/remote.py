@@ -10,16 +10,13 @@ import datetime
 import errno
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from .errors import CkptconvError, UsageError
 
 Options = Mapping[str, Any]
 T = TypeVar("T")
-
-# What is taken from a connection at a time.
-CHUNK = 1 << 17
 
 # Seconds to wait before each further attempt, about: they are spread at random, so that many do not come at once.
 WAITS = (0.2, 0.6, 1.8, 5.4, 10.0)
@@ -119,15 +116,16 @@ def is_transient(error: BaseException) -> bool:
     """Whether what failed may work when it is tried again: broken links, timeouts, busy servers."""
     if isinstance(error, (CkptconvError, ChangedError, NoRangesError)):
         return False
-    # Before the status: aiohttp gives one to what broke off, which no server sent.
-    if isinstance(error, ShortReadError) or any(kind.__name__ in _BROKEN for kind in type(error).__mro__):
-        return True
     status = _status(error)
     if status:
         return status in _PASSING or (status >= 500 and status not in _LASTING)
+    if isinstance(error, ShortReadError):
+        return True
     if isinstance(error, _LASTING_ERRORS):
         # A file system may call missing whatever it cannot look at.
         return error.__cause__ is not None and is_transient(error.__cause__)
+    if any(kind.__name__ in _BROKEN for kind in type(error).__mro__):
+        return True
     return isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
 
 
@@ -184,72 +182,48 @@ def stamp(row: Mapping[str, Any]) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- ranges
 
-# Takes bytes that came, and how many came before them.
-Put = Callable[[int, bytes], None]
-# Reads bytes `start` to `stop` of a file with one request, and hands them on as they come.
-Ranges = Callable[[int, int, Put], None]
 
+def ranges(fs: Any, inner: str, size: int, version: str) -> Callable[[int, int], bytes]:
+    """A function that gives bytes `start` to `stop` of a file, for several threads.
 
-def ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
-    """A function that reads ranges of a file, for several threads.
-
-    Where the store can, it reads the version that `stamp` told, and raises ChangedError once there is another. A
-    server that gives whole files only is a NoRangesError. `size` is the file's, in bytes.
+    Where the store can, it reads the version that `stamp` told, and raises ChangedError once there is another.
     """
     names = protocols(fs)
-    if {"http", "https"} & set(names) and hasattr(fs, "set_session"):
-        return lambda start, stop, put: _run(fs, _from_http(fs, inner, start, stop, put))
-    if {"s3", "s3a"} & set(names):
-        return lambda start, stop, put: _run(fs, _from_s3(fs, inner, version, start, stop, put))
-    return lambda start, stop, put: put(0, fs.cat_file(inner, start=start, end=stop))
+    if {"http", "https"} & set(names):
+        return _http_ranges(fs, inner, size)
+    if "s3" in names and version:
+        return _s3_ranges(fs, inner, size, version)
+    return lambda start, stop: fs.cat_file(inner, start=start, end=stop)
 
 
-def _run(fs: Any, coroutine: Coroutine[Any, Any, None]) -> None:
-    from fsspec.asyn import sync
+def _s3_ranges(fs: Any, inner: str, size: int, version: str) -> Callable[[int, int], bytes]:
+    # Told the size and the rest, it asks for nothing; If-Match has the server compare the version.
+    handle = fs.open(inner, "rb", cache_type="none", size=size)
+    handle.details = {"name": inner, "size": size, "ETag": version, "type": "file"}
+    if hasattr(handle, "read_kw"):
+        handle.read_kw = {**handle.read_kw, "IfMatch": version}
 
-    sync(fs.loop, lambda: coroutine)
+    def fetch(start: int, stop: int) -> bytes:
+        try:
+            data: bytes = handle._fetch_range(start, stop)
+        except OSError as error:
+            if type(error).__name__ == "FileExpired" or _status(error) == 412:
+                raise ChangedError("it is another version now") from error
+            raise
+        return data
 
-
-async def _from_s3(fs: Any, inner: str, version: str, start: int, stop: int, put: Put) -> None:
-    bucket, key, chosen = fs.split_path(inner)
-    settings = {
-        **fs.req_kw,
-        **({"VersionId": chosen} if chosen else {}),
-        **({"IfMatch": version} if version.startswith('"') else {}),
-    }
-    try:
-        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **settings)
-    except OSError as error:
-        if _status(error) == 412:
-            raise ChangedError("it is another version now") from error
-        raise
-    try:
-        await _pass_on(answer["Body"].read, stop - start, put)
-    finally:
-        # Else the connection stays taken, and there are but ten.
-        answer["Body"].close()
+    return fetch
 
 
-async def _from_http(fs: Any, inner: str, start: int, stop: int, put: Put) -> None:
-    settings = dict(fs.kwargs)
-    # What is asked for is the file as it is, and not what it is compressed to on its way.
-    headers = {"Accept-Encoding": "identity", **settings.pop("headers", {}), "Range": f"bytes={start}-{stop - 1}"}
-    session = await fs.set_session()
-    async with session.get(fs.encode_url(inner), headers=headers, **settings) as answer:
-        if answer.status == 404:
-            raise FileNotFoundError(inner)
-        answer.raise_for_status()
-        if answer.status != 206 and (start or answer.content_length != stop - start):
-            raise NoRangesError("its server gives whole files only, and no ranges of them")
-        await _pass_on(answer.content.read, stop - start, put)
+def _http_ranges(fs: Any, inner: str, size: int) -> Callable[[int, int], bytes]:
+    # As a file, it looks at the answer before it takes a whole file for a range.
+    handle = fs.open(inner, "rb", block_size=1 << 20, cache_type="none", size=size) if size else None
 
+    def fetch(start: int, stop: int) -> bytes:
+        try:
+            data: bytes = handle._fetch_range(start, stop) if handle else b""
+        except ValueError as error:
+            raise NoRangesError("its server gives whole files only, and no ranges of them") from error
+        return data
 
-async def _pass_on(read: Callable[[int], Awaitable[bytes]], length: int, put: Put) -> None:
-    done = 0
-    while data := await read(CHUNK):
-        if done + len(data) > length:
-            raise ShortReadError(f"more came than the {length} bytes that were asked for")
-        put(done, data)
-        done += len(data)
-    if done != length:
-        raise ShortReadError(f"{done} bytes came, where {length} were asked for")
+    return fetch

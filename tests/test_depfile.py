@@ -1,0 +1,72 @@
+"""Rules for make, tried with make."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptconv.depfile import escaped, rule
+from ckptconv.errors import UsageError
+
+NAMES = st.text("ab 0=.-_#$:;%*?[]&'\"{}<>,!@+^é", min_size=1, max_size=12).filter(
+    lambda name: name.strip() == name and name not in (".", "..") and not name.startswith("-")
+)
+
+
+def is_made(place: Path, target: str) -> bool:
+    """Whether make finds `target` out of date; the recipe notes it and touches nothing else."""
+    makefile = f".PHONY: first\nfirst: {escaped(target)}\n{escaped(target)}:\n\t@echo made\ninclude rule.d\n"
+    (place / "Makefile").write_text(makefile)
+    done = subprocess.run(["make", "-C", place, "-s"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return "made" in done.stdout
+
+
+@settings(deadline=None, max_examples=60)
+@given(NAMES.filter(lambda name: "%" not in name), st.lists(NAMES, min_size=1, max_size=4, unique=True))
+def test_a_target_is_made_when_an_input_is_newer_and_else_not(target: str, inputs: list[str]) -> None:
+    if target in inputs or {target, *inputs} & {"Makefile", "rule.d", "first"}:
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        for number, name in enumerate([target, *inputs]):
+            (place / name).touch()
+            os.utime(place / name, (1000 - number, 1000 - number))
+        (place / "rule.d").write_text(rule([target], inputs))
+        assert not is_made(place, target)
+        for name in inputs:
+            os.utime(place / name, (2000, 2000))
+            assert is_made(place, target), name
+            os.utime(place / name, (500, 500))
+
+
+def test_an_input_that_is_gone_does_not_stop_make(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    (tmp_path / "rule.d").write_text(rule(["out"], ["in 1", "in 2"]))
+    assert is_made(tmp_path, "out")
+
+
+def test_long_rules_are_of_several_lines(tmp_path: Path) -> None:
+    inputs = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(64)]
+    text = rule(["out"], inputs)
+    assert max(map(len, text.splitlines())) <= 122
+    for name in inputs:
+        (tmp_path / name).touch()
+    (tmp_path / "out").touch()
+    os.utime(tmp_path / "out", (1, 1))
+    (tmp_path / "rule.d").write_text(text)
+    assert is_made(tmp_path, "out")
+
+
+@pytest.mark.parametrize(
+    ("target", "name"), [("a%b", "c"), ("a|b", "c"), ("a", "b\nc"), ("a", "~b"), ("a", "b\\c"), ("a", "b (1)")]
+)
+def test_names_that_make_cannot_hold_are_refused(target: str, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be named in a Makefile"):
+        rule([target], [name])

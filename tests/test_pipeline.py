@@ -1,0 +1,131 @@
+"""The example of a pipeline, run as it is: cold, warm, after a change, with a broken input, interrupted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ZERO
+from safetensors.torch import load_file
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "pipeline"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The example with two models, two runs, and a list of one more."""
+    shutil.copy(EXAMPLE / "Makefile", tmp_path)
+    (tmp_path / "models").mkdir()
+    for number, name in enumerate(["first", "epoch=3"]):
+        torch.save({"w": torch.full((4, 5), float(number))}, tmp_path / "models" / f"{name}.pt")
+    for name, case in (("seven", "z3_bf16_w2"), ("eight", "z2_bf16_w2")):
+        shutil.copytree(ZERO / case / "checkpoint", tmp_path / "runs" / name)
+    torch.save({"b": torch.ones(3)}, tmp_path / "listed.bin")
+    (tmp_path / "batch.txt").write_text("# one\nexported/listed.safetensors=listed.bin  # and why\n\n")
+    return tmp_path
+
+
+def make(place: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", *arguments, "SHARD=200"],
+        cwd=place, env=environment(), capture_output=True, text=True, check=False, timeout=120, **options,
+    )  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    cleared = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return {**cleared, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def outputs(place: Path) -> dict[str, int]:
+    """Every output, and when it was made."""
+    found = [*place.glob("models/*.safetensors"), *place.glob("exported/*"), *place.glob(f"converted/*/{INDEX}")]
+    return {str(path.relative_to(place)): path.stat().st_mtime_ns for path in found}
+
+
+def made(before: dict[str, int], after: dict[str, int]) -> set[str]:
+    return {name for name, when in after.items() if before.get(name) != when}
+
+
+ALL = {
+    "models/first.safetensors",
+    "models/epoch=3.safetensors",
+    "exported/listed.safetensors",
+    f"converted/seven/{INDEX}",
+    f"converted/eight/{INDEX}",
+}
+
+
+def test_everything_is_converted_at_once_and_then_there_is_nothing_to_do(place: Path) -> None:
+    done = make(place, "-j4")
+    assert done.returncode == 0, done.stderr
+    first = outputs(place)
+    assert set(first) == ALL
+    assert load_file(place / "models/epoch=3.safetensors")["w"][0, 0] == 1
+    again = make(place, "-j4")
+    assert "Nothing to be done" in again.stdout
+    assert outputs(place) == first
+
+
+@pytest.mark.parametrize(
+    ("change", "target"),
+    [
+        ("models/first.pt", "models/first.safetensors"),
+        ("listed.bin", "exported/listed.safetensors"),
+        ("runs/seven/global_step3/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", f"converted/seven/{INDEX}"),
+        ("runs/eight/latest", f"converted/eight/{INDEX}"),
+    ],
+)
+def test_a_change_converts_what_depends_on_it(place: Path, change: str, target: str) -> None:
+    assert make(place, "-j4").returncode == 0
+    before = outputs(place)
+    later = time.time() + 5
+    os.utime(place / change, (later, later))
+    assert make(place, "-j2").returncode == 0
+    assert made(before, outputs(place)) == {target}
+
+
+def test_a_broken_input_stops_make_and_leaves_nothing_of_it(place: Path) -> None:
+    assert make(place).returncode == 0
+    before = outputs(place)
+    broken = place / "models" / "first.pt"
+    broken.write_bytes(broken.read_bytes()[:300])
+    later = time.time() + 5
+    os.utime(broken, (later, later))
+    torch.save({"w": torch.zeros(2)}, place / "models" / "new.pt")
+    done = make(place, "-k", "-j4")
+    assert done.returncode == 2
+    assert "models/first.pt" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert made(before, outputs(place)) == {"models/new.safetensors"}
+    assert load_file(place / "models" / "first.safetensors")["w"].shape == (4, 5), "what was there is still right"
+    assert not list(place.glob("models/.*"))
+
+
+def test_a_pipeline_that_is_interrupted_goes_on_where_it_was(place: Path) -> None:
+    torch.save({"w": torch.zeros(3000, 3000).t()}, place / "models" / "large.pt")
+    slow = ["make", "-j4", "SHARD=200", "FLAGS=--quiet --memory 4kB --jobs 1"]
+    running = subprocess.Popen(
+        slow, cwd=place, env=environment(), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not list(place.glob("models/.large*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGINT)
+    running.communicate(timeout=60)
+    assert running.returncode != 0
+    assert "models/large.safetensors" not in outputs(place)
+    assert not list(place.glob("models/.large*")), "nothing is left of what was interrupted"
+    done = make(place, "-j4")
+    assert done.returncode == 0, done.stderr
+    assert set(outputs(place)) == ALL | {"models/large.safetensors"}
+    assert load_file(place / "models" / "large.safetensors")["w"].shape == (3000, 3000)
