@@ -1,6 +1,6 @@
 """Changes sound checkpoints in ways that writers and attackers might, and converts them.
 
-    python tests/fuzz.py [--seconds 60] [--seed N] [--reader zip|stream|tar|script|index|safetensors|set|zero|bits]
+    python tests/fuzz.py [--seconds 60] [--seed N] [--reader zip|stream|tar|script|index|safetensors|set|zero|dcp|bits]
 
 Every conversion ends in success or in one of our errors, soon and in little memory. A success has to be what torch
 reads, where torch can read it. What fails is kept, with the seed and round that make it again.
@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from attacks.assemble import DATA, Member, mapped, number, pickled, several, text, zipped
 from attacks.assemble import tensor as a_tensor
+from checkpoints import DATA as DATA_HERE
 from checkpoints import ZERO, load_with_aliases
 from test_torch_tar import Writer, pack
 
@@ -431,6 +432,25 @@ def fuzz_zero(chance: random.Random, place: Path) -> str:
     return ended
 
 
+def fuzz_dcp(chance: random.Random, place: Path) -> str:
+    """A checkpoint of torch.distributed.checkpoint with its metadata changed, or one of its parts."""
+    checkpoint, output = place / "checkpoint", place / "out.safetensors"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    case = chance.choice(["dtensor_noncontig_w2", "ddp_w2", "fsdp2_w2_nested", "torch2.3.1_dtensor_w2"])
+    shutil.copytree(DATA_HERE / "dcp" / case / "checkpoint", checkpoint)
+    victim = chance.choice([*[checkpoint / ".metadata"] * 4, *sorted(checkpoint.iterdir())])
+    data = victim.read_bytes()
+    if victim.name == ".metadata" and chance.random() < 0.8:
+        victim.write_bytes(of_pickle(data, chance))
+    elif chance.random() < 0.1:
+        victim.unlink()
+    else:
+        victim.write_bytes(of_bytes(data, chance))
+    ended = outcome(checkpoint, output)
+    output.unlink(missing_ok=True)
+    return ended
+
+
 @functools.cache
 def sound(case: str) -> bytes:
     """What the checkpoint is converted to as it is."""
@@ -618,6 +638,7 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "safetensors": fuzz_safetensors,
     "set": fuzz_set,
     "zero": fuzz_zero,
+    "dcp": fuzz_dcp,
     "bits": fuzz_bits,
 }
 
