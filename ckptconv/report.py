@@ -313,6 +313,7 @@ def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int 
         more = len(rows) - len(shown)
         lines.append(f"    … and {more:,} more of {_count(rest, 'element')} (--verbose lists them)")
     lines.extend(f"  {note}" for note in summary["notes"])
+    lines.extend(f"  {note}" for note in summary["tables"])
     if summary["opaque"]:
         lines.append(f"  classes kept as inert data, never run: {', '.join(summary['opaque'])}")
     known = [name for name in summary["classes"] if name not in summary["opaque"]]

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 from . import keymap, select
 from .bits import STORED_AS
 from .formats.source import Source
+from .rows import tables
 from .tensors import LazyTensor, View
 
 
@@ -33,6 +34,7 @@ def summarize(source: Source) -> dict[str, Any]:
         "aliases": aliases,
         "opaque": source.opaque,
         "classes": source.mentioned,
+        "tables": list(tables.notes(tables.contents(source))),
         "warnings": source.warnings,
         "notes": source.notes,
         "bytes_read": source.bytes_read,

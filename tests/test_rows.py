@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import Run, ckptconv_here, metadata_of
+from checkpoints import Run, ckptconv, ckptconv_here, metadata_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -658,3 +658,54 @@ def test_ids_that_repeat_are_counted_in_any_order_with_any_memory(ids: list[int]
     twice = sorted({value for value in ids if ids.count(value) > 1})
     assert set(values) <= set(twice)
     assert len(values) >= min(len(twice), 1)
+
+
+def test_inspect_says_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_path: Path) -> None:
+    ordinary = {
+        "m.embeddings.plain.weight": torch.ones(4, 64),
+        "m.embeddings.plain.weight_id": torch.arange(4),
+        "m.embeddings.other.weight": torch.ones(4, 76).half(),
+    }
+    path = tmp_path / "t.pt"
+    torch.save({**ordinary, "m.embeddings.h.weight": PartiallyMaterializedTensor(), **whole()}, path)
+    told = ckptconv_here("inspect", path).out
+    notes = ckptconv_here("inspect", "--json", path).json["tables"]
+    assert all(note in told for note in notes)
+    assert [note.split()[0] for note in notes] == ["m.embeddings.t.weight", "m.embeddings.h.weight"]
+    assert "whole rows, of 72 bytes: ckptconv rows split --embedding-dim" in notes[0]
+    assert "PartiallyMaterializedTensor" in notes[1]
+    kind = Kind(64, "adam")
+    table = {"a.embedding_bags.b.weight": as_tensor(rows_of(kind, 3), "float32")}
+    torch.save({**table, "a.embedding_bags.b.weight_id": torch.arange(3)}, path)
+    (note,) = ckptconv_here("inspect", "--json", path).json["tables"]
+    command = (
+        note.split("ckptconv rows split ")[1].split(", if that")[0].replace("OUTPUT", str(tmp_path / "p.safetensors"))
+    )
+    run("split", *command.split())
+    (note,) = ckptconv_here("inspect", "--json", tmp_path / "p.safetensors").json["tables"]
+    assert "rows pack" in note
+
+
+# -------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_memory_does_not_grow_with_the_table(tmp_path: Path, jobs: int) -> None:
+    """Two million rows, 304 MB, of nothing: a file with holes."""
+    kind, count = Kind(64, "exact_row_wise_adagrad", "float16"), 2_000_000
+    entry = {"dtype": "F16", "shape": [count, kind.row // 2], "data_offsets": [0, count * kind.row]}
+    header = json.dumps({"t": entry}).encode()
+    path, parts = tmp_path / "t.safetensors", tmp_path / "parts.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + count * kind.row)
+    quick = ["--jobs", jobs, "--no-fsync", "--json", "--no-progress"]
+    split = ckptconv("rows", "split", *kind.options, *quick, path, parts)
+    assert (split.code, split.err) == (0, "")
+    packed = ckptconv("rows", "pack", *quick, parts, tmp_path / "packed.safetensors")
+    assert packed.code == 0
+    os.unlink(tmp_path / "packed.safetensors")
+    checked = ckptconv("rows", "check", "--json", "--no-progress", parts)
+    difference = json.loads(checked.out)["error"]["difference"]
+    assert difference["findings"][0]["count"] == count - 1  # all ids are 0
+    for report in (split.json, packed.json, difference):
+        assert report["peak_rss_bytes"] < 64 << 20

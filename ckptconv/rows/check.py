@@ -19,8 +19,8 @@ from .buckets import Buckets
 from .ids import Ids
 from .layout import METADATA_KEY, Asked, Layout
 from .pack import Parts
-from .split import layout_of
-from .tables import Table, choose, column, contents, join, open_all
+from .split import layout_of, part
+from .tables import Table, choose, contents, join, open_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,16 +100,17 @@ def check(
     if not names and METADATA_KEY in found[0].metadata:
         parts = Parts.choose(found[0], {}, asked)
         bucket = {name: tensor for name, tensor in found[0].tensors.items() if name == "bucket"}
-        table, layout = Table(parts.name, parts.table(), bucket), parts.layout
+        table, layout, keys = Table(parts.name, parts.table(), bucket), parts.layout, parts.tensors["weight_id"]
     else:
         table = join([choose(each, names) for each in found], paths[0])
         layout = layout_of(table, asked, paths[0])
+        keys = part(table.tensor, layout.fields()[0])
     report = CheckReport(paths[0], table.name, asdict(layout), table.tensor.shape[0])
     report.warnings.extend(warning for source in sources for warning in source.warnings)
     if announce:
         announce(table.tensor.nbytes)
     with SpoolingReaders(dict(chosen.storage_options), chosen.spool_dir) as readers:
-        _Checking(table, layout, report, readers, global_id_offset, bucket_size).run(progress)
+        _Checking(table, keys, layout, report, readers, global_id_offset, bucket_size).run(progress)
         report.bytes_read += readers.bytes_unpacked
     if report.unused:
         report.warnings.append(f"{report.unused:,} of {report.rows:,} rows are marked as not used.")
@@ -147,6 +148,7 @@ class _Checking:
     def __init__(
         self,
         table: Table,
+        keys: LazyTensor,
         layout: Layout,
         report: CheckReport,
         readers: SpoolingReaders,
@@ -154,7 +156,8 @@ class _Checking:
         bucket_size: int | None,
     ) -> None:
         self._np = numpy_module()
-        self._table, self._layout, self._report, self._readers = table, layout, report, readers
+        self._table, self._keys, self._layout = table, keys, layout
+        self._report, self._readers = report, readers
         self._asked_offset, self._bucket_size = asked_offset, bucket_size
         self._offset: int | None = None
         self._beside = list(self._comparable()) if report.rows else []
@@ -286,17 +289,17 @@ class _Checking:
 
     def _rows_of(self, values: list[int]) -> dict[int, list[int]]:
         """The first rows that have each id."""
-        id_field = self._layout.fields()[0]
-        keys = column(self._table.tensor, id_field.offset, id_field.dtype, None)
-        reading = TensorReader(keys, self._readers)
+        reading = TensorReader(self._keys, self._readers)
         found: dict[int, list[int]] = {value: [] for value in values}
         step = BLOCK // 8
         for first in range(0, self._report.rows, step):
-            last = min(first + step, self._report.rows)
-            ids = self._np.frombuffer(reading.read(8 * first, 8 * last), "<i8")
-            for row in self._np.nonzero(self._np.isin(ids, values))[0].tolist():
-                if len(found[int(ids[row])]) < _SHOWN:
-                    found[int(ids[row])].append(first + row)
+            ids = self._np.frombuffer(reading.read(8 * first, 8 * min(first + step, self._report.rows)), "<i8")
+            for value, rows in found.items():
+                if len(rows) < _SHOWN:
+                    here = self._np.nonzero(ids == value)[0][: _SHOWN - len(rows)]
+                    rows.extend((here + first).tolist())
+            if all(len(rows) == _SHOWN for rows in found.values()):
+                break
         self._report.bytes_read += reading.bytes_read
         return found
 

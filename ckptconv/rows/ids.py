@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-# Ids of a run, and of all blocks of runs that are held while they are merged: 8 bytes each. With more than
-# RUN // SMALLEST runs (four thousand million ids) the blocks together take more, 1 KiB for each run.
+# Ids of a run; a quarter as many of all runs together are in memory while they are merged. Each takes 8 bytes. Of every
+# run there are SMALLEST at least: with more than 500 million ids memory grows, by 1 KiB for each further 500,000.
 RUN = 1 << 19
 SMALLEST = 128
 
@@ -57,7 +57,7 @@ class Ids:
             return found.count, found.values
         if self._filled:
             self._spill()
-        size = max(self._run // len(self._runs), self._smallest)
+        size = max(self._run // 4 // len(self._runs), self._smallest)
         self._buffer = np.empty(0, "<i8")
         blocks = [_Block(self._spool, place, count, size) for place, count in self._runs]
         # What each block begins and ends with; no id that is still to come is less than the least last one.

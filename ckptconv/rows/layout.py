@@ -281,6 +281,18 @@ def could_be(items: int, dtype: str, asked: Asked) -> str:
     return f"It could be {'; '.join(layout.describe() for layout in named)}{more}."
 
 
+def likeliest(items: int, dtype: str) -> Layout | None:
+    """The likeliest layout of rows of `items` elements; None where an ordinary table of that width is likelier, as
+    embedding dimensions are round numbers."""
+    found = [layout for layout in candidates(items, dtype) if _roundness(layout.embedding_dim) > _roundness(items)]
+    return min(found, key=lambda layout: _unlikelihood(layout, Asked()), default=None)
+
+
+def _roundness(dim: int) -> int:
+    """The largest power of two that divides `dim`, up to one beyond which it makes no difference."""
+    return min(dim & -dim, 64)
+
+
 def candidates(items: int, dtype: str, dim: int | None = None) -> set[Layout]:
     """Layouts of rows of `items` elements of `dtype`: where the widest table of the operator is this one, or two or
     four times as wide; of the embedding dimension `dim`, if that is given, also where it is of any width."""
@@ -330,7 +342,7 @@ def _unlikelihood(layout: Layout, asked: Asked) -> tuple[int, ...]:
         sum(differing),
         layout.max_dim != layout.embedding_dim,
         sum(STATE_DTYPES.index(kind) for kind in kinds),
-        -min(layout.embedding_dim & -layout.embedding_dim, 64),
+        -_roundness(layout.embedding_dim),
         list(OPTIMIZERS).index(layout.optimizer),
         layout.embedding_dim,
     )

@@ -15,7 +15,7 @@ from ckptconv.options import Options
 from ckptconv.storage import normalize
 from ckptconv.tensors import DTYPES, Concat, Convert, DType, LazyTensor, Narrow, Stored, Tagged, View
 
-from .layout import WEIGHT_DTYPES
+from .layout import METADATA_KEY, WEIGHT_DTYPES, likeliest
 
 # FBGEMM and TorchRec call an embedding table so; what lies beside it begins alike.
 _TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")
@@ -64,6 +64,24 @@ def contents(source: Source) -> Contents:
 def names_of_tables(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> list[str]:
     """Of `names` those that are called as embedding tables are."""
     return [name for name in names if _TABLE.fullmatch(name)]
+
+
+def notes(found: Contents) -> Iterator[str]:
+    """What a user should know of the tables of `found`: which may be whole rows, and which are handles without data."""
+    for name in [name for name in names_of_tables(found.tensors) if "weight_id" in _beside(found, name)]:
+        tensor = found.tensors[name]
+        if len(tensor.shape) != 2 or tensor.dtype.name not in WEIGHT_DTYPES:
+            continue
+        layout = likeliest(tensor.shape[1], tensor.dtype.name)
+        if layout is not None:
+            yield (
+                f"{name} may have whole rows, of {layout.row_bytes} bytes: ckptconv rows split {layout.describe()} "
+                f"--tensor {name} {found.path} OUTPUT, if that is what is in them"
+            )
+    for name, cls in found.handles.items():
+        yield f"{name} is a {cls.rpartition('.')[2]}, a handle of a database: its rows are not in this file"
+    if METADATA_KEY in found.metadata:
+        yield f"a table of whole rows that was split: ckptconv rows pack {found.path} OUTPUT"
 
 
 def choose(found: Contents, names: Sequence[str]) -> Table:
@@ -172,6 +190,8 @@ def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> L
         return column(table.tensor, offset, dtype, items)
     if isinstance(table, Concat) and table.dim == 0:
         return Concat(tuple(column(part, offset, dtype, items) for part in table.parts))
+    if isinstance(table, Narrow) and table.dim == 0:
+        return Narrow(column(table.tensor, offset, dtype, items), 0, table.start, table.length)
     if isinstance(table, Convert):
         raise UnsupportedError(
             "The rows of this table are not stored as they are: it was saved on a big-endian machine, or negated."
