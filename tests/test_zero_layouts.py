@@ -987,6 +987,27 @@ def test_model_and_expert_files_of_other_ranks_are_named(tmp_path: Path) -> None
     refused(tag, CorruptError, f"{name.format(3)} was written as {name.format(2)}", "expert 3 of layer 1")
 
 
+def test_model_files_of_zero_3_that_no_weight_depends_on_are_missed_and_must_be_whole(tmp_path: Path) -> None:
+    tag = write(tmp_path / "checkpoint", dense(), Save(stage=3, world=3)) / TAG
+    one, two = (tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in (1, 2))
+    two.unlink()
+    (warning,) = check(tmp_path, tag, expected(dense()), expected_states(dense()))
+    assert "lacks the model file of rank 2" in warning
+    one.write_bytes(one.read_bytes()[:-30])
+    refused(tag, CorruptError, one.name, "truncated", "the files of the other ranks")
+    one.write_bytes(b"")
+    refused(tag, CorruptError, one.name, "empty")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_model_file_of_another_step_is_named(stage: int, tmp_path: Path) -> None:
+    """The tag says which of the two is right, unless it says neither."""
+    checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=stage, client={"global_steps": 2}))
+    refused(checkpoint, CorruptError, "after 2 steps", "after 3", "not of one save")
+    (checkpoint / TAG).rename(checkpoint / "global_step2")  # steps may have been skipped
+    check(tmp_path, checkpoint / "global_step2", expected(dense()))
+
+
 def test_a_copy_is_known_though_no_archive_tells_its_name(tmp_path: Path) -> None:
     tag = write(tmp_path / "checkpoint", Model([{"w": values(40)}]), Save(stage=3)) / TAG
     one, two = (tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))

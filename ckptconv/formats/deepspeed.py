@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.storage import basename
+from ckptconv.storage import basename, dirname, is_remote
 from ckptconv.tensors import File, LazyTensor
 from ckptconv.units import format_size
 
@@ -37,7 +37,7 @@ WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 # How many ranks a message names.
 SHOWN = 8
 
-_T = TypeVar("_T", ModelFile, OptimFile)
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -77,6 +77,11 @@ class _Opened:
 
     def optim(self, file: File) -> OptimFile:
         return self._read(self.reading.optim, file, list(self.files.optim.values()))
+
+    def glance(self, file: File) -> None:
+        """Raise CorruptError for a model file that is not whole, as far as its ends tell. Not read from far away."""
+        if file not in self.models and not is_remote(file.path):
+            self._read(self.reading.glance, file, list(self.files.model.values()))
 
     def _read(self, read: Callable[[File], _T], file: File, others: Sequence[File]) -> _T:
         try:
@@ -256,7 +261,18 @@ def _read_rank(opened: _Opened, mp: int) -> _Part:
                 )
         return other
 
-    return _Part(model, optims, assemble(model, optims, files.directory, read_model, saved))
+    part = _Part(model, optims, assemble(model, optims, files.directory, read_model, saved))
+    if part.weights.stage == 3:
+        # No weight depends on the others now; but a save that left half a file may have left older ones.
+        for dp in range(len(optims)):
+            if dp in own:
+                opened.glance(own[dp])
+        if missing := _missing(own, len(optims)):
+            part.weights.warnings.append(
+                f"{files.directory} lacks the model {_files_of_ranks(missing)}. Nothing in the output depends on "
+                f"{'them' if len(missing) > 1 else 'it'}."
+            )
+    return part
 
 
 def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:
@@ -331,7 +347,7 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
     for optim in optims:
         reading.check_name(optim.file)
     _check_distinct(optims, reading)
-    _check_steps(optims, reading)
+    _check_steps(optims, model, reading)
     return optims
 
 
@@ -363,8 +379,9 @@ def _is_uniform(master: LazyTensor, reading: Reading) -> bool:
     return beginning == beginning[:item] * (len(beginning) // item)
 
 
-def _check_steps(optims: Sequence[OptimFile], reading: Reading) -> None:
-    """Raise CorruptError where the optimizers of two ranks had taken different numbers of steps."""
+def _check_steps(optims: Sequence[OptimFile], model: ModelFile, reading: Reading) -> None:
+    """Raise CorruptError where the optimizers of two ranks had taken different numbers of steps; or the model other
+    than the optimizers, which DeepSpeed has named the tag after."""
     group = next((number for number, state in enumerate(optims[0].states) if "step" in state), None)
     if group is None:
         return
@@ -376,6 +393,13 @@ def _check_steps(optims: Sequence[OptimFile], reading: Reading) -> None:
                 f"{basename(optims[0].file.path)} after {taken[0]:g}: they are not of one save.",
                 "Look for the file of the same save, or take another tag.",
             )
+    tag, steps = basename(dirname(model.file.path)), model.number("global_steps")
+    if steps is not None and taken[0] is not None and steps != taken[0] and tag == f"global_step{taken[0]:g}":
+        raise CorruptError(
+            f"{model.file.path} was saved after {steps} steps, and {basename(optims[0].file.path)}, like its tag, "
+            f"after {taken[0]:g}: they are not of one save.",
+            "Look for the file of the same save, or take another tag.",
+        )
 
 
 # -------------------------------------------------------------------------------------------------------- one model

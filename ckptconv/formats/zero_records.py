@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import basename
+from ckptconv.storage import basename, open_reader
 from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged
 from ckptconv.tree import Global, Opaque
 
@@ -239,6 +239,23 @@ class Reading:
             values=fields.values,
         )
 
+    def glance(self, file: File) -> None:
+        """Raise CorruptError for a file that is empty, or a zip archive without its end."""
+        reader = open_reader(file, self.options)
+        try:
+            if reader.read_at(0, min(len(_ZIP), file.size)) != _ZIP:
+                whole = file.size > 0
+            else:
+                size = min(_ZIP_TAIL, file.size)
+                whole = _ZIP_END in reader.read_at(file.size - size, size)
+        finally:
+            reader.close()
+        if not whole:
+            raise CorruptError(
+                f"{file.path} is {'truncated' if file.size else 'empty'}: the save, or a copy of it, was interrupted.",
+                "Copy it again, or take another tag.",
+            )
+
     def tensors(self, file: File) -> dict[str, LazyTensor]:
         """The tensors of a file that holds nothing but them: a pipeline's layer, or an expert."""
         tensors = Fields({"tensors": self.read(file).value}, file.path).named_tensors("tensors")
@@ -318,6 +335,9 @@ def _release(version: str) -> tuple[int, ...]:
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     return tuple(map(int, match.groups())) if match else ()
 
+
+# What a zip archive begins with, and its end record, which lies in its last bytes.
+_ZIP, _ZIP_END, _ZIP_TAIL = b"PK\3\4", b"PK\5\6", 22
 
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 
