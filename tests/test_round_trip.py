@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import DATA, Run, ckptconv_here
+from checkpoints import DATA, Run, ckptconv, ckptconv_here
 from huggingface_hub import save_torch_state_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -639,3 +639,37 @@ def test_files_of_old_releases_come_back(path: Path, tmp_path: Path) -> None:
         if name in expected:
             assert torch.equal(expected.pop(name), again.pop(name))
     assert_same(expected, again)
+
+
+# --------------------------------------------------------------------------------------------------------------- scale
+
+
+def test_memory_stays_small_in_both_directions(tmp_path: Path) -> None:
+    moments = [torch.randn(1000, 8000) for _ in range(4)]
+    state = {
+        "state": {number: {"step": torch.tensor(3.0), "exp_avg": each} for number, each in enumerate(moments)},
+        "shared": [moments[0][:500], moments[1].t()],
+        "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "params": list(range(4))}],
+    }
+    path = saved(tmp_path, state)
+    for arguments in (
+        ("pt2safetensors", path, tmp_path / "x.safetensors"),
+        ("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt"),
+    ):
+        done = ckptconv(*arguments, "--json", "--no-fsync")
+        assert done.code == 0, done.err
+        assert done.json["bytes_written"] > 120e6
+        assert done.json["peak_rss_bytes"] < 64 << 20
+    assert_same(state, loaded(tmp_path / "y.pt", weights_only=True))
+
+
+def test_many_tensors_take_little_each(tmp_path: Path) -> None:
+    count = 30_000
+    path = saved(tmp_path, {f"model.layers.{number}.weight": torch.ones(3) for number in range(count)})
+    for arguments in (
+        ("pt2safetensors", path, tmp_path / "x.safetensors"),
+        ("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt"),
+    ):
+        done = ckptconv(*arguments, "--json", "--no-fsync")
+        assert done.code == 0, done.err
+        assert done.json["peak_rss_bytes"] < (64 << 20) + 2048 * count

@@ -114,6 +114,10 @@ class _Room:
     views: list[Placed] = field(default_factory=list)
 
 
+def _may_overlap(views: list[Placed]) -> bool:
+    return len(views) > 1 or not live.is_dense(views[0].tensor.shape, views[0].strides)
+
+
 class TorchTree:
     """A tree on its way into an archive. Tensors that shared a storage share it again.
 
@@ -130,18 +134,19 @@ class TorchTree:
         self.tensors = 0
         self._arrange(tree)
         self._description = dumps(tree, self._reduce)
+        self._contents = [storage_of(room.views, room.nbytes) for room in self._rooms]
+        # Of a million storages, these are few, and the others are not looked at again.
+        self._overlapping = [room.views for room in self._rooms if _may_overlap(room.views)]
+        self._rooms.clear()
 
     def plan(self, name: str, stem: str = "archive") -> FilePlan:
         """The archive; `stem` is the directory in it."""
-        contents = [storage_of(room.views, room.nbytes) for room in self._rooms]
-        return file_plan(name, self._description, contents, stem)
+        return file_plan(name, self._description, self._contents, stem)
 
     def overlaps(self) -> Iterator[tuple[LazyTensor, LazyTensor]]:
         """Pairs of tensors that are equal unless views of one storage have changed since they were saved."""
-        for room in self._rooms:
-            first = room.views[0]
-            if len(room.views) > 1 or not live.is_dense(first.tensor.shape, first.strides):
-                yield from overlaps(room.views)
+        for views in self._overlapping:
+            yield from overlaps(views)
 
     def _arrange(self, tree: Any) -> None:
         """Find which tensors share a storage, and what is to be written of it."""
