@@ -1,0 +1,83 @@
+"""What is released: a source archive, and of it a wheel, which installs and runs where nothing else of us is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+
+
+def build(kind: str, source: Path, place: Path) -> Path:
+    """The archive of this kind, "build_sdist" or "build_wheel", as a build front end makes it."""
+    command = [sys.executable, "-c", BUILD, kind, str(place)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return place / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive, made of a copy of what is under version control, and unpacked."""
+    place = tmp_path_factory.mktemp("source")
+    copy = place / "copy"
+    copy.mkdir()
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    names = (
+        listed.split("\0") if listed else [str(p.relative_to(ROOT)) for p in ROOT.glob("ckptconv/**/*") if p.is_file()]
+    )
+    for name in filter(None, [*names, "pyproject.toml", "README.md", "LICENSE"]):
+        if not name.startswith("tests/") and (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+    archive = build("build_sdist", copy, place)
+    with tarfile.open(archive) as tar:
+        tar.extractall(place, filter="data")
+    return place / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    return build("build_wheel", source, source.parent)
+
+
+def test_the_source_archive_has_what_a_packager_needs(source: Path) -> None:
+    for name in ("pyproject.toml", "README.md", "LICENSE", "ckptconv/py.typed", "ckptconv/cli.py"):
+        assert (source / name).is_file(), name
+
+
+def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py")}
+    assert names == modules | {"ckptconv/py.typed"}
+
+
+def test_it_installs_and_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    place = tmp_path / "environment"
+    venv.create(place, symlinks=True)
+    python = place / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index", "--no-deps", str(wheel)]
+    subprocess.run(install, capture_output=True, check=True)
+    # The libraries are those that are here; our own package is not seen that way.
+    (home,) = place.glob("lib/python*/site-packages")
+    (home / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    torch.save({"a": torch.arange(6.0)}, tmp_path / "model.pt")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(place / "bin" / "ckptconv"), "pt2safetensors", "model.pt"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model.safetensors").stat().st_size > 24
+    code = "import ckptconv; print(ckptconv.__file__)"
+    where = subprocess.check_output([python, "-c", code], cwd=tmp_path, env=environment, text=True)
+    assert where.startswith(str(place))
