@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptconv.checksums import Checksums
+from ckptconv.conversion import convert
+from ckptconv.errors import CkptconvError
 from ckptconv.tensors import File, Runs
 
 
@@ -128,25 +130,80 @@ def test_partitions_of_every_rank_are_checked(case: str, tmp_path: Path) -> None
     assert not output.exists()
 
 
-def test_random_flips_are_refused_or_do_no_harm(tmp_path: Path) -> None:
+def trees() -> dict[str, dict[str, torch.Tensor]]:
+    """Every way in which a tensor lies in its storage."""
+    made = torch.Generator().manual_seed(1)
+    flat, table = torch.randn(2000, generator=made), torch.randn(20, 20, generator=made)
+    return {
+        "contiguous": {"weights": torch.randn(40, 30, generator=made), "count": torch.tensor(7)},
+        "strided": {"turned": torch.randn(30, 20, generator=made).t(), "columns": flat.view(40, 50)[:, 3:40]},
+        "views of one storage": {"one": flat[100:900], "other": flat[500:1500].view(10, 100), "some": flat[::3]},
+        "tied": {"embedding": table, "head": table},
+        "a part": {"part": flat[1000:1010]},
+        "of two bytes": {
+            "half": torch.randn(50, generator=made).half(),
+            "b": torch.randn(60, generator=made).bfloat16(),
+        },
+    }
+
+
+def code_of(source: Path, output: Path, **options: Any) -> int:
+    """How a conversion ends that checks the checksums."""
+    try:
+        convert(source, output, fsync=False, checksum=True, **options)
+    except CkptconvError as error:
+        return error.exit_code
+    return 0
+
+
+@pytest.mark.parametrize("dtype", ["keep", "bfloat16"])
+@pytest.mark.parametrize("kind", trees())
+def test_random_flips_are_refused_or_do_no_harm(kind: str, dtype: str, tmp_path: Path) -> None:
     """Anywhere in the file: in weights, the pickle, the directory, local headers, padding."""
-    expected = {"weights": torch.randn(40, 30), "more": torch.randn(64), "count": torch.tensor(7)}
-    path = saved(tmp_path / "model.pt", expected)
+    path, output = saved(tmp_path / "model.pt", trees()[kind]), tmp_path / "out.safetensors"
     whole = path.read_bytes()
+    convert(path, output, dtype=dtype, fsync=False)
+    expected = load_with_aliases(output)
+    output.unlink()
     chance = random.Random(0)
     refused = 0
-    for _ in range(150):
+    for _ in range(25):
         path.write_bytes(whole)
         flipped(path, chance.randrange(len(whole)), chance.randrange(8))
-        run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--checksum", "--no-fsync")
-        if run.code:
+        code = code_of(path, output, dtype=dtype)
+        if code:
             refused += 1
-            assert run.code in (3, 4, 5)
-            assert not (tmp_path / "out.safetensors").exists()
+            assert code in (3, 4, 5)
+            assert not output.exists()
         else:
-            assert_same(load_with_aliases(tmp_path / "out.safetensors"), expected)
-            (tmp_path / "out.safetensors").unlink()
-    assert refused > 50
+            assert_same(load_with_aliases(output), expected)
+            output.unlink()
+    assert refused > 5
+
+
+@pytest.mark.parametrize("case", ["z1_bf16_w2", "z2_bf16_client_w2", "z3_bf16_w2"])
+def test_random_flips_in_the_files_of_ranks_too(case: str, tmp_path: Path) -> None:
+    checkpoint, output = copy_of(case, tmp_path), tmp_path / "out.safetensors"
+    convert(checkpoint, output, fsync=False)
+    expected = output.read_bytes()
+    output.unlink()
+    files = sorted(checkpoint.rglob("*.pt"))
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(20):
+        path = chance.choice(files)
+        whole = path.read_bytes()
+        flipped(path, chance.randrange(len(whole)), chance.randrange(8))
+        code = code_of(checkpoint, output)
+        if code:
+            refused += 1
+            assert code in (3, 4, 5)
+            assert not output.exists()
+        else:
+            assert output.read_bytes() == expected
+            output.unlink()
+        path.write_bytes(whole)
+    assert refused > 2
 
 
 @given(

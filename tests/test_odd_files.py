@@ -1,0 +1,178 @@
+"""Files that are odd and yet sound: torch reads them, and so do we, to the same tensors."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import zipfile
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from attacks.assemble import Member, called, mapped, members, name, pickled, tensor, text, wide, zipped
+from checkpoints import assert_same, ckptconv_here, load_with_aliases
+
+
+class Pair(NamedTuple):
+    """A class of the user's, which torch looks up, and we do not."""
+
+    one: Any
+    other: Any
+
+
+class Config(dict[str, Any]):
+    """A dict with a name of its own, as frameworks have."""
+
+
+def saved(tree: Any, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(tree, buffer, **options)
+    return buffer.getvalue()
+
+
+def repacked(data: bytes, change: Callable[[list[Member]], list[Member]], **options: Any) -> bytes:
+    """The members of an archive, put together again in another way."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = [Member(info.filename, archive.read(info)) for info in archive.infolist()]
+    return zipped(change(parts), **options)
+
+
+def prefixed(prefix: str) -> Callable[[list[Member]], list[Member]]:
+    return lambda parts: [part.changed(name=prefix + "/" + str(part.name).partition("/")[2]) for part in parts]
+
+
+def without(*names: str) -> Callable[[list[Member]], list[Member]]:
+    return lambda parts: [part for part in parts if str(part.name).partition("/")[2] not in names]
+
+
+PLAIN = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(5), "c": torch.ones(3, dtype=torch.bfloat16)}
+SOUND = saved(PLAIN)
+NETWORK = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+LONG = "a" * 200
+NAMES = [
+    "a/b",
+    "../c",
+    "/etc/passwd",
+    "ключ",
+    "鍵",
+    "\U0001f600",
+    " ",
+    "a b",
+    "tab\t",
+    "x" * 5000,
+    "__metadata",
+    "C:\\d",
+    "0",
+]
+
+
+def each(**changes: Any) -> Callable[[list[Member]], list[Member]]:
+    return lambda parts: [part.changed(**changes) for part in parts]
+
+
+def deflated(wanted: str) -> Callable[[list[Member]], list[Member]]:
+    return lambda parts: [part.changed(method=8) if wanted in str(part.name) else part for part in parts]
+
+
+ARCHIVES: dict[str, bytes] = {
+    "a comment": repacked(SOUND, list, comment=b"made by hand"),
+    "another prefix": repacked(SOUND, prefixed("another name")),
+    "a prefix that is not ASCII": repacked(SOUND, lambda parts: each(flags=0x800)(prefixed("модель")(parts))),
+    "a long prefix": repacked(SOUND, prefixed(LONG)),
+    "members the other way round": repacked(SOUND, lambda parts: parts[::-1]),
+    "the pickle last": repacked(SOUND, lambda parts: [*parts[1:], parts[0]]),
+    "members by name": repacked(SOUND, lambda parts: sorted(parts, key=lambda part: str(part.name))),
+    "no byteorder": repacked(SOUND, without("byteorder")),
+    "no alignment": repacked(SOUND, without(".format_version", ".storage_alignment", ".data/serialization_id")),
+    "no checksums": repacked(SOUND, each(crc=0)),
+    "more members": repacked(SOUND, lambda parts: [*parts, Member("archive/readme.txt", b"hello")]),
+    "padding in front of the data": repacked(SOUND, each(local_extra=b"FB\x3c\0" + bytes(60))),
+    "a deflated pickle": repacked(SOUND, deflated("data.pkl")),
+    "deflated storages": repacked(SOUND, deflated("/data/")),
+    "records of zip64": wide(members(pickled(mapped(text("a"), tensor())))),
+    "numbers for keys": saved({1: torch.ones(2), (1, 2): torch.zeros(3)}),
+    **{f"protocol {number}": saved(PLAIN, pickle_protocol=number) for number in range(2, 6)},
+    **{
+        f"the stream format, protocol {number}":
+        saved(PLAIN, pickle_protocol=number, _use_new_zipfile_serialization=False)
+        for number in range(2, 6)
+    },
+    "a pickle in the words of Python 2": zipped(members(pickled(mapped(
+        b"U\x01a", tensor(), b"T\x01\0\0\0l", called(name("__builtin__", "long"), b"L5L\n"),
+        b"S's'\n", called(name("__builtin__", "set"), b"]"),
+    )))),
+}  # fmt: skip
+
+TREES: dict[str, Any] = {
+    "names of every kind": {key: torch.full((2,), float(index)) for index, key in enumerate(NAMES)},
+    "no elements": {"a": torch.empty(0), "b": torch.empty(0, 5), "c": torch.empty(3, 0, 2, dtype=torch.int8)},
+    "no dimensions": {"a": torch.tensor(1.5), "b": torch.tensor(True), "c": torch.tensor(7, dtype=torch.uint8)},
+    "ten thousand tensors": {f"layer.{index}.weight": torch.full((1,), float(index)) for index in range(10_000)},
+    "a state dict with its metadata": NETWORK.state_dict(),
+    "a tuple": (torch.ones(1), (torch.zeros(2), [torch.ones(3)])),
+    "a named tuple": {"x": torch.ones(2), "p": Pair(torch.ones(1), 2)},
+    "a dict of a class": {"x": torch.ones(2), "config": Config(a=1)},
+    "containers of Python": {
+        "d": defaultdict(list, a=[torch.ones(1)]), "q": deque([torch.ones(2)]), "n": Counter("aab"), "s": {1, 2},
+        "o": OrderedDict(z=torch.zeros(1), a=torch.ones(1)),
+    },
+    "arguments of a program": {"x": torch.ones(2), "args": argparse.Namespace(lr=0.1, path=Path("x"))},
+    "one tensor": torch.arange(3),
+    "a list": [torch.ones(1), {"a": torch.zeros(2)}],
+    "a parameter with attributes": {"p": torch.nn.Parameter(torch.ones(2)), "b": torch.nn.Buffer(torch.ones(3))},
+    "sixty-four dimensions": {"a": torch.ones((1,) * 64)},
+    "views of every kind": {
+        "t": torch.arange(6.0).view(2, 3).t(), "e": torch.ones(1).expand(4), "s": torch.arange(9)[1::3],
+        "c": torch.ones(2, dtype=torch.complex64).conj(),
+        "l": torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    },
+}  # fmt: skip
+
+
+# A tensor in an object of the user's goes by what the object was to be made from.
+EXPECTED = {
+    "a named tuple": {"x": torch.ones(2), "p.args.0": torch.ones(1)},
+    "a dict of a class": {"x": torch.ones(2)},
+}
+
+
+def tensors_of(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    """The tensors in containers of Python's, by the names that they get."""
+    if isinstance(tree, torch.Tensor):
+        return {prefix or "tensor": tree.detach().resolve_conj()}
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if type(tree) in (list, tuple, deque) else ()
+    found: dict[str, torch.Tensor] = {}
+    for key, value in items:
+        inner = ".".join(map(str, key)) if type(key) is tuple else str(key)
+        found |= tensors_of(value, f"{prefix}.{inner}" if prefix else inner)
+    return found
+
+
+def check(path: Path, data: bytes, expected: Any = None) -> None:
+    path.write_bytes(data)
+    output = path.with_suffix(".safetensors")
+    run = ckptconv_here("pt2safetensors", path, output, "--no-fsync")
+    assert run.code == 0, run.err
+    assert ckptconv_here("inspect", path).code == 0
+    expected = tensors_of(torch.load(path, weights_only=False) if expected is None else expected)
+    assert expected
+    assert_same(load_with_aliases(output), expected)
+
+
+@pytest.mark.parametrize("odd", ARCHIVES)
+def test_archives(odd: str, tmp_path: Path) -> None:
+    check(tmp_path / "model.pt", ARCHIVES[odd])
+
+
+@pytest.mark.parametrize("odd", TREES)
+@pytest.mark.parametrize("stream", [False, True], ids=["zip", "stream"])
+def test_trees(odd: str, stream: bool, tmp_path: Path) -> None:
+    check(tmp_path / "model.pt", saved(TREES[odd], _use_new_zipfile_serialization=not stream), EXPECTED.get(odd))
+
+
+def test_the_name_of_a_file_means_nothing(tmp_path: Path) -> None:
+    for file in ("a b.pt", "модель.bin", "x" * 200 + ".ckpt", ".pt", "model", "-.pth"):
+        check(tmp_path / file, SOUND)
