@@ -235,14 +235,18 @@ class _Worker:
             for part, start, stop in window.pieces:
                 if isinstance(part, Data):
                     base = part.offset - window.start
-                    made = self.digests.setdefault(part.name, [])
-                    data = out[base + start : base + stop]
-                    if made and made[-1][0] + made[-1][1] == start:
-                        first, size, crc = made.pop()
-                        made.append((first, size + len(data), zlib.crc32(data, crc)))
-                    else:
-                        made.append((start, len(data), zlib.crc32(data)))
+                    self._digest(part, start, out[base + start : base + stop])
         return len(out)
+
+    def _digest(self, part: Data, start: int, data: memoryview) -> None:
+        """Take note of `data`, the bytes of `part` from `start` on."""
+        assert self.digests is not None
+        made = self.digests.setdefault(part.name, [])
+        if made and made[-1][0] + made[-1][1] == start:
+            first, size, crc = made.pop()
+            made.append((first, size + len(data), zlib.crc32(data, crc)))
+        else:
+            made.append((start, len(data), zlib.crc32(data)))
 
     def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
         """Bytes `start` to `stop` of a tensor, valid until the next call."""
@@ -310,6 +314,8 @@ class _Worker:
                     kernels.scatter(out, target, result)
             if isinstance(part, Data):
                 self._write(part.offset + start, out)
+                if self.digests is not None:
+                    self._digest(part, start, out)
                 written += len(out)
             elif isinstance(part, Blank) and not kernels.is_zero(out):
                 raise NotBlankError(f"{part.name} holds something, and was to be left out.")
