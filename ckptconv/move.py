@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from . import kernels
 from .ahead import Ahead, Range, is_far
@@ -149,7 +149,7 @@ def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
     lanes = [
         (part, found)
         for part in file.parts
-        if isinstance(part, (Data, Blank)) and (found := lane(part.tensor)) is not None
+        if isinstance(part, (Data, Blank)) and not _is_dense(part.tensor) and (found := lane(part.tensor)) is not None
     ]
     groups: dict[object, list[list[_Shared]]] = {}
     for part, found in sorted(lanes, key=lambda each: each[1].offsets):
@@ -159,6 +159,11 @@ def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
         else:
             known.append([(part, found)])
     return [group for known in groups.values() for group in known if _worth_sharing(group, unit)]
+
+
+def _is_dense(tensor: LazyTensor) -> TypeGuard[Stored]:
+    """What most tensors are, and all of 200,000 may be: bytes of a file as they lie."""
+    return type(tensor) is Stored and tensor.contiguous
 
 
 def _worth_sharing(group: list[_Shared], unit: int) -> bool:
@@ -266,8 +271,7 @@ class _Worker:
                 out[base + start : base + stop] = part.data[start:stop]
                 continue
             tensor = part.tensor
-            if type(tensor) is Stored and tensor.contiguous:
-                # What most of them are, and all there may be 200,000 of.
+            if _is_dense(tensor):
                 reads.setdefault(tensor.file, []).append((tensor.offset + start, out[base + start : base + stop]))
                 continue
             for move in tensor.moves(start, stop, "output", self.unit):
