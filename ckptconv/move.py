@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import NamedTuple, TypeAlias, TypeGuard
 
 from . import kernels
-from .ahead import Ahead, Range, is_far
+from .ahead import REQUESTS, Ahead, Range, is_read_far
 from .crc import combine
 from .plan import Blank, Data, FilePlan, Late, Literal, NotBlankError
 from .spool import SpoolingReaders
@@ -424,7 +424,7 @@ class _Worker:
 
     def _count(self, file: File, size: int) -> None:
         # What was packed, or came from far away, was counted when it was read for this.
-        if file.packed is None and not (self.fetches and is_far(file)):
+        if file.packed is None and not (self.fetches and is_read_far(file)):
             self.tally.bytes_read += size
 
 
@@ -438,8 +438,10 @@ def carry_out(
     progress: Progress | None = None,
     seen: Seen | None = None,
     digests: dict[str, int] | None = None,
+    requests: int = REQUESTS,
 ) -> Tally:
-    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together.
+    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together. From far away,
+    so many `requests` are under way at a time.
 
     `seen` is told of every piece of data that is read, by any of the threads. The CRC-32 of every tensor that is not
     empty is put into `digests`, by name, if that is given.
@@ -447,7 +449,7 @@ def carry_out(
     digesting = file.digested or digests is not None
     far = _reads_far(file)
     if far or not writer.positioned:
-        worker = _in_order(file, writer, readers, memory, progress, seen, far, digesting)
+        worker = _in_order(file, writer, readers, memory, progress, seen, requests if far else 0, digesting)
         if digesting:
             _finish(file, writer, [worker], worker.tally, {} if digests is None else digests)
         return worker.tally
@@ -475,7 +477,7 @@ def carry_out(
 def _reads_far(file: FilePlan) -> bool:
     # The files of a tensor lie all in one place, and may be many.
     first = (next(part.tensor.inputs(), None) for part in file.parts if isinstance(part, Data))
-    return any(each is not None and is_far(each) for each in first)
+    return any(each is not None and is_read_far(each) for each in first)
 
 
 def _in_order(
@@ -485,19 +487,20 @@ def _in_order(
     memory: int,
     progress: Progress | None,
     seen: Seen | None,
-    far: bool,
+    requests: int,
     digesting: bool,
 ) -> _Worker:
-    """Make `file` from beginning to end in this thread, while others read what comes next, if it is `far`."""
+    """Make `file` from beginning to end in this thread, while others read what comes next, with `requests` at a
+    time, or none if it is all near."""
     unit = max(min(BLOCK, memory // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
-    if not far:
+    if not requests:
         worker = _Worker(readers, writer, unit, digesting, seen)
         _take(queue, worker, progress)
     else:
         assert isinstance(readers, SpoolingReaders)
         needs = _Needs(unit)
-        with Ahead(readers, readers.spool, needs, memory=memory) as ahead:
+        with Ahead(readers, readers.spool, needs, memory=memory, requests=requests) as ahead:
             worker = _Worker(ahead, writer, unit, digesting, seen)
             _take(ahead.over(queue), worker, progress)
         worker.tally.bytes_read += ahead.bytes_fetched
@@ -552,7 +555,7 @@ def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
         file, source = move.file, move.source
         if isinstance(source, Together):
             yield from _read_by(source.moves)
-        if file is None or not isinstance(source, Runs) or not is_far(file):
+        if file is None or not isinstance(source, Runs) or not is_read_far(file):
             continue
         stop = source.stop
         if stop - source.offset <= SPARSE * source.nbytes:

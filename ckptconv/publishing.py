@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from . import manifest
+from .ahead import REQUESTS
 from .checksums import Checksums
 from .errors import CorruptError
 from .manifest import Made, document
@@ -204,6 +205,7 @@ def _make(
             progress=progress,
             seen=checksums.seen if checksums else None,
             digests=crcs,
+            requests=options.jobs or REQUESTS,
         )
     )
     work.made[file.name] = Made(file.size, crcs)

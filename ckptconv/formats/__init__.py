@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptconv import attacks
 from ckptconv.errors import UsageError
-from ckptconv.spool import is_pipe, take_pipe
+from ckptconv.spool import is_pipe, take_pipe, take_url
 from ckptconv.storage import Entry, basename, dirname, is_remote, listing, look, open_reader
 
 from . import dcp, deepspeed, safetensors, torch_file, torch_index, universal, zero_files
@@ -45,6 +45,8 @@ def open_source(
     path = os.fspath(path)
     if is_pipe(path):
         path = take_pipe(path, spool_dir)
+    elif path.startswith(("http://", "https://")):
+        take_url(path, dict(storage_options or {}), spool_dir)
     with attacks.refused(not inert):
         return _open(path, family, tag, exclude_frozen, model_rank, storage_options)
 
