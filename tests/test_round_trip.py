@@ -559,6 +559,34 @@ def test_a_tensor_of_a_subclass_comes_back_as_a_plain_one_only_where_that_was_as
     assert_same({"s": torch.arange(3.0), "w": torch.ones(1)}, loaded(tmp_path / "back.pt", weights_only=True))
 
 
+@pytest.fixture
+def one_process() -> Iterator[Any]:
+    """A world of one process, to make distributed tensors in."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield distributed.device_mesh.init_device_mesh("cpu", (1,))
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_distributed_tensors_are_refused_with_advice(zipped: bool, one_process: Any, tmp_path: Path) -> None:
+    from torch.distributed._shard import sharded_tensor, sharding_spec
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    spread = distribute_tensor(torch.arange(8.0), one_process, [Shard(0)])
+    sharded = sharded_tensor.rand(sharding_spec.ChunkShardingSpec(0, ["rank:0/cpu"]), 4, 4)
+    for tensor in (spread, torch.nn.Parameter(spread), sharded):
+        path = saved(tmp_path, {"w": torch.ones(2), "d": [tensor]}, _use_new_zipfile_serialization=zipped)
+        refused = ckptconv_here("pt2safetensors", path)
+        assert refused.code == 5
+        for words in ("1 tensor", "'d.0'", "dcp2safetensors", "--exclude"):
+            assert words in refused.err, refused.err
+        assert_same({"w": torch.ones(2), "d": [None]}, loaded(back(path, "--exclude", "d.*")))
+
+
 def test_a_tensor_without_data_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path, {"a": torch.ones(1), "m": [torch.empty(3, 4, device="meta")]})
     refused = ckptconv_here("pt2safetensors", path)
