@@ -523,21 +523,67 @@ def _make_rows(
 @app.command("inspect", cls=_Command)
 @_taking(SHOWING)
 def inspect_(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)], tag: Tag = "", **options: Any
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    tag: Tag = "",
+    depth: Annotated[
+        str, typer.Option("--depth", metavar="N", help="Levels of modules; default: as many as fit a page.")
+    ] = "",
+    as_: Annotated[
+        str,
+        typer.Option("--as", metavar="DTYPE", help="What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."),
+    ] = "",
+    max_shard_size: Annotated[
+        str, typer.Option("--max-shard-size", metavar="SIZE", help="And that in files of at most SIZE.")
+    ] = "",
+    html: Annotated[
+        str, typer.Option("--html", metavar="FILE", help="Write a page that shows it: one file, without links.")
+    ] = "",
+    **options: Any,
 ) -> None:
-    """Show what is inside a checkpoint. No tensor data is read."""
+    """Show what is inside a checkpoint. No tensor data is read.
+
+    Modules that are alike, such as layers, are shown once. The page of --html has a map of where the bytes are, and a
+    table of all tensors to search.
+
+    \b
+    ckptconv inspect model.pt
+    ckptconv inspect --depth 2 --as bf16 checkpoints/
+    ckptconv inspect --html model.html model.safetensors
+    """
     from .formats import open_source
     from .storage import normalize
     from .summary import summarize
+    from .units import format_size, parse_count, parse_size
 
     output = _output("inspect", options)
+    levels = parse_count(depth, "--depth", 1000) if depth else None
+    limit = parse_size(max_shard_size, "--max-shard-size") if max_shard_size else None
+    dtype = _dtype(as_) if as_ else None
     source = open_source(
         normalize(path),
         tag=tag,
         inert=options["inert"],
         storage_options=_storage_options(options["storage_options"]),
     )
-    output.inspected(path, summarize(source))
+    summary = summarize(source)
+    if as_ or limit:
+        from .forecast import forecast
+
+        summary["conversion"] = forecast(source, dtype, limit)
+    if html:
+        from .page import write_page
+
+        size = write_page(html, path, summary)
+        output.note(f"wrote {html} ({format_size(size)})")
+    output.inspected(path, summary, levels)
+
+
+def _dtype(text: str) -> str:
+    """The dtype that `text` names, in full or as people say it."""
+    name = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}.get(text, text)
+    if name not in get_args(DtypeName):
+        raise UsageError(f"--as {text!r} is no dtype to convert to.", "Give fp32, bf16, fp16 or keep.")
+    return name
 
 
 def _output(command: str, options: dict[str, Any]) -> Output:

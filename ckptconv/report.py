@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
+import shutil
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from .errors import DifferenceError, FailedError
+from .overview import count_of, overview, printable
 from .storage import reason
 from .units import format_memory, format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tqdm import tqdm
     from typing_extensions import Self
 
     from .conversion import OutputFile, Report
     from .errors import CkptconvError
+    from .overview import Line
     from .rows.check import CheckReport
     from .verification import Verification
 
@@ -29,8 +33,8 @@ if TYPE_CHECKING:
 INTERVAL = 5.0
 # Of so many output files each gets a line.
 FEW = 3
-# Names are padded to the longest, but not beyond this.
-WIDE = 60
+# How the styles of an overview look on a terminal.
+_STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
 
 @dataclasses.dataclass
@@ -87,14 +91,31 @@ class Output:
         elif not self.quiet:
             self._print(_rows_lines(report))
 
-    def inspected(self, path: str, summary: dict[str, Any]) -> None:
-        """What is inside a checkpoint."""
+    def inspected(self, path: str, summary: dict[str, Any], depth: int | None = None) -> None:
+        """What is inside a checkpoint, its modules to `depth` levels."""
         if self.json:
             self._print_json({"ok": True, "command": self.command, "input": path, **summary})
         else:
             for warning in summary["warnings"]:
                 self.warn(warning)
-            self._print(_summary_lines(path, summary, self.verbose))
+            if not self.quiet:
+                self._show(overview(path, summary, width=_width(), depth=depth, verbose=self.verbose))
+
+    def _show(self, lines: Iterable[Line]) -> None:
+        """Print styled lines: in colours on a terminal that has them, else as they are."""
+        if not sys.stdout.isatty():
+            self._print(["".join(span.text for span in line) for line in lines])
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        for line in lines:
+            text = Text.assemble(*((printable(span.text), _STYLES.get(span.style, "")) for span in line))
+            try:
+                console.print(text)
+            except OSError as error:
+                raise FailedError(f"The report cannot be written: {reason(error)}.") from error
 
     def failed(self, error: CkptconvError) -> None:
         """The end of a command that could not do its work."""
@@ -121,15 +142,15 @@ class Output:
                 raise FailedError(f"The report cannot be written: {reason(error)}.") from error
 
 
+def _width() -> int | None:
+    """How many cells wide the terminal is; None where there is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def say(text: str) -> None:
     """A line on stderr; no work ends because nobody listens there any more."""
     with contextlib.suppress(OSError):
         print(f"ckptconv: {printable(text)}", file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """`text` with control characters escaped: names come from files, and must not steer the terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class Progress:
@@ -216,18 +237,18 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
             lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
     lines.extend(report.notes)
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())
-    lines.append(f"{report.format}: {kinds or _count(report.tensors, 'tensor')}")
+    lines.append(f"{report.format}: {kinds or count_of(report.tensors, 'tensor')}")
     if report.aliases and verbose:
         lines.extend(f"  {alias} is stored as {kept}" for alias, kept in report.aliases.items())
     elif report.aliases and "aliases" not in report.counts:
-        lines.append(f"{_count(len(report.aliases), 'tied name')} stored once (--verbose names them)")
+        lines.append(f"{count_of(len(report.aliases), 'tied name')} stored once (--verbose names them)")
     if report.opaque:
         shown = report.opaque if verbose else report.opaque[:5]
         more = "" if len(shown) == len(report.opaque) else f" and {len(report.opaque) - len(shown)} more"
         lines.append(f"kept as inert data, never run: {', '.join(shown)}{more}")
     if report.checksums:
         extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
-        lines.append(f"the checksums of {_count(report.checksums, 'storage')} are right{extra}")
+        lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are right{extra}")
     if report.bytes_verified:
         lines.append(f"verified: {format_size(report.bytes_verified)} are exactly what the source gives")
     if report.reused:
@@ -250,16 +271,16 @@ def _verified_lines(done: Verification, verbose: bool) -> list[str]:
     else:
         contents = _contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
         lines.append(f"verified {len(done.outputs)} files ({contents})")
-    tied = f", {_count(len(done.aliases), 'tied name')} among them" if done.aliases else ""
+    tied = f", {count_of(len(done.aliases), 'tied name')} among them" if done.aliases else ""
     lines.append(
-        f"equal to {done.input}: {_count(done.tensors, 'tensor')}{tied}, {format_size(done.bytes_compared)} compared "
+        f"equal to {done.input}: {count_of(done.tensors, 'tensor')}{tied}, {format_size(done.bytes_compared)} compared "
         f"in {_duration(done.seconds, done.bytes_compared)}, peak memory {format_memory(done.peak_rss_bytes)}"
     )
     return lines
 
 
 def _contents(size: int, tensors: int) -> str:
-    return f"{format_size(size)}, {_count(tensors, 'tensor')}" if tensors else format_size(size)
+    return f"{format_size(size)}, {count_of(tensors, 'tensor')}" if tensors else format_size(size)
 
 
 def _duration(seconds: float, size: int) -> str:
@@ -270,7 +291,7 @@ def _duration(seconds: float, size: int) -> str:
 
 
 def _rows_lines(report: CheckReport) -> list[str]:
-    lines = [f"{report.input}: {report.table}: {_count(report.rows, 'row')}, and no id twice"]
+    lines = [f"{report.input}: {report.table}: {count_of(report.rows, 'row')}, and no id twice"]
     ids = "global ids" if report.ids == "global" else f"local ids, less than weight_id by {report.offset}"
     if "weight_id" in report.checked:
         lines.append(f"  headers have {ids}")
@@ -281,46 +302,9 @@ def _rows_lines(report: CheckReport) -> list[str]:
         span = f"{least:,}" if least == most else f"{least:,} to {most:,}" if most else f"{least:,} or more"
         lines.append(f"  a bucket spans {span} ids")
     if report.padding:
-        lines.append(f"  {_count(report.padding, 'row')} with something in the padding")
+        lines.append(f"  {count_of(report.padding, 'row')} with something in the padding")
     lines.append(
         f"read {format_size(report.bytes_read)} in {max(report.seconds, 0.01):.2f} s, "
         f"peak memory {format_memory(report.peak_rss_bytes)}"
     )
     return lines
-
-
-def _summary_lines(path: str, summary: dict[str, Any], verbose: bool, most: int = 20) -> list[str]:
-    lines = [f"{path}: {summary['format']}"]
-    for key, value in summary["facts"].items():
-        lines.append(f"  {key}: {format_size(value) if key == 'size' else value}")
-    if summary["counts"]:
-        lines.append("  " + ", ".join(f"{kind} {count:,}" for kind, count in summary["counts"].items()))
-    for dtype, total in summary["totals"].items():
-        lines.append(
-            f"  {dtype}: {_count(total['tensors'], 'tensor')}, {_count(total['elements'], 'element')}, "
-            f"{format_size(total['bytes'])}"
-        )
-    rows = summary["tensors"]
-    shown = rows if verbose else rows[:most]
-    width = min(max((len(row["name"]) for row in shown), default=0), WIDE)
-    for row in shown:
-        tied = summary["aliases"].get(row["name"])
-        shape = " × ".join(map(str, row["shape"])) or "scalar"
-        size = f"the same as {tied}" if tied else format_size(row["bytes"])
-        lines.append(f"    {row['name']:<{width}}  {row['dtype']}  {shape}  {size}")
-    if len(shown) < len(rows):
-        rest = sum(math.prod(row["shape"]) for row in rows[len(shown) :])
-        more = len(rows) - len(shown)
-        lines.append(f"    … and {more:,} more of {_count(rest, 'element')} (--verbose lists them)")
-    lines.extend(f"  {note}" for note in summary["notes"])
-    lines.extend(f"  {note}" for note in summary["tables"])
-    if summary["opaque"]:
-        lines.append(f"  classes kept as inert data, never run: {', '.join(summary['opaque'])}")
-    known = [name for name in summary["classes"] if name not in summary["opaque"]]
-    if known:
-        lines.append(f"  classes and functions mentioned, understood as data: {', '.join(known)}")
-    return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
@@ -11,9 +12,15 @@ from .formats.source import Source
 from .rows import tables
 from .tensors import LazyTensor, View
 
+# So many of the largest tensors are named.
+LARGEST = 10
+
 
 def summarize(source: Source) -> dict[str, Any]:
-    """Format, facts, totals by dtype, every tensor with dtype, shape and bytes, ties, and classes met in pickles."""
+    """Format, facts, totals by dtype, every tensor with dtype, shape and bytes, ties, and classes met in pickles.
+
+    Tied tensors count once. `largest` names tensors by falling size.
+    """
     tensors = keymap.flatten(source.weights)[0] if source.structured else source.weights
     # What safetensors has to store under another dtype is shown under its own.
     flat = {name: tensor.tensor if _is_view(tensor) else tensor for name, tensor in tensors.items()}
@@ -25,18 +32,23 @@ def summarize(source: Source) -> dict[str, Any]:
             total["tensors"] += 1
             total["elements"] += tensor.numel
             total["bytes"] += tensor.nbytes
+    kept = (name for name in flat if name not in aliases)
     return {
         "format": source.format,
+        "family": source.family,
         "facts": source.facts,
         "counts": source.counts,
+        "elements": sum(total["elements"] for total in totals.values()),
+        "bytes": sum(total["bytes"] for total in totals.values()),
         "totals": totals,
         "tensors": list(_rows(flat)),
+        "largest": heapq.nlargest(LARGEST, kept, key=lambda name: flat[name].nbytes),
         "aliases": aliases,
         "opaque": source.opaque,
         "classes": source.mentioned,
         "tables": list(tables.notes(tables.contents(source))),
-        "warnings": source.warnings,
         "notes": source.notes,
+        "warnings": source.warnings,
         "bytes_read": source.bytes_read,
     }
 

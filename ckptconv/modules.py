@@ -1,0 +1,155 @@
+"""The tensors of a checkpoint as a tree of modules, and that tree as rows that fit a screen. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+# Deeper names are not taken apart further.
+DEEPEST = 60
+# The place of a tensor in the module that is named as it is: no part of a name has a dot.
+_ITSELF = "."
+_NUMBER = re.compile(r"\d{1,9}")
+
+
+@dataclass
+class Module:
+    """A module: how many tensors, elements and bytes are in it, and what it consists of.
+
+    A tensor is a module without children, with a `shape`; `tied` names the one that it is, where its bytes are counted.
+    Two modules with the same `form` hold tensors of the same names, dtypes and shapes.
+    """
+
+    name: str
+    children: dict[str, Module] = field(default_factory=dict)
+    tensors: int = 0
+    elements: int = 0
+    nbytes: int = 0
+    dtypes: dict[str, None] = field(default_factory=dict)
+    shape: tuple[int, ...] | None = None
+    tied: str = ""
+    form: int = 0
+
+
+class Row(NamedTuple):
+    """A line of the tree: how deep it is, its label, the module, and how many modules alike it stands for.
+
+    Of what is not shown, `module` is None, and `hidden` the modules.
+    """
+
+    depth: int
+    label: str
+    module: Module | None
+    alike: int = 1
+    hidden: Sequence[Module] = ()
+
+
+def tree(tensors: Sequence[Mapping[str, Any]], aliases: Mapping[str, str]) -> Module:
+    """The tree of `tensors`, rows with name, dtype, shape and bytes, by the dots in their names."""
+    root = Module("")
+    for row in tensors:
+        path = [root]
+        for part in row["name"].split(".", DEEPEST):
+            if path[-1].shape is not None:
+                _move_inside(path[-1])
+            child = path[-1].children.get(part)
+            if child is None:
+                child = path[-1].children[part] = Module(part)
+            path.append(child)
+        tied = aliases.get(row["name"], "")
+        leaf = path[-1]
+        if leaf.children:
+            leaf = leaf.children.setdefault(_ITSELF, Module(""))
+            path.append(leaf)
+        leaf.shape, leaf.tied = tuple(row["shape"]), tied
+        elements = 1
+        for extent in row["shape"]:
+            elements *= extent
+        for module in path:
+            module.tensors += 1
+            module.dtypes[row["dtype"]] = None
+            if not tied:
+                module.elements += elements
+                module.nbytes += row["bytes"]
+    _number_forms(root)
+    return root
+
+
+def _move_inside(module: Module) -> None:
+    """Give a tensor that is named as a module is a place in that module, under no name."""
+    own = replace(module, name="", children={}, dtypes=dict(module.dtypes))
+    module.children[_ITSELF] = own
+    module.shape, module.tied = None, ""
+
+
+def _number_forms(root: Module) -> None:
+    forms: dict[Any, int] = {}
+    order = [root]
+    for module in order:
+        order.extend(module.children.values())
+    for module in reversed(order):
+        inside = tuple((child.name, child.form) for child in module.children.values())
+        described = (inside, module.shape, tuple(module.dtypes), bool(module.tied))
+        module.form = forms.setdefault(described, len(forms))
+
+
+def rows(root: Module, depth: int | None, most: int | None = None, fold: bool = True) -> Iterator[Row]:
+    """The tree to `depth` levels (None: all), in the order of the names; at most `most` children of a module.
+
+    With `fold`, numbered modules that follow one another and are alike, such as layers, become one row.
+    """
+    stack = _children(root, 1, most, fold)[::-1]
+    while stack:
+        row = stack.pop()
+        yield row
+        if row.module is not None and (depth is None or row.depth < depth):
+            stack.extend(_children(row.module, row.depth + 1, most, fold)[::-1])
+
+
+def _children(module: Module, depth: int, most: int | None, fold: bool) -> list[Row]:
+    found = []
+    for group in _groups(module, fold):
+        first, alike = group[0], len(group)
+        label = _label(group)
+        # A module that holds but one other, or several alike, takes no line of its own.
+        while first.shape is None and len(inside := list(_groups(first, fold))) == 1:
+            (group,) = inside
+            label += f".{_label(group)}"
+            first, alike = group[0], alike * len(group)
+        found.append(Row(depth, label, first, alike))
+    if most is not None and len(found) > most:
+        hidden = [row.module for row in found[most:] for _ in range(row.alike) if row.module is not None]
+        found[most:] = [Row(depth, "", None, hidden=hidden)]
+    return found
+
+
+def _label(group: Sequence[Module]) -> str:
+    return group[0].name if len(group) == 1 else f"{group[0].name}…{group[-1].name}"
+
+
+def _groups(module: Module, fold: bool) -> Iterator[list[Module]]:
+    """The modules in `module`, of which those that become one row are together."""
+
+    def key(numbered: tuple[int, Module]) -> Any:
+        place, child = numbered
+        if not fold or not _NUMBER.fullmatch(child.name):
+            return place, None
+        return int(child.name) - place, child.form
+
+    for _, group in groupby(enumerate(module.children.values()), key):
+        yield [child for _, child in group]
+
+
+def fitting_depth(root: Module, lines: int, most: int | None) -> int:
+    """The greatest depth at which the tree takes no more than so many lines, and at least one."""
+    counts: dict[int, int] = {}
+    for row in rows(root, None, most):
+        counts[row.depth] = counts.get(row.depth, 0) + 1
+    depth, total = 1, counts.get(1, 0)
+    while depth + 1 in counts and total + counts[depth + 1] <= lines:
+        depth += 1
+        total += counts[depth]
+    return depth

@@ -1,0 +1,315 @@
+"""What is inside a checkpoint, laid out for a screen or a log: lines of styled text. Pure; prints nothing."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .modules import Row, fitting_depth, rows, tree
+from .units import format_size
+
+# Lines of the tree by default, and children of one module that are shown.
+LINES, CHILDREN = 40, 20
+# How wide a label is without a screen to fit into, before it is no longer lined up.
+WIDE = 60
+# A label gets at least this much of a screen.
+_NARROW = 16
+_BAR = 10
+_FEW = 5
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class Span(NamedTuple):
+    """Text, and how it is meant: "title", "name", "dim", "good", "warning" or "" for plain."""
+
+    text: str
+    style: str = ""
+
+
+Line = list[Span]
+
+
+def overview(
+    path: str,
+    summary: Mapping[str, Any],
+    *,
+    width: int | None = None,
+    depth: int | None = None,
+    verbose: bool = False,
+) -> Iterator[Line]:
+    """The lines that show `summary`, each at most `width` cells wide (None: as wide as it takes)."""
+    if not all(row["name"].isprintable() for row in summary["tensors"]):
+        summary = _printable(summary)
+    yield [Span(path, "name"), Span(": "), Span(summary["format"], "title")]
+    yield from _facts(summary, width)
+    yield from _table_of_dtypes(summary, width)
+    yield from _tree(summary, width, depth, verbose)
+    yield from _largest(summary, width)
+    yield from _ties(summary, width, verbose)
+    yield from _notes(summary, width)
+    yield from _classes(summary, width)
+    yield from _conversion(summary, width)
+
+
+def _printable(value: Any) -> Any:
+    """`value` with control characters escaped in all of its text: what is escaped later would not fit any more."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list) else value
+
+
+def _facts(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
+    told = []
+    for key, value in summary["facts"].items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{name}={text}" for name, text in value.items())
+        told.append(f"{key}: {format_size(value) if key == 'size' else value}")
+    yield from _wrapped(told, " · ", width, "dim")
+    kinds = [f"{kind} {count:,}" for kind, count in summary["counts"].items()]
+    total = [count_of(len(summary["tensors"]), "tensor"), count_of(summary["elements"], "element")]
+    yield from _wrapped([*total, format_size(summary["bytes"]), *kinds], " · ", width, "")
+
+
+def _table_of_dtypes(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
+    totals = sorted(summary["totals"].items(), key=lambda item: -item[1]["bytes"])
+    if not totals:
+        return
+    yield []
+    table = [
+        [
+            name,
+            count_of(total["tensors"], "tensor"),
+            count_of(total["elements"], "element"),
+            format_size(total["bytes"]),
+        ]
+        for name, total in totals
+    ]
+    widths = [max(cells(row[column]) for row in table) for column in range(4)]
+    for row, (_, total) in zip(table, totals, strict=True):
+        line = [Span("  "), Span(padded(row[0], widths[0]), "name")]
+        line += [Span("  " + padded(row[column], widths[column], right=True)) for column in (1, 2, 3)]
+        yield _fitted([*line, *_share(total["bytes"], summary["bytes"])], width)
+
+
+def _share(part: int, whole: int) -> Line:
+    """A bar, and the share in percent."""
+    if not whole:
+        return []
+    eighths = round(part / whole * _BAR * 8)
+    bar = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    percent = part / whole * 100
+    shown = "<1%" if 0 < percent < 1 else f"{percent:.0f}%"
+    return [Span(f"  {shown:>4}"), Span(f" {bar}".rstrip(), "good")]
+
+
+def _tree(summary: Mapping[str, Any], width: int | None, depth: int | None, verbose: bool) -> Iterator[Line]:
+    root = tree(summary["tensors"], summary["aliases"])
+    if not root.children:
+        return
+    most = None if verbose else CHILDREN
+    if depth is None and not verbose:
+        depth = fitting_depth(root, LINES, most)
+    found = list(rows(root, depth, most, fold=not verbose))
+    described = [_described(row, depth) for row in found]
+    label_width = max(cells(label) for label, _, _ in described)
+    columns = [max(cells(row[column]) for row in described) for column in (1, 2)]
+    rest = 2 + 2 + columns[0] + 2 + columns[1] + 2 + 9 + 2 + 4 + 1 + _BAR
+    if width is None:
+        label_width = min(label_width, WIDE)
+    else:
+        bars = width - rest >= min(label_width, 2 * _NARROW)
+        label_width = max(min(label_width, width - rest + (0 if bars else 7 + _BAR)), _NARROW)
+    yield []
+    for row, (label, dtype, shape) in zip(found, described, strict=True):
+        if row.module is None:
+            hidden = sum(module.elements for module in row.hidden)
+            more = sum(module.tensors for module in row.hidden)
+            rest_of_it = f"… and {more:,} more of {count_of(hidden, 'element')} (--verbose lists them)"
+            yield _fitted([Span("  " * row.depth), Span(rest_of_it, "dim")], width)
+            continue
+        module = row.module
+        leaf = module.shape is not None
+        label = label if width is None else cut(label, label_width)
+        size = f"the same as {module.tied}" if module.tied else format_size(module.nbytes * row.alike)
+        line = [
+            Span("  "),
+            Span(padded(label, label_width), "" if leaf else "name"),
+            Span("  "),
+            Span(padded(dtype, columns[0]), "dim"),
+            Span("  "),
+            Span(padded(shape, columns[1])),
+            Span("  "),
+            Span(size if module.tied else padded(size, 9, right=True), "dim" if module.tied else ""),
+        ]
+        if not module.tied and (width is None or width >= 2 + label_width + rest - 2):
+            line += _share(module.nbytes * row.alike, summary["bytes"])
+        yield _fitted(line, width)
+
+
+def _described(row: Row, depth: int | None) -> tuple[str, str, str]:
+    """Label, dtypes and shape of a row."""
+    if row.module is None:
+        return "", "", ""
+    module = row.module
+    indent = "  " * (row.depth - 1)
+    label = indent + (row.label or "(itself)") + ("" if module.shape is not None else ".")
+    if row.alike > 1:
+        label += f"  {row.alike:,} alike: one of them"
+    dtype = next(iter(module.dtypes), "") if len(module.dtypes) <= 1 else f"{len(module.dtypes)} dtypes"
+    if module.shape is None:
+        shown = count_of(module.tensors * row.alike, "tensor")
+    else:
+        shown = " × ".join(map(str, module.shape)) or "scalar"
+    return label, dtype, shown
+
+
+def _largest(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
+    by_name = {row["name"]: row for row in summary["tensors"]}
+    largest = summary["largest"][:_FEW]
+    if len(by_name) <= _FEW:
+        return
+    yield []
+    yield [Span("  largest:", "title")]
+    shapes = [" × ".join(map(str, by_name[name]["shape"])) or "scalar" for name in largest]
+    widths = max(map(cells, largest)), max(map(cells, shapes))
+    name_width = min(widths[0], WIDE if width is None else max(width - widths[1] - 26, _NARROW))
+    for name, shape in zip(largest, shapes, strict=True):
+        row = by_name[name]
+        label = name if width is None else cut(name, name_width)
+        line = [Span("    "), Span(padded(label, name_width)), Span(f"  {row['dtype']:<9}", "dim")]
+        yield _fitted([*line, Span(f"  {padded(shape, widths[1])}  {format_size(row['bytes']):>9}")], width)
+
+
+def _ties(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Iterator[Line]:
+    ties = list(summary["aliases"].items())
+    shown = ties if verbose else ties[:_FEW]
+    if shown:
+        yield []
+    for alias, kept in shown:
+        yield _fitted([Span("  tied: "), Span(alias, "name"), Span(" is "), Span(kept, "name")], width)
+    if len(shown) < len(ties):
+        yield [Span(f"  … and {len(ties) - len(shown):,} more tied names (--verbose lists them)", "dim")]
+
+
+def _notes(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
+    notes = [*summary["notes"], *summary["tables"]]
+    if notes:
+        yield []
+    for note in notes:
+        yield from _wrapped(note.split(" ") if width is not None else [note], " ", width, "")
+
+
+def _classes(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
+    known = [name for name in summary["classes"] if name not in summary["opaque"]]
+    if summary["opaque"] or known:
+        yield []
+    if summary["opaque"]:
+        start = "classes kept as inert data, never run: "
+        yield from _wrapped(_after(start, summary["opaque"]), ", ", width, "warning")
+    if known:
+        yield from _wrapped(_after("classes and functions mentioned, understood as data: ", known), ", ", width, "dim")
+
+
+def _conversion(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
+    made = summary.get("conversion")
+    if not made:
+        return
+    files = len(made["files"])
+    told = f"as {made['dtype']}: {format_size(made['bytes'])} in {count_of(files, 'file')}"
+    told += f" ({count_of(made['shards'], 'shard')})" if made["shards"] > 1 else ""
+    # Descriptions may be read twice, and are most of a small file.
+    read = f"{format_size(made['bytes_to_read'])} of" if made["bytes_to_read"] < made["input_bytes"] else "all"
+    told += f"; reads {read} {format_size(made['input_bytes'])}"
+    yield []
+    yield from _wrapped([told], " ", width, "title")
+    # Whole, to be copied.
+    yield [Span(f"    {made['command']}", "name")]
+
+
+def _after(start: str, words: Sequence[str]) -> list[str]:
+    return [start + words[0], *words[1:]]
+
+
+# ------------------------------------------------------------------------------------------------------------- text
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number, and what there are so many of."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """`text` with control characters escaped: names come from files, and must not steer the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def cells(text: str) -> int:
+    """How many cells of a terminal `text` takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def padded(text: str, width: int, right: bool = False) -> str:
+    """`text` with blanks to be `width` cells wide, put to the right of them if asked."""
+    blanks = " " * (width - cells(text))
+    return blanks + text if right else text + blanks
+
+
+def cut(text: str, width: int) -> str:
+    """`text`, without its middle if it takes more than `width` cells; blanks that it begins with stay."""
+    if cells(text) <= width:
+        return text
+    indent = text[: min(len(text) - len(text.lstrip(" ")), width // 2)]
+    room = width - len(indent) - 1
+    body = text[len(indent) :].lstrip(" ")
+    head, tail = "", ""
+    for char in body:
+        if cells(head + char) > room // 2:
+            break
+        head += char
+    for char in reversed(body):
+        if cells(head + tail + char) > room:
+            break
+        tail = char + tail
+    return f"{indent}{head}…{tail}"
+
+
+def _fitted(line: Line, width: int | None) -> Line:
+    """`line`, with its end cut off where it is wider than `width`."""
+    if width is None:
+        return line
+    left, fitted = width, []
+    for index, span in enumerate(line):
+        size = cells(span.text)
+        if size > left or (
+            size == left and index < len(line) - 1 and any(each.text.strip() for each in line[index + 1 :])
+        ):
+            text = ""
+            for char in span.text:
+                if cells(text + char) > left - 1:
+                    break
+                text += char
+            fitted.append(Span(text + "…", span.style))
+            break
+        fitted.append(span)
+        left -= size
+    return fitted
+
+
+def _wrapped(words: Iterable[str], separator: str, width: int | None, style: str) -> Iterator[Line]:
+    """`words` in lines that are indented, as many in each as fit."""
+    line = ""
+    for word in words:
+        joined = f"{line}{separator}{word}" if line else f"  {word}"
+        # There has to be room for the separator, should another word follow in the next line.
+        if width is not None and line and cells(joined) + cells(separator.rstrip()) > width:
+            yield [Span(line.rstrip() + separator.rstrip(), style)]
+            joined = f"    {word}"
+        line = joined
+    if line.strip():
+        # A word that is wider than the screen is broken by the terminal.
+        yield [Span(line, style)]

@@ -1,0 +1,117 @@
+"""One HTML page that shows what is inside a checkpoint: a map of where the bytes are, and all tensors to search.
+
+The page is one file and loads nothing. Its policy allows the one script and the one style that are in it, by their
+hashes, and names from the checkpoint get into it as JSON only: whatever they hold, they are text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from . import __version__
+from .errors import UsageError
+from .overview import printable
+from .staging import FileStaging
+from .storage import dirname, is_remote, look, normalize
+from .units import format_size
+
+_TEMPLATE = "page.html"
+_BLOCK = re.compile(r"\{\{(style|script)\}\}(.*?)\{\{end\}\}", re.DOTALL)
+_FIELD = re.compile(r"\{\{(policy|title|data)\}\}")
+
+
+def page_of(path: str, summary: Mapping[str, Any]) -> str:
+    """The page that shows `summary`, which is of the checkpoint under `path`."""
+    template = resources.files("ckptconv").joinpath(_TEMPLATE).read_text("utf-8")
+    hashes = {kind: _hash_of(text) for kind, text in _BLOCK.findall(template)}
+    template = _BLOCK.sub(lambda match: match[2], template)
+    policy = (
+        f"default-src 'none'; script-src '{hashes['script']}'; style-src '{hashes['style']}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    name = printable(path)
+    fields = {
+        "policy": policy,
+        "title": html.escape(f"{os.path.basename(name.rstrip('/')) or name} · ckptconv"),
+        "data": _embedded(_data_of(name, summary)),
+    }
+    return _FIELD.sub(lambda match: fields[match[1]], template)
+
+
+def write_page(target: str, path: str, summary: Mapping[str, Any]) -> int:
+    """Write the page to the file `target`, which has its name only when it is whole; its size in bytes.
+
+    Raises UsageError for what can be no such file, FailedError where it cannot be written.
+    """
+    target = normalize(target)
+    if is_remote(target):
+        raise UsageError(f"{target}: a page is written to a local file.")
+    kind = look(target).kind
+    if kind not in ("file", "missing"):
+        raise UsageError(f"{target} is {look(target).described}, where the page was to be written.")
+    if os.path.exists(path) and kind == "file" and os.path.samefile(target, path):
+        raise UsageError(f"The page would replace {path}, the checkpoint itself.", "Write it to another place.")
+    if look(dirname(target)).kind != "directory":
+        raise UsageError(f"{target} cannot be written: there is no directory {dirname(target)}.", "Make it first.")
+    data = page_of(path, summary).encode()
+    with FileStaging(target, "page", durable=False) as staging:
+        writer = staging.create(os.path.basename(target), len(data))
+        writer.write_at(0, memoryview(data))
+        staging.seal(writer)
+        staging.commit([os.path.basename(target)])
+    return len(data)
+
+
+def _hash_of(text: str) -> str:
+    """What a policy calls a script or a style by."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _embedded(value: Any) -> str:
+    """JSON that no HTML parser finds anything in, for an element of the page."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _data_of(path: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page's script gets. Dtypes and shapes are few: tensors have their numbers."""
+    dtypes: dict[str, int] = {}
+    shapes: dict[tuple[int, ...], int] = {}
+    rows = summary["tensors"]
+    places = {row["name"]: place for place, row in enumerate(rows)}
+    facts = [[key, _fact(key, value)] for key, value in summary["facts"].items()]
+    made = summary.get("conversion")
+    return {
+        "version": __version__,
+        "path": path,
+        "format": summary["format"],
+        "facts": facts,
+        "counts": [[printable(kind), f"{count:,}"] for kind, count in summary["counts"].items()],
+        "totals": [[n, total["tensors"], total["elements"], total["bytes"]] for n, total in summary["totals"].items()],
+        "names": [printable(row["name"]) for row in rows],
+        "dtype": [dtypes.setdefault(row["dtype"], len(dtypes)) for row in rows],
+        "shape": [shapes.setdefault(tuple(row["shape"]), len(shapes)) for row in rows],
+        "bytes": [row["bytes"] for row in rows],
+        "dtypes": list(dtypes),
+        "shapes": [list(shape) for shape in shapes],
+        "tied": {places[alias]: printable(kept) for alias, kept in summary["aliases"].items() if alias in places},
+        "opaque": list(map(printable, summary["opaque"])),
+        "classes": [printable(name) for name in summary["classes"] if name not in summary["opaque"]],
+        "notes": list(map(printable, [*summary["notes"], *summary["tables"]])),
+        "warnings": list(map(printable, summary["warnings"])),
+        "conversion": made and {**made, "files": len(made["files"]), "command": printable(made["command"])},
+    }
+
+
+def _fact(key: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{printable(str(name))}={printable(str(text))}" for name, text in value.items())
+    return format_size(value) if key == "size" else printable(str(value))
