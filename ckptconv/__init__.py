@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from .keymap import flatten, unflatten
     from .mapped import load_state_dict
     from .options import Options
+    from .rows.check import check as check_rows
+    from .rows.pack import pack as pack_rows
+    from .rows.split import split as split_rows
     from .verification import Verification, verify
 
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
@@ -24,10 +27,13 @@ _HOMES = {
     "Report": ("conversion", "Report"),
     "Source": ("formats.source", "Source"),
     "Verification": ("verification", "Verification"),
+    "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
     "flatten": ("keymap", "flatten"),
     "load_state_dict": ("mapped", "load_state_dict"),
     "open": ("formats", "open_source"),
+    "pack_rows": ("rows.pack", "pack"),
+    "split_rows": ("rows.split", "split"),
     "unflatten": ("keymap", "unflatten"),
     "verify": ("verification", "verify"),
 }
@@ -39,10 +45,13 @@ __all__ = [
     "Source",
     "Verification",
     "__version__",
+    "check_rows",
     "convert",
     "flatten",
     "load_state_dict",
     "open",
+    "pack_rows",
+    "split_rows",
     "unflatten",
     "verify",
 ]

@@ -456,11 +456,10 @@ def rows_check(
     ckptconv rows check parts.safetensors
     """
     from .rows.check import check
-    from .rows.layout import Asked
     from .units import parse_count
 
     shown = _output("rows check", options)
-    asked = Asked(**_layout(options))
+    _parse_dimensions(options)
     options["storage_options"] = _storage_options(options["storage_options"])
     offset, size = (
         None if text is None else parse_count(text, option, MOST_IDS)
@@ -469,7 +468,6 @@ def rows_check(
     with shown.progress() as progress:
         report = check(
             table,
-            asked,
             names=tuple(tensor or ()),
             global_id_offset=offset,
             bucket_size=size,
@@ -487,30 +485,25 @@ def _named(text: str) -> tuple[str, str]:
     return part, name
 
 
-def _layout(options: dict[str, Any]) -> dict[str, Any]:
-    """What `options` say of the layout of rows, which is taken out of them."""
+def _parse_dimensions(options: dict[str, Any]) -> None:
+    """Make numbers of the words of those `options` that say how wide a row is."""
     from .units import parse_count
 
-    said = {name: options.pop(name) for name in LAYOUT}
     for name in ("embedding_dim", "max_dim"):
-        if said[name] is not None:
-            said[name] = parse_count(said[name], f"--{name.replace('_', '-')}", MOST_ITEMS)
-    return said
+        if options[name] is not None:
+            options[name] = parse_count(options[name], f"--{name.replace('_', '-')}", MOST_ITEMS)
 
 
 def _make_rows(
     command: str, make: Callable[..., Any], paths: list[str], target: str, options: dict[str, Any], **settings: Any
 ) -> None:
-    from .rows.layout import Asked
-
     output = _output(command, options)
-    asked = Asked(**_layout(options))
+    _parse_dimensions(options)
     _parse_common(options)
     with output.progress() as progress:
         report = make(
             paths,
             target,
-            asked,
             progress=progress,
             announce=progress.begin,
             publishing=_ignore_signals,

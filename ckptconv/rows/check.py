@@ -20,7 +20,7 @@ from .ids import Ids
 from .layout import METADATA_KEY, Asked, Layout
 from .pack import Parts
 from .split import layout_of, part
-from .tables import Table, choose, contents, join, open_all
+from .tables import Paths, Table, as_paths, choose, contents, join, open_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,8 +76,7 @@ class CheckReport:
 
 
 def check(
-    paths: Sequence[str],
-    asked: Asked,
+    table: Paths,
     *,
     names: Sequence[str] = (),
     global_id_offset: int | None = None,
@@ -91,26 +90,28 @@ def check(
     Ids are unique. The header's ids are those of weight_id, or apart from them by `global_id_offset`, or if that is
     not given by one number in most rows. Metadata and momentum saved beside the table are the bits of its rows. Buckets
     hold as many ids as is said, where `bucket_size` is how many ids a bucket spans. What is not there is not checked.
+    `table`, `names` and `options` are as for `split`.
     Raises DifferenceError, which has the whole report, where something is wrong.
     """
     started = time.monotonic()
+    paths, asked = as_paths(table), Asked.take(options)
     chosen = Options(**options)
     sources = open_all(paths, chosen)
     found = [contents(source) for source in sources]
     if not names and METADATA_KEY in found[0].metadata:
         parts = Parts.choose(found[0], {}, asked)
         bucket = {name: tensor for name, tensor in found[0].tensors.items() if name == "bucket"}
-        table, layout, keys = Table(parts.name, parts.table(), bucket), parts.layout, parts.tensors["weight_id"]
+        rows, layout, keys = Table(parts.name, parts.table(), bucket), parts.layout, parts.tensors["weight_id"]
     else:
-        table = join([choose(each, names) for each in found], paths[0])
-        layout = layout_of(table, asked, paths[0])
-        keys = part(table.tensor, layout.fields()[0])
-    report = CheckReport(paths[0], table.name, asdict(layout), table.tensor.shape[0])
+        rows = join([choose(each, names) for each in found], paths[0])
+        layout = layout_of(rows, asked, paths[0])
+        keys = part(rows.tensor, layout.fields()[0])
+    report = CheckReport(paths[0], rows.name, asdict(layout), rows.tensor.shape[0])
     report.warnings.extend(warning for source in sources for warning in source.warnings)
     if announce:
-        announce(table.tensor.nbytes)
+        announce(rows.tensor.nbytes)
     with SpoolingReaders(dict(chosen.storage_options), chosen.spool_dir) as readers:
-        _Checking(table, keys, layout, report, readers, global_id_offset, bucket_size).run(progress)
+        _Checking(rows, keys, layout, report, readers, global_id_offset, bucket_size).run(progress)
         report.bytes_read += readers.bytes_unpacked
     if report.unused:
         report.warnings.append(f"{report.unused:,} of {report.rows:,} rows are marked as not used.")

@@ -21,7 +21,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
@@ -129,8 +129,8 @@ class Layout:
     def states(self) -> list[Field]:
         """The optimizer's, in the order in which they lie in the row."""
         start = HEADER + _padded(self.embedding_dim) * self.itemsize
-        fields, _ = _place_states(self, self.embedding_dim)
-        return [field._replace(offset=start + field.offset) for field in fields]
+        states, _ = _place_states(self, self.embedding_dim)
+        return [state._replace(offset=start + state.offset) for state in states]
 
     def fields(self, *, decode: bool = False) -> list[Field]:
         """What a row is split into: its id, the rest of its header as one number or, decoded, as three, its weight, and
@@ -185,15 +185,15 @@ def _padded(count: int, unit: int = _UNIT) -> int:
 
 def _place_states(layout: Layout, dim: int) -> tuple[list[Field], int]:
     """The optimizer's states for an embedding dimension of `dim`, counted from the first, and their size in bytes."""
-    fields = []
+    placed: list[Field] = []
     at = 0
     for state in OPTIMIZERS[layout.optimizer]:
         dtype = DTYPES[state.dtype or getattr(layout, f"{state.name}_dtype")]
-        fields.append(Field(state.name, at, dtype, dim if state.wide else None))
-        at = fields[-1].stop
+        placed.append(Field(state.name, at, dtype, dim if state.wide else None))
+        at = placed[-1].stop
         if state.aligned:
             at = _padded(at)
-    return fields, at
+    return placed, at
 
 
 # ------------------------------------------------------------------------------------------------- what is asked for
@@ -209,6 +209,11 @@ class Asked:
     momentum1_dtype: str | None = None
     momentum2_dtype: str | None = None
     max_dim: int | None = None
+
+    @classmethod
+    def take(cls, options: dict[str, Any]) -> Asked:
+        """What `options` say of a layout, which is taken out of them."""
+        return cls(**{field.name: options.pop(field.name) for field in fields(cls) if field.name in options})
 
 
 def make(asked: Asked, dtype: str) -> Layout:
@@ -353,8 +358,8 @@ def _unlikelihood(layout: Layout, asked: Asked) -> tuple[int, ...]:
 
 def dump(layout: Layout, name: str) -> str:
     """The layout of the table `name` as JSON, for the metadata of what it was split into."""
-    fields = [{"name": f.name, "offset": f.offset, "bytes": f.nbytes} for f in (*layout.fields(), *layout.gaps())]
-    record = {"version": VERSION, "tensor": name, **vars(layout), "row_bytes": layout.row_bytes, "fields": fields}
+    parts = [{"name": f.name, "offset": f.offset, "bytes": f.nbytes} for f in (*layout.fields(), *layout.gaps())]
+    record = {"version": VERSION, "tensor": name, **vars(layout), "row_bytes": layout.row_bytes, "fields": parts}
     return json.dumps(record, separators=(",", ":"))
 
 

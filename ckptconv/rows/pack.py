@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,21 +17,20 @@ from ckptconv.outputs import safetensors
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import FilePlan
 from ckptconv.planning import Output, output_of
-from ckptconv.storage import basename
+from ckptconv.storage import basename, normalize
 from ckptconv.targets import Target, beside, resolve_output
 from ckptconv.tensors import DTYPES, Concat, Join, Joined, LazyTensor, View, Zeros
 
 from .layout import METADATA_KEY, PAD, Asked, Field, Layout, make, parse
-from .tables import Contents, check_rows, column, contents, open_all
+from .tables import Contents, Paths, as_paths, check_rows, column, contents, open_all
 
 DEFAULT_NAME = "weight"
 _SHOWN = 8
 
 
 def pack(
-    paths: Sequence[str],
-    output: str,
-    asked: Asked,
+    parts: Paths,
+    output: str | os.PathLike[str],
     *,
     names: Mapping[str, str] | None = None,
     name: str = "",
@@ -41,21 +41,23 @@ def pack(
 ) -> Report:
     """Pack tensors into a table of whole rows at `output`: safetensors, or a file for torch.load by its name.
 
-    `paths` hold the tensors. What `split` made says its layout itself; for others `asked` says it. `names` are those of
-    the tensors by what they are, {"weight": …}; by default each is called as what it is. `name` is the table's.
+    `parts` is a checkpoint that holds the tensors, or several. `names` are those of the tensors by what they are,
+    {"weight": …}; by default each is called as what it is. `name` is the table's. What `split` made says its layout
+    itself; for others `options` say it, by the fields of `Asked`; the rest are as for `split`.
     Raises a `CkptconvError`; then nothing new stands at `output`.
     """
     started = time.monotonic()
+    asked = Asked.take(options)
     chosen = Options(**options)
-    target = resolve_output(output, chosen)
+    target = resolve_output(normalize(output), chosen)
     chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
-    sources = open_all(paths, chosen)
+    sources = open_all(as_paths(parts), chosen)
     found = _merged([contents(source) for source in sources])
-    parts = Parts.choose(found, names or {}, asked)
-    planned = _plan(sources, parts, target, name or parts.name)
+    chosen_parts = Parts.choose(found, names or {}, asked)
+    planned = _plan(sources, chosen_parts, target, name or chosen_parts.name)
     report = produce(sources, [planned], chosen, started, progress=progress, announce=announce, publishing=publishing)
-    counts = {"rows": parts.rows, "bytes a row": parts.layout.row_bytes}
-    return replace(report, counts=counts, warnings=[*report.warnings, *parts.warnings])
+    counts = {"rows": chosen_parts.rows, "bytes a row": chosen_parts.layout.row_bytes}
+    return replace(report, counts=counts, warnings=[*report.warnings, *chosen_parts.warnings])
 
 
 def _merged(found: Sequence[Contents]) -> Contents:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,12 @@ from ckptconv.outputs import safetensors
 from ckptconv.plan import Blank, FilePlan, NotBlankError
 from ckptconv.planning import Output, output_of
 from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import basename
+from ckptconv.storage import basename, normalize
 from ckptconv.targets import Target, beside, resolve_output
 from ckptconv.tensors import Bits, Concat, Convert, LazyTensor, Narrow
 
 from .layout import METADATA_KEY, PAD, Asked, Field, Layout, check_width, could_be, dump, make
-from .tables import Table, column, open_table
+from .tables import Paths, Table, as_paths, column, open_table
 
 # Of the padding so many bytes of rows are looked at before it is decided whether it is kept.
 _LOOK = 1 << 18
@@ -31,38 +32,40 @@ _DECODED = {"count": (0, 31), "used": (7, 1)}
 
 
 def split(
-    paths: Sequence[str],
-    output: str,
-    asked: Asked,
+    table: Paths,
+    output: str | os.PathLike[str],
     *,
     names: Sequence[str] = (),
     decode: bool = False,
     progress: Progress | None = None,
-    announce: Any = None,
-    publishing: Any = None,
+    announce: Callable[[int], None] | None = None,
+    publishing: Callable[[], None] | None = None,
     **options: Any,
 ) -> Report:
     """Split a table of whole rows into tensors at `output`: a name that ends in .safetensors, or a directory.
 
-    `paths` are checkpoints, and `names` the tensors in each that make up the table, in order; by default the only
-    table. `asked` says what is in a row. With `decode` the header comes as timestamp, count and used, else as one
+    `table` is a checkpoint, or several of which each holds a part; `names` are the tensors in each that make up the
+    table, in order, by default the only table. With `decode` the header comes as timestamp, count and used, else as one
     number. The padding is kept as `pad` where any byte of it is not zero.
+    `options` say what is in a row, by the fields of `Asked`: embedding_dim, optimizer and others; the rest are fields
+    of `Options`. `progress`, `announce` and `publishing` are as in `convert`.
     Raises a `CkptconvError`; then nothing new stands at `output`.
     """
     started = time.monotonic()
+    paths, asked = as_paths(table), Asked.take(options)
     chosen = Options(**options)
-    target = resolve_output(output, chosen)
+    target = resolve_output(normalize(output), chosen)
     if target.is_torch:
         raise UsageError(
-            f"{output}: what rows are split into is kept as safetensors.",
+            f"{target.path}: what rows are split into is kept as safetensors.",
             "Give a name that ends in .safetensors, or a directory.",
         )
     chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
-    sources, table = open_table(paths, names, chosen)
-    layout = layout_of(table, asked, paths[0])
-    keep = _has_padding(table, layout, chosen)
+    sources, found = open_table(paths, names, chosen)
+    layout = layout_of(found, asked, paths[0])
+    keep = _has_padding(found, layout, chosen)
     while True:
-        planned = plan_split(sources, table, layout, target, decode=decode, keep_padding=keep)
+        planned = plan_split(sources, found, layout, target, decode=decode, keep_padding=keep)
         try:
             report = produce(
                 sources, [planned], chosen, started, progress=progress, announce=announce, publishing=publishing
@@ -71,7 +74,7 @@ def split(
             # Rare: where padding is not zero, it is so from the first rows on, as a rule.
             keep = True
         else:
-            return replace(report, counts=_counts(table, layout, kept=keep))
+            return replace(report, counts=_counts(found, layout, kept=keep))
 
 
 def layout_of(table: Table, asked: Asked, where: str) -> Layout:

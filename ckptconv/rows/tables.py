@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv import foreign, keymap
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
@@ -24,6 +25,14 @@ COMPANIONS = ("weight_id", "bucket", "metadata")
 # A handle of such a back end, which is pickled without what it leads to.
 _HANDLES = ("PartiallyMaterializedTensor", "KVTensorWrapper")
 _SHOWN = 8
+
+
+Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+
+
+def as_paths(given: Paths) -> list[str]:
+    """One path or several, as text."""
+    return [normalize(path) for path in ([given] if isinstance(given, (str, os.PathLike)) else given)]
 
 
 @dataclass
@@ -227,7 +236,7 @@ def open_all(paths: Sequence[str], options: Options) -> list[Source]:
     """The checkpoints at `paths`."""
     return [
         open_source(
-            normalize(path),
+            path,
             inert=options.inert,
             spool_dir=options.spool_dir,
             storage_options=options.storage_options,
