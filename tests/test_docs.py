@@ -27,9 +27,18 @@ def examples(language: str) -> list[tuple[str, str]]:
     return [(page, text) for page, (kind, text) in found if kind == language]
 
 
+def whole_rows() -> dict[str, torch.Tensor]:
+    """Ten used rows of 64 float16 items with Adagrad's state, and their ids."""
+    rows = torch.zeros(10, 76, dtype=torch.float16)
+    rows.view(torch.int64)[:, 0] = torch.arange(10)
+    rows.view(torch.uint8)[:, 15] = 0x80
+    return {"emb.embeddings.t.weight": rows, "emb.embeddings.t.weight_id": torch.arange(10)[:, None]}
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """What the examples find where they run: a model, a model's checkpoint of a trainer, and a run of DeepSpeed."""
+    """What the examples find where they run: a model, a model's checkpoint of a trainer, a run of DeepSpeed, and an
+    embedding table of whole rows."""
     linear = torch.nn.Linear(4, 3)
     torch.save(linear.state_dict(), tmp_path / "model.pt")
     trained = {f"model.{name}": tensor for name, tensor in linear.state_dict().items()}
@@ -39,6 +48,7 @@ def place(tmp_path: Path) -> Path:
     state = {"state_dict": trained, "optimizer": optimizer.state_dict(), "epoch": 3}
     torch.save(state, tmp_path / "epoch=3.ckpt")
     torch.save(state, tmp_path / "train.pt")
+    torch.save(whole_rows(), tmp_path / "kv.pt")
     shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", tmp_path / "checkpoints")
     return tmp_path
 
