@@ -13,21 +13,21 @@ import contextlib
 import itertools
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from .errors import FailedError
 from .spool import Spool
-from .storage import DescriptorReader, Reader, Readers, RemoteReader, is_remote
+from .storage import DescriptorReader, Reader, Readers, RemoteReader, is_far
 from .tensors import GAP, File
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 # A request asks for so much, if that much is wanted in one place, or for less than twice as much.
-REQUEST = 4 << 20
+REQUEST = 5 << 20
 # Of what is fetched, so much may be bytes between those that are wanted.
 WASTE = 25
 # More is worth while where requests would be smaller than this on average, as long as a gap is not larger than that.
@@ -57,7 +57,7 @@ class Extent:
 
     def __init__(self, file: File, start: int, stop: int) -> None:
         self.file, self.start, self.stop = file, start, stop
-        self.data = b""
+        self.data = memoryview(b"")
         self.place = -1
         self.done: Future[None] | None = None
 
@@ -122,12 +122,13 @@ def _widest_gap(gaps: Sequence[list[int]], wanted: int) -> int:
     """The widest gap that is read along, so that no more than a small share of `wanted` bytes is read in vain."""
     requests = len(gaps) + sum(map(len, gaps))
     waste = widest = 0
-    for gap in sorted(itertools.chain.from_iterable(gaps)):
-        waste += gap
+    # Ranks are alike, and so are their gaps: those of a width are all read along, or none.
+    for gap, count in sorted(Counter(itertools.chain.from_iterable(gaps)).items()):
+        waste += gap * count
         if waste * WASTE > wanted and not (gap <= WIDE_GAP and wanted < TINY * requests):
             break
         widest = gap
-        requests -= 1
+        requests -= count
     return widest
 
 
@@ -164,18 +165,17 @@ class Ahead(Generic[Task]):
         self._unit = memory // 2
         self._requests = requests
         self._pool: ThreadPoolExecutor | None = None
-        self._room = threading.BoundedSemaphore(max(memory // self._request, 1))
         self._far: dict[File, RemoteReader] = {}
         self._lock = threading.Lock()
         self._current: Span[Task] | None = None
-        self._stopped = False
+        self._stop = threading.Event()
         self.bytes_fetched = self.requests_made = 0
 
     def __enter__(self) -> Ahead[Task]:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped = True
+        self._stop.set()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -248,24 +248,30 @@ class Ahead(Generic[Task]):
             threading.stack_size(usual)
 
     def _fetch(self, extent: Extent, spooled: bool) -> None:
-        if self._stopped:
+        if self._stop.is_set():
             raise FailedError("Reading was given up.")
         reader = self._reader(extent.file)
         if not spooled:
-            extent.data = reader.read_at(extent.start, extent.nbytes)
+            data = memoryview(bytearray(extent.nbytes))
+
+            def keep(at: int, came: bytes) -> None:
+                data[at : at + len(came)] = came
+
+            reader.fetch(extent.start, extent.nbytes, keep, self._stop)
+            extent.data = data
         else:
-            with self._room:
-                data = reader.read_at(extent.start, extent.nbytes)
-                place = self._spool.room(extent.nbytes)
-                self._spool.write_at(place, data)
-                extent.place = place
+            place = self._spool.room(extent.nbytes)
+            reader.fetch(
+                extent.start, extent.nbytes, lambda at, came: self._spool.write_at(place + at, came), self._stop
+            )
+            extent.place = place
         with self._lock:
             self.bytes_fetched += extent.nbytes
             self.requests_made += 1
 
     def _end(self, span: Span[Task]) -> None:
         for extent in span.extents:
-            extent.data = b""
+            extent.data = memoryview(b"")
             if extent.place >= 0:
                 self._spool.give_back(extent.place, extent.nbytes)
                 extent.place = -1
@@ -335,7 +341,7 @@ class _Fetched(Reader):
         if extent.place >= 0:
             self._ahead.from_spool(extent, offset, buffer[:count])
         else:
-            buffer[:count] = memoryview(extent.data)[at : at + count]
+            buffer[:count] = extent.data[at : at + count]
         return count
 
 
@@ -348,6 +354,6 @@ def free_space(directory: str) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def is_far(file: File) -> bool:
+def is_read_far(file: File) -> bool:
     """Whether a file is read from far away, as it is."""
-    return file.packed is None and is_remote(file.path)
+    return file.packed is None and is_far(file.path)

@@ -17,10 +17,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from . import kernels
-from .ahead import Ahead, Range, is_far
+from .ahead import REQUESTS, Ahead, Range, is_read_far
 from .crc import combine
 from .plan import Blank, Data, FilePlan, Late, Literal, NotBlankError
 from .spool import SpoolingReaders
@@ -149,7 +149,7 @@ def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
     lanes = [
         (part, found)
         for part in file.parts
-        if isinstance(part, (Data, Blank)) and (found := lane(part.tensor)) is not None
+        if isinstance(part, (Data, Blank)) and not _is_dense(part.tensor) and (found := lane(part.tensor)) is not None
     ]
     groups: dict[object, list[list[_Shared]]] = {}
     for part, found in sorted(lanes, key=lambda each: each[1].offsets):
@@ -159,6 +159,11 @@ def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
         else:
             known.append([(part, found)])
     return [group for known in groups.values() for group in known if _worth_sharing(group, unit)]
+
+
+def _is_dense(tensor: LazyTensor) -> TypeGuard[Stored]:
+    """What most tensors are, and all of 200,000 may be: bytes of a file as they lie."""
+    return type(tensor) is Stored and tensor.contiguous
 
 
 def _worth_sharing(group: list[_Shared], unit: int) -> bool:
@@ -235,14 +240,18 @@ class _Worker:
             for part, start, stop in window.pieces:
                 if isinstance(part, Data):
                     base = part.offset - window.start
-                    made = self.digests.setdefault(part.name, [])
-                    data = out[base + start : base + stop]
-                    if made and made[-1][0] + made[-1][1] == start:
-                        first, size, crc = made.pop()
-                        made.append((first, size + len(data), zlib.crc32(data, crc)))
-                    else:
-                        made.append((start, len(data), zlib.crc32(data)))
+                    self._digest(part, start, out[base + start : base + stop])
         return len(out)
+
+    def _digest(self, part: Data, start: int, data: memoryview) -> None:
+        """Take note of `data`, the bytes of `part` from `start` on."""
+        assert self.digests is not None
+        made = self.digests.setdefault(part.name, [])
+        if made and made[-1][0] + made[-1][1] == start:
+            first, size, crc = made.pop()
+            made.append((first, size + len(data), zlib.crc32(data, crc)))
+        else:
+            made.append((start, len(data), zlib.crc32(data)))
 
     def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
         """Bytes `start` to `stop` of a tensor, valid until the next call."""
@@ -262,8 +271,7 @@ class _Worker:
                 out[base + start : base + stop] = part.data[start:stop]
                 continue
             tensor = part.tensor
-            if type(tensor) is Stored and tensor.contiguous:
-                # What most of them are, and all there may be 200,000 of.
+            if _is_dense(tensor):
                 reads.setdefault(tensor.file, []).append((tensor.offset + start, out[base + start : base + stop]))
                 continue
             for move in tensor.moves(start, stop, "output", self.unit):
@@ -310,6 +318,8 @@ class _Worker:
                     kernels.scatter(out, target, result)
             if isinstance(part, Data):
                 self._write(part.offset + start, out)
+                if self.digests is not None:
+                    self._digest(part, start, out)
                 written += len(out)
             elif isinstance(part, Blank) and not kernels.is_zero(out):
                 raise NotBlankError(f"{part.name} holds something, and was to be left out.")
@@ -414,7 +424,7 @@ class _Worker:
 
     def _count(self, file: File, size: int) -> None:
         # What was packed, or came from far away, was counted when it was read for this.
-        if file.packed is None and not (self.fetches and is_far(file)):
+        if file.packed is None and not (self.fetches and is_read_far(file)):
             self.tally.bytes_read += size
 
 
@@ -428,8 +438,10 @@ def carry_out(
     progress: Progress | None = None,
     seen: Seen | None = None,
     digests: dict[str, int] | None = None,
+    requests: int = REQUESTS,
 ) -> Tally:
-    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together.
+    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together. From far away,
+    so many `requests` are under way at a time.
 
     `seen` is told of every piece of data that is read, by any of the threads. The CRC-32 of every tensor that is not
     empty is put into `digests`, by name, if that is given.
@@ -437,7 +449,7 @@ def carry_out(
     digesting = file.digested or digests is not None
     far = _reads_far(file)
     if far or not writer.positioned:
-        worker = _in_order(file, writer, readers, memory, progress, seen, far, digesting)
+        worker = _in_order(file, writer, readers, memory, progress, seen, requests if far else 0, digesting)
         if digesting:
             _finish(file, writer, [worker], worker.tally, {} if digests is None else digests)
         return worker.tally
@@ -465,7 +477,7 @@ def carry_out(
 def _reads_far(file: FilePlan) -> bool:
     # The files of a tensor lie all in one place, and may be many.
     first = (next(part.tensor.inputs(), None) for part in file.parts if isinstance(part, Data))
-    return any(each is not None and is_far(each) for each in first)
+    return any(each is not None and is_read_far(each) for each in first)
 
 
 def _in_order(
@@ -475,19 +487,20 @@ def _in_order(
     memory: int,
     progress: Progress | None,
     seen: Seen | None,
-    far: bool,
+    requests: int,
     digesting: bool,
 ) -> _Worker:
-    """Make `file` from beginning to end in this thread, while others read what comes next, if it is `far`."""
+    """Make `file` from beginning to end in this thread, while others read what comes next, with `requests` at a
+    time, or none if it is all near."""
     unit = max(min(BLOCK, memory // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
-    if not far:
+    if not requests:
         worker = _Worker(readers, writer, unit, digesting, seen)
         _take(queue, worker, progress)
     else:
         assert isinstance(readers, SpoolingReaders)
         needs = _Needs(unit)
-        with Ahead(readers, readers.spool, needs, memory=memory) as ahead:
+        with Ahead(readers, readers.spool, needs, memory=memory, requests=requests) as ahead:
             worker = _Worker(ahead, writer, unit, digesting, seen)
             _take(ahead.over(queue), worker, progress)
         worker.tally.bytes_read += ahead.bytes_fetched
@@ -542,7 +555,7 @@ def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
         file, source = move.file, move.source
         if isinstance(source, Together):
             yield from _read_by(source.moves)
-        if file is None or not isinstance(source, Runs) or not is_far(file):
+        if file is None or not isinstance(source, Runs) or not is_read_far(file):
             continue
         stop = source.stop
         if stop - source.offset <= SPARSE * source.nbytes:

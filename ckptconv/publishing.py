@@ -10,13 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from . import manifest
+from .ahead import REQUESTS
 from .checksums import Checksums
 from .errors import CorruptError
 from .manifest import Made, document
 from .move import Progress, Tally, carry_out, same
 from .options import Options
 from .outputs import safetensors, universal
-from .plan import Data, FilePlan, Plan
+from .plan import Blank, Data, FilePlan, Plan
 from .planning import Output
 from .spool import SpoolingReaders
 from .staging import DirectoryStaging, FileStaging, Staging, TreeStaging
@@ -204,6 +205,7 @@ def _make(
             progress=progress,
             seen=checksums.seen if checksums else None,
             digests=crcs,
+            requests=options.jobs or REQUESTS,
         )
     )
     work.made[file.name] = Made(file.size, crcs)
@@ -267,8 +269,8 @@ def _packed(plans: Iterable[Plan]) -> Counter[File]:
     """The packed files that the plans read, and how many bytes of tensors come from each."""
     found: Counter[File] = Counter()
     for plan in plans:
-        for part in (part for file in plan.files for part in file.parts if isinstance(part, Data)):
-            found.update({file: part.nbytes for file in part.tensor.inputs() if file.packed})
+        for part in (part for file in plan.files for part in file.parts if isinstance(part, (Data, Blank))):
+            found.update({file: part.tensor.nbytes for file in part.tensor.inputs() if file.packed})
     return found
 
 

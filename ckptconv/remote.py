@@ -9,14 +9,17 @@ from __future__ import annotations
 import datetime
 import errno
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from .errors import CkptconvError, UsageError
 
 Options = Mapping[str, Any]
 T = TypeVar("T")
+
+# What is taken from a connection at a time.
+CHUNK = 1 << 17
 
 # Seconds to wait before each further attempt, about: they are spread at random, so that many do not come at once.
 WAITS = (0.2, 0.6, 1.8, 5.4, 10.0)
@@ -100,15 +103,20 @@ def why(error: BaseException) -> str:
 # ---------------------------------------------------------------------------------------------------- trying again
 
 
-def retrying(action: Callable[[], T]) -> T:
-    """What `action` gives, which is tried again, after a while and then a longer while, where its failure may pass."""
+def retrying(action: Callable[[], T], stop: threading.Event | None = None) -> T:
+    """What `action` gives, which is tried again, after a while and then a longer while, where its failure may pass.
+
+    Once `stop` is set, it is not.
+    """
+    stop = stop or threading.Event()
     for wait in WAITS:
         try:
             return action()
         except Exception as error:
             if not is_transient(error):
                 raise
-            time.sleep(wait * random.uniform(0.5, 1.5))
+            if stop.wait(wait * random.uniform(0.5, 1.5)):
+                raise
     return action()
 
 
@@ -116,16 +124,15 @@ def is_transient(error: BaseException) -> bool:
     """Whether what failed may work when it is tried again: broken links, timeouts, busy servers."""
     if isinstance(error, (CkptconvError, ChangedError, NoRangesError)):
         return False
+    # Before the status: aiohttp gives one to what broke off, which no server sent.
+    if isinstance(error, ShortReadError) or any(kind.__name__ in _BROKEN for kind in type(error).__mro__):
+        return True
     status = _status(error)
     if status:
         return status in _PASSING or (status >= 500 and status not in _LASTING)
-    if isinstance(error, ShortReadError):
-        return True
     if isinstance(error, _LASTING_ERRORS):
         # A file system may call missing whatever it cannot look at.
         return error.__cause__ is not None and is_transient(error.__cause__)
-    if any(kind.__name__ in _BROKEN for kind in type(error).__mro__):
-        return True
     return isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
 
 
@@ -157,6 +164,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def info(fs: Any, inner: str) -> dict[str, Any] | None:
     """What a file system says of a path, asked anew; None where nothing stands there."""
+    if inner.endswith("/") and _is_http(fs):
+        return {"type": "directory"}  # where there is a listing, it is a page of links
     fs.invalidate_cache()
     try:
         found: dict[str, Any] = retrying(lambda: fs.info(inner))
@@ -171,7 +180,14 @@ def names(fs: Any, inner: str) -> list[dict[str, Any]]:
     """What stands in a directory, asked anew, as `info` describes it."""
     fs.invalidate_cache()
     rows: list[dict[str, Any]] = retrying(lambda: fs.ls(inner, detail=True))
+    if _is_http(fs):
+        # Links may lead anywhere.
+        return [row for row in rows if row["name"].rstrip("/").rpartition("/")[0] == inner.rstrip("/")]
     return rows
+
+
+def _is_http(fs: Any) -> bool:
+    return bool({"http", "https"} & set(protocols(fs)))
 
 
 def stamp(row: Mapping[str, Any]) -> str:
@@ -182,48 +198,106 @@ def stamp(row: Mapping[str, Any]) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- ranges
 
+# Takes bytes that came, and how many came before them.
+Put = Callable[[int, bytes], None]
+# Reads bytes `start` to `stop` of a file with one request, and hands them on as they come.
+Ranges = Callable[[int, int, Put], None]
 
-def ranges(fs: Any, inner: str, size: int, version: str) -> Callable[[int, int], bytes]:
-    """A function that gives bytes `start` to `stop` of a file, for several threads.
 
-    Where the store can, it reads the version that `stamp` told, and raises ChangedError once there is another.
+def ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
+    """A function that reads ranges of a file, for several threads.
+
+    Where the store can, it reads the version that `stamp` told, and raises ChangedError once there is another. A
+    server that gives whole files only is a NoRangesError. `size` is the file's, in bytes.
     """
-    names = protocols(fs)
-    if {"http", "https"} & set(names):
-        return _http_ranges(fs, inner, size)
-    if "s3" in names and version:
-        return _s3_ranges(fs, inner, size, version)
-    return lambda start, stop: fs.cat_file(inner, start=start, end=stop)
+    if _is_http(fs):
+        return lambda start, stop, put: _run(fs, _from_http(fs, inner, start, stop, put))
+    if {"s3", "s3a"} & set(protocols(fs)):
+        return lambda start, stop, put: _run(fs, _from_s3(fs, inner, version, start, stop, put))
+    if fs.async_impl:
+        return lambda start, stop, put: put(0, fs.cat_file(inner, start=start, end=stop))
+
+    def from_file(start: int, stop: int, put: Put) -> None:
+        with fs.open(inner, "rb", cache_type="none") as opened:
+            opened.seek(start)
+            put(0, opened.read(stop - start))
+
+    return from_file
 
 
-def _s3_ranges(fs: Any, inner: str, size: int, version: str) -> Callable[[int, int], bytes]:
-    # Told the size and the rest, it asks for nothing; If-Match has the server compare the version.
-    handle = fs.open(inner, "rb", cache_type="none", size=size)
-    handle.details = {"name": inner, "size": size, "ETag": version, "type": "file"}
-    if hasattr(handle, "read_kw"):
-        handle.read_kw = {**handle.read_kw, "IfMatch": version}
-
-    def fetch(start: int, stop: int) -> bytes:
-        try:
-            data: bytes = handle._fetch_range(start, stop)
-        except OSError as error:
-            if type(error).__name__ == "FileExpired" or _status(error) == 412:
-                raise ChangedError("it is another version now") from error
-            raise
-        return data
-
-    return fetch
+def is_parallel(fs: Any) -> bool:
+    """Whether a file system serves several threads at a time."""
+    return bool(fs.async_impl) or "hf" in protocols(fs)
 
 
-def _http_ranges(fs: Any, inner: str, size: int) -> Callable[[int, int], bytes]:
-    # As a file, it looks at the answer before it takes a whole file for a range.
-    handle = fs.open(inner, "rb", block_size=1 << 20, cache_type="none", size=size) if size else None
+def gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
+    """Whether ranges can be read of the file that `info` described as `row`: of some servers of HTTP, none can."""
+    size = row.get("size")
+    if not _is_http(fs) or size == 0:
+        return True
+    if size is None:
+        return False
+    try:
+        retrying(lambda: ranges(fs, inner, size, "")(size - 1, size, lambda at, data: None))
+    except NoRangesError:
+        return False
+    return True
 
-    def fetch(start: int, stop: int) -> bytes:
-        try:
-            data: bytes = handle._fetch_range(start, stop) if handle else b""
-        except ValueError as error:
-            raise NoRangesError("its server gives whole files only, and no ranges of them") from error
-        return data
 
-    return fetch
+def whole(fs: Any, inner: str, put: Put) -> None:
+    """Read a file of a server of HTTP from beginning to end. What was put is put again where it is tried again."""
+    retrying(lambda: _run(fs, _from_http(fs, inner, 0, None, put)))
+
+
+def _run(fs: Any, coroutine: Coroutine[Any, Any, None]) -> None:
+    from fsspec.asyn import sync
+
+    sync(fs.loop, lambda: coroutine)
+
+
+async def _from_s3(fs: Any, inner: str, version: str, start: int, stop: int, put: Put) -> None:
+    bucket, key, chosen = fs.split_path(inner)
+    settings = {
+        **fs.req_kw,
+        **({"VersionId": chosen} if chosen else {}),
+        **({"IfMatch": version} if version.startswith('"') else {}),
+    }
+    try:
+        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **settings)
+    except OSError as error:
+        if _status(error) == 412:
+            raise ChangedError("it is another version now") from error
+        raise
+    try:
+        await _pass_on(answer["Body"].read, stop - start, put)
+    finally:
+        # Else the connection stays taken, and there are but ten.
+        answer["Body"].close()
+
+
+async def _from_http(fs: Any, inner: str, start: int, stop: int | None, put: Put) -> None:
+    settings = dict(fs.kwargs)
+    # What is asked for is the file as it is, and not what it is compressed to on its way.
+    headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
+    if stop is not None:
+        headers["Range"] = f"bytes={start}-{stop - 1}"
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(inner), headers=headers, **settings) as answer:
+        if answer.status == 404:
+            raise FileNotFoundError(inner)
+        answer.raise_for_status()
+        length = answer.content_length if stop is None else stop - start
+        if stop is not None and answer.status != 206 and (start or answer.content_length != length):
+            raise NoRangesError("its server gives whole files only, and no ranges of them")
+        await _pass_on(answer.content.read, length, put)
+
+
+async def _pass_on(read: Callable[[int], Awaitable[bytes]], length: int | None, put: Put) -> None:
+    done = 0
+    while data := await read(CHUNK):
+        if length is not None and done + len(data) > length:
+            raise ShortReadError(f"more came than the {length} bytes that were asked for")
+        put(done, data)
+        done += len(data)
+    if length is not None and done != length:
+        raise ShortReadError(f"{done} bytes came, where {length} were asked for")

@@ -20,7 +20,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .errors import CorruptError, FailedError, LimitError, UnsupportedError, UsageError
+from . import remote
+from .errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
 from .storage import DescriptorReader, Options, Reader, Readers, check_space, hold, is_remote, reason
 from .tensors import File, Packed
 
@@ -177,6 +178,27 @@ def take_pipe(path: str, directory: str = "") -> str:
     finally:
         os.close(source)
     return name
+
+
+def take_url(url: str, options: Options, directory: str = "") -> bool:
+    """Where a server gives whole files only, read one to its end, into a temporary file that `url` then means.
+
+    Returns whether it was. Raises FailedError where it does not come or has no room.
+    """
+    fs, inner = remote.filesystem(url, options)
+    try:
+        row = remote.info(fs, inner)
+        if row is None or row["type"] == "directory" or remote.gives_ranges(fs, inner, row):
+            return False
+        spool = Spool(directory)
+        check_space(spool.directory, row.get("size") or 0, f"What {url} names", _ELSEWHERE)
+        remote.whole(fs, inner, spool.write_at)
+    except CkptconvError:
+        raise
+    except Exception as error:
+        raise FailedError(f"{url} cannot be read: {remote.why(error)}.") from error
+    hold(url, spool.descriptor)
+    return True
 
 
 def _is_at_start_of_file(fd: int) -> bool:

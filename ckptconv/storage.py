@@ -28,6 +28,8 @@ Options = dict[str, Any]
 OPEN_FILES = 256
 # readv takes at most this many buffers in one call (IOV_MAX on every system we know).
 MAX_BUFFERS = 1024
+# So much is read for a small part of a description far away, and so many of these are kept.
+BLOCK_OF_DESCRIPTION, BLOCKS_KEPT = 1 << 16, 8
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*(::|://)")
 
@@ -92,6 +94,11 @@ def hold(name: str, fd: int) -> None:
     _held[name] = fd
 
 
+def is_far(path: str) -> bool:
+    """Whether `path` is read through fsspec: not if it was read already, and is held here."""
+    return is_remote(path) and path not in _held
+
+
 @dataclass(frozen=True)
 class Entry:
     """What stands under a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
@@ -107,7 +114,7 @@ class Entry:
 
 def look(path: str, options: Options | None = None) -> Entry:
     """What stands under `path`; symbolic links are followed. Raises FailedError where that cannot be told."""
-    if is_remote(path) and path not in _held:
+    if is_far(path):
         return _look_remote(path, options)
     try:
         found = os.stat(_held.get(path, path))
@@ -277,34 +284,54 @@ class RemoteReader(Reader):
         self.file = file
         self._options = options
         self._fs, inner = remote.filesystem(file.path, options)
-        with self._explained():
-            self._fetch = remote.ranges(self._fs, inner, file.size, file.stamp)
+        self._fetch = remote.ranges(self._fs, inner, file.size, file.stamp)
 
     @property
     def parallel(self) -> bool:
         """Whether its file system serves several requests at a time."""
-        return bool(getattr(self._fs, "async_impl", False))
+        return remote.is_parallel(self._fs)
 
-    def read_at(self, offset: int, length: int) -> bytes:
+    def fetch(self, offset: int, length: int, put: remote.Put, stop: threading.Event | None = None) -> None:
+        """Read a range with one request, and `put` it piece by piece, each with its distance from `offset`.
+
+        Where it is tried again, what was put already is put again. It is not tried again once `stop` is set.
+        """
         if not length:
-            return b""
+            return
         if offset + length > self.file.size:
             raise _ends_early(self.file.path, self.file.size, offset + length - self.file.size)
 
-        def attempt() -> bytes:
-            data = self._fetch(offset, offset + length)
-            if len(data) != length:
-                raise remote.ShortReadError(f"{len(data)} bytes came, where {length} were asked for")
-            return data
+        def attempt() -> None:
+            end = 0
+
+            def counted(at: int, data: bytes) -> None:
+                nonlocal end
+                end = at + len(data)
+                if end <= length:
+                    put(at, data)
+
+            self._fetch(offset, offset + length, counted)
+            if end != length:
+                raise remote.ShortReadError(f"{end} bytes came, where {length} were asked for")
 
         with self._explained():
-            return remote.retrying(attempt)
+            remote.retrying(attempt, stop)
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        data = memoryview(self.read_at(offset, sum(map(len, buffers))))
+        if len(buffers) == 1:
+            self._read_into(buffers[0], offset)
+            return
+        data = memoryview(bytearray(sum(map(len, buffers))))
+        self._read_into(data, offset)
         for buffer in buffers:
             buffer[:] = data[: len(buffer)]
             data = data[len(buffer) :]
+
+    def _read_into(self, out: memoryview, offset: int) -> None:
+        def put(at: int, data: bytes) -> None:
+            out[at : at + len(data)] = data
+
+        self.fetch(offset, len(out), put)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -325,6 +352,51 @@ class RemoteReader(Reader):
             raise FailedError(f"{path} cannot be read: again and again, {error}.") from error
         except Exception as error:
             raise FailedError(f"{path} cannot be read: {remote.why(error)}.") from error
+
+
+class DescriptionReader(RemoteReader):
+    """Reads descriptions, which are many small things near each other: a block around what is asked for, and keeps it.
+
+    A file may be opened several times while it is looked at: the last blocks of all are kept together.
+    """
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if length >= BLOCK_OF_DESCRIPTION or offset + length > self.file.size:
+            return super().read_at(offset, length)
+        data = _blocks.find(self.file, offset, length)
+        if data is None:
+            # What comes next is wanted next, but at the end of a file, which is read backwards.
+            start = min(offset, max(self.file.size - BLOCK_OF_DESCRIPTION, 0))
+            block = super().read_at(start, min(BLOCK_OF_DESCRIPTION, self.file.size - start))
+            _blocks.keep(self.file, start, block)
+            data = block[offset - start : offset - start + length]
+        return data
+
+
+class _Blocks:
+    """The last blocks that were read of descriptions, of versions of files that can be told from others."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[File, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, file: File, offset: int, length: int) -> bytes | None:
+        with self._lock:
+            for (other, start), data in self._kept.items():
+                if other == file and start <= offset and offset + length <= start + len(data):
+                    self._kept.move_to_end((other, start))
+                    return data[offset - start : offset - start + length]
+        return None
+
+    def keep(self, file: File, start: int, data: bytes) -> None:
+        if file.stamp:
+            with self._lock:
+                self._kept[file, start] = data
+                while len(self._kept) > BLOCKS_KEPT:
+                    self._kept.popitem(last=False)
+
+
+_blocks = _Blocks()
 
 
 class Readers:
@@ -358,7 +430,7 @@ class Readers:
 
     def open(self, file: File) -> Reader:
         """A new reader of `file`."""
-        return open_reader(file, self._options)
+        return RemoteReader(file, self._options) if is_far(file.path) else LocalReader(file)
 
     def _shrink(self, keep: str) -> None:
         for path in list(self._open):
@@ -380,7 +452,7 @@ class Readers:
 
 
 def open_reader(file: File | str, options: Options | None = None) -> Reader:
-    """A reader of `file`, a path or what `look` found."""
+    """A reader of the descriptions in `file`, a path or what `look` found."""
     if isinstance(file, str):
         entry = look(file, options)
         if entry.kind == "missing":
@@ -388,8 +460,7 @@ def open_reader(file: File | str, options: Options | None = None) -> Reader:
         if entry.kind != "file":
             raise UsageError(f"{file} is {entry.described}, where a file was expected.")
         file = entry.file
-    far = is_remote(file.path) and file.path not in _held
-    return RemoteReader(file, options) if far else LocalReader(file)
+    return DescriptionReader(file, options) if is_far(file.path) else LocalReader(file)
 
 
 def read_text(path: str, limit: int, options: Options | None = None) -> str:

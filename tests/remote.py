@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
+import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +100,189 @@ def s3_server() -> Iterator[S3]:
     finally:
         process.terminate()
         process.wait()
+
+
+# ---------------------------------------------------------------------------------------------------------- faults
+
+# What is wrong with an answer: nothing (""), "drop" (none comes), "503", "403", "cut" (it breaks off), "short" (it is
+# whole, and less than was asked for), "long" (more), "slow".
+Rule = Callable[["Asked"], str]
+
+
+class Asked:
+    """A request that came: its method, path, headers, and how many of this method and path there were before."""
+
+    def __init__(self, method: str, path: str, headers: dict[str, str], before: int) -> None:
+        self.method, self.path, self.headers, self.before = method, path, headers, before
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """First and last byte that are asked for, if a range is."""
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        return (int(found[1]), int(found[2])) if found else None
+
+    @property
+    def reads_range(self) -> bool:
+        return self.method == "GET" and self.range is not None
+
+
+class Proxy:
+    """Passes requests on to a server, and spoils the answers as `rule` says. `asked` are those that came."""
+
+    def __init__(self, upstream: str) -> None:
+        self.upstream = upstream.removeprefix("http://")
+        self.rule: Rule = lambda asked: ""
+        self.asked: list[Asked] = []
+        self.endpoint = ""
+        self.lock = threading.Lock()
+
+    def take(self, method: str, path: str, headers: dict[str, str]) -> str:
+        with self.lock:
+            key = (method, path, headers.get("Range"))
+            before = sum((each.method, each.path, each.headers.get("Range")) == key for each in self.asked)
+            asked = Asked(method, path, headers, before)
+            self.asked.append(asked)
+        return self.rule(asked)
+
+    @property
+    def bytes_asked(self) -> int:
+        return sum(last - first + 1 for first, last in (each.range for each in self.asked if each.range))
+
+
+class _Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: Proxy
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        data = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            data += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return data
+
+    def _pass(self) -> None:
+        if self.headers.get("Expect") == "100-continue":
+            self.send_response_only(100)
+            self.end_headers()
+        body = self._body()
+        fault = self.proxy.take(self.command, self.path, dict(self.headers.items()))
+        if fault == "drop":
+            self._drop()
+            return
+        if fault.isdigit():
+            self._answer(int(fault), {}, b"")
+            return
+        upstream = http.client.HTTPConnection(self.proxy.upstream, timeout=60)
+        kept = ("connection", "transfer-encoding", "expect", "content-length")
+        headers = {key: value for key, value in self.headers.items() if key.lower() not in kept}
+        upstream.request(self.command, self.path, body or None, headers)
+        answer = upstream.getresponse()
+        data = answer.read()
+        upstream.close()
+        found = {key: value for key, value in answer.getheaders() if key.lower() not in kept}
+        if fault == "slow":
+            time.sleep(0.3)
+        if fault == "cut":
+            self._answer(answer.status, found, data, len(data) // 2)
+            self._drop()
+            return
+        data = {"short": data[: len(data) // 2], "long": data + b"!"}.get(fault, data)
+        size = int(answer.getheader("Content-Length") or 0) if self.command == "HEAD" else len(data)
+        self._answer(answer.status, found, data, size=size)
+
+    def _answer(
+        self, status: int, headers: dict[str, str], data: bytes, sent: int | None = None, size: int | None = None
+    ) -> None:
+        self.send_response_only(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(data) if size is None else size))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[:sent])
+
+    def _drop(self) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass  # noqa: N815
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Clients go away as they like."""
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server of `handler`, for as long as the block runs; its URL."""
+    with _Quiet(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def proxy_to(upstream: str) -> Iterator[Proxy]:
+    proxy = Proxy(upstream)
+    with serving(type("Passing", (_Passing,), {"proxy": proxy})) as proxy.endpoint:
+        yield proxy
+
+
+# ------------------------------------------------------------------------------------------------------------ HTTP
+
+
+class _Files(BaseHTTPRequestHandler):
+    """Serves the files of a directory, with ranges or without."""
+
+    protocol_version = "HTTP/1.1"
+    directory: Path
+    ranges: bool
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path = self.directory / self.path.lstrip("/").partition("?")[0]
+        if not path.is_file():
+            self.send_response_only(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        start, size = 0, path.stat().st_size
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if found and self.ranges:
+            start, last = int(found[1]), min(int(found[2]), size - 1)
+            self.send_response_only(206)
+            self.send_header("Content-Range", f"bytes {start}-{last}/{size}")
+            size = last + 1 - start
+        else:
+            self.send_response_only(200)
+        self.send_header("ETag", f'"{path.stat().st_mtime_ns:x}"')
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+        if self.command != "HEAD":
+            with path.open("rb") as file:
+                file.seek(start)
+                self.wfile.write(file.read(size))
+
+    do_HEAD = do_GET  # noqa: N815
+
+
+def http_server(directory: Path, *, ranges: bool = True) -> contextlib.AbstractContextManager[str]:
+    """A server of the files in `directory`; its URL."""
+    return serving(type("Files", (_Files,), {"directory": directory, "ranges": ranges}))

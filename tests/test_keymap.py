@@ -572,7 +572,7 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             some,
             st.lists(st.tuples(inner, inner), max_size=2),
         )
-        | st.builds(Composite, texts, st.dictionaries(texts, inner, max_size=3))
+        | st.builds(Composite, texts.filter(bool), st.dictionaries(texts, inner, max_size=3))
     )
 
 

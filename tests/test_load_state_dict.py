@@ -57,7 +57,7 @@ def in_map(tensor: torch.Tensor, path: Path) -> bool:
 # --------------------------------------------------------------------------------------------------- the same as it was
 
 # Tensors made of several, and objects, are tested with the mapper.
-TREES = [name for name in STATES if not name.startswith(("300,000", "1000-deep", "root", "bits", "quantized"))]
+TREES = [name for name in STATES if not name.startswith(("1000-deep", "root", "bits", "quantized"))]
 
 
 LAID_OUT = ("strides", "parameters, gradients, attributes")

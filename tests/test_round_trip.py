@@ -311,7 +311,6 @@ STATES: dict[str, Callable[[], Any]] = {
     "1000-deep dicts": lambda: nested(1000, lambda tree: {"k": tree, "l": 1}),
     "1000-deep lists": lambda: nested(1000, lambda tree: [tree]),
     "1000-deep tuples": lambda: nested(1000, lambda tree: (1, tree)),
-    "300,000 entries": lambda: {f"e{number}": number for number in range(300_000)},
     "sparse": lambda: {
         "coo": torch.eye(3).to_sparse(),
         "uncoalesced": torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)),
@@ -354,6 +353,11 @@ def check(path: Path, again: Path) -> None:
 def test_what_torch_loads_is_the_same_there_and_back(name: str, output: str, tmp_path: Path) -> None:
     path = saved(tmp_path, STATES[name]())
     check(path, back(path, *(["--max-shard-size", "1kB"] if output == "x" else []), output=output))
+
+
+def test_300_000_entries(tmp_path: Path) -> None:
+    path = saved(tmp_path, {f"e{number}": number for number in range(300_000)})
+    check(path, back(path))
 
 
 # At protocol 0, torch writes tensors that it cannot read.
@@ -419,7 +423,7 @@ live_trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(live_trees, st.data())
 def test_any_state(tree: Any, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -553,6 +557,34 @@ def test_a_tensor_of_a_subclass_comes_back_as_a_plain_one_only_where_that_was_as
     done = run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", "--drop-opaque")
     assert "Subclass" in done.err
     assert_same({"s": torch.arange(3.0), "w": torch.ones(1)}, loaded(tmp_path / "back.pt", weights_only=True))
+
+
+@pytest.fixture
+def one_process() -> Iterator[Any]:
+    """A world of one process, to make distributed tensors in."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield distributed.device_mesh.init_device_mesh("cpu", (1,))
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_distributed_tensors_are_refused_with_advice(zipped: bool, one_process: Any, tmp_path: Path) -> None:
+    from torch.distributed._shard import sharded_tensor, sharding_spec
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    spread = distribute_tensor(torch.arange(8.0), one_process, [Shard(0)])
+    sharded = sharded_tensor.rand(sharding_spec.ChunkShardingSpec(0, ["rank:0/cpu"]), 4, 4)
+    for tensor in (spread, torch.nn.Parameter(spread), sharded):
+        path = saved(tmp_path, {"w": torch.ones(2), "d": [tensor]}, _use_new_zipfile_serialization=zipped)
+        refused = ckptconv_here("pt2safetensors", path)
+        assert refused.code == 5
+        for words in ("1 tensor", "'d.0'", "dcp2safetensors", "--exclude"):
+            assert words in refused.err, refused.err
+        assert_same({"w": torch.ones(2), "d": [None]}, loaded(back(path, "--exclude", "d.*")))
 
 
 def test_a_tensor_without_data_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptconv import attacks
 from ckptconv.errors import UsageError
-from ckptconv.spool import is_pipe, take_pipe
+from ckptconv.spool import is_pipe, take_pipe, take_url
 from ckptconv.storage import Entry, basename, dirname, is_remote, listing, look, open_reader
 
 from . import dcp, deepspeed, safetensors, torch_file, torch_index, universal, zero_files
@@ -45,6 +45,8 @@ def open_source(
     path = os.fspath(path)
     if is_pipe(path):
         path = take_pipe(path, spool_dir)
+    elif path.startswith(("http://", "https://")):
+        take_url(path, dict(storage_options or {}), spool_dir)
     with attacks.refused(not inert):
         return _open(path, family, tag, exclude_frozen, model_rank, storage_options)
 
@@ -61,6 +63,9 @@ def _open(
     entry = look(path, options)
     if entry.kind == "missing":
         raise UsageError(f"{path} does not exist.", _nearby(path, options))
+    if entry.kind == "file" and dcp.is_part(path):
+        path = dcp.directory_of(path)
+        entry = look(path, options)
     names = listing(path, options) if entry.kind == "directory" else {}
     found = _family(path, entry.kind, names, options, family)
     if torch_index.holds_set(names) and (family or found or torch_file.FAMILY) == torch_file.FAMILY:
@@ -100,8 +105,6 @@ def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str,
     A directory may hold checkpoints of several: the `expected` one, or else DeepSpeed's, is meant.
     """
     if kind == "file":
-        if dcp.is_part(path):
-            return dcp.FAMILY
         if _is_safetensors(path, options):
             return safetensors.FAMILY
         # A rank's file is a .pt like any other: it is converted as one unless the checkpoint around it is asked for.
@@ -109,7 +112,10 @@ def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str,
     written = any(name.endswith((safetensors.SUFFIX, safetensors.INDEX_SUFFIX)) for name in names)
     if written and expected == safetensors.FAMILY:
         return expected
-    if dcp.is_directory(names) or (names and expected in ("", dcp.FAMILY) and dcp.locate(path, names, options)):
+    is_dcp = dcp.is_directory(names)
+    if expected in ("", dcp.FAMILY) and is_dcp:
+        return dcp.FAMILY
+    if expected == dcp.FAMILY and dcp.locate(path, names, options):
         return dcp.FAMILY
     if kind == "directory" and (
         {zero_files.LATEST, universal.LATEST} & set(names)
@@ -117,6 +123,10 @@ def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str,
         or zero_files.tags_in(path, names, options)
     ):
         return deepspeed.FAMILY
+    # What lies below is meant where nothing else is there; shards of safetensors also beside what was made of them.
+    alone = not (written or torch_index.holds_set(names)) or dcp.SHARDED in names
+    if is_dcp or (not expected and alone and dcp.locate(path, names, options)):
+        return dcp.FAMILY
     return safetensors.FAMILY if written and expected != deepspeed.FAMILY else ""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptconv import keymap
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.storage import Entry, Options, basename, dirname, join, listing, open_reader
+from ckptconv.storage import Entry, Options, basename, dirname, join, listing, look, open_reader
 from ckptconv.tensors import LazyTensor
 from ckptconv.tree import Composite
 from ckptconv.units import format_size
@@ -24,6 +24,7 @@ from ckptconv.units import format_size
 from . import dcp_names, safetensors
 from .dcp_entries import MAX_VALUE, Entries, offsets_of, records_of
 from .dcp_metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
+from .deepspeed import prefixed
 from .source import Source
 from .torch_container import MAX_PICKLE
 
@@ -33,7 +34,7 @@ SUFFIX = ".distcp"
 _RANK = re.compile(r"__(\d{1,9})\.metadata")
 _SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
 # Where HuggingFaceStorageWriter puts the shards of which it made an ordinary set.
-_SHARDED = "sharded"
+SHARDED = "sharded"
 # What frameworks call the directory of a model beside that of an optimizer, or other things of a step.
 _MODELS = re.compile(r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded")
 _OPTIMIZERS = re.compile(r"optimizer_\d+|optimizer|optim")
@@ -62,6 +63,20 @@ def is_part(path: str) -> bool:
     return name == METADATA or name.endswith(SUFFIX) or _RANK.fullmatch(name) is not None
 
 
+def directory_of(path: str) -> str:
+    """The directory of the checkpoint that a file is a part of, where that file stands for all of it.
+
+    Raises UsageError for a file of one rank's tensors.
+    """
+    if path.endswith(SUFFIX):
+        raise UsageError(
+            f"{path} is a part of a checkpoint: archives of the tensors that one rank saved, one after the other. What "
+            f"they are and how they fit together is told by the {METADATA} beside it.",
+            f"Name the directory: ckptconv dcp2safetensors {dirname(path)} OUTPUT",
+        )
+    return dirname(path)
+
+
 def is_directory(names: Mapping[str, Entry]) -> bool:
     """Whether a directory with these names holds a checkpoint, be it whole or not."""
     return any(
@@ -88,8 +103,8 @@ def _locate(path: str, names: Mapping[str, Entry], options: Options | None, leve
     found = {name: join(path, name) for name in inner if _is_known(name) and is_directory(_names(path, name, options))}
     optimizers = [name for name in found if _OPTIMIZERS.fullmatch(name)]
     models = [name for name in found if name not in optimizers]
-    if len(models) > 1 and _SHARDED in models:
-        models.remove(_SHARDED)
+    if len(models) > 1 and SHARDED in models:
+        models.remove(SHARDED)
     if len(models) > 1 or (not models and len(optimizers) > 1):
         raise UsageError(f"{path} holds several checkpoints: {', '.join(sorted(found))}.", "Name one of them.")
     if models:
@@ -118,21 +133,16 @@ def _names(path: str, name: str, options: Options | None) -> dict[str, Entry]:
 
 
 def read(path: str, options: Options | None = None) -> Source:
-    """Open a checkpoint by its directory, its `.metadata`, or the directory that a framework put it in.
+    """Open a checkpoint by its directory, or the one that a framework put it in.
 
     Reads descriptions only: the metadata, and of the model's tensors, and all other values, the beginning and end of
     each entry. Raises CorruptError where something is missing or contradicts itself, UnsafeError for an attack.
     """
-    if path.endswith(SUFFIX):
-        raise UsageError(
-            f"{path} is a part of a checkpoint: archives of the tensors that one rank saved, one after the other. What "
-            f"they are and how they fit together is told by the {METADATA} beside it.",
-            f"Name the directory: {dirname(path)}",
-        )
-    place = Place(dirname(path)) if is_part(path) else locate(path, listing(path, options), options)
+    place = locate(path, listing(path, options), options) if look(path, options).kind == "directory" else None
     if place is None:
         raise UsageError(
-            f"{path} holds no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files."
+            f"{path} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
+            "Name the directory that they are in.",
         )
     model = _Checkpoint.open(place.directory, options)
     other = _Checkpoint.open(place.optimizer, options) if place.optimizer else None
@@ -157,12 +167,17 @@ def _source(path: str, checkpoint: _Checkpoint, other: _Checkpoint | None, notes
         structured=described.nested or bool(described.values),
     )
     source.parts = _Parts(source, checkpoint, other)
-    if checkpoint.directory != path and not is_part(path):
+    if checkpoint.directory != path:
         source.facts["directory"] = checkpoint.directory
     tree = source.parts.read(checkpoint, chosen)
-    source.weights = tree[key] if key else tree
+    # Nothing is left of a model that is all one value with tensors in it.
+    source.weights = tree.get(key, {}) if key else tree
     source.facts.update(_facts(checkpoint))
     _tell_left_out(source, checkpoint, set(chosen))
+    if other:
+        source.notes.append(f"Beside the model there is {other.directory}; --optimizer PATH converts its states.")
+    if isinstance(source.weights, dict):
+        source.notes += prefixed(list(source.weights))
     return source
 
 

@@ -39,6 +39,9 @@ SHARDING = "DCP_SHARDING_INFO"
 _AROUND, _AROUND_FAR = 1 << 11, 1 << 16
 # Values are kept in memory; tensors and long texts in them count little.
 MAX_VALUE = 1 << 24
+# Smaller ones of these are known again.
+_SMALL = 1 << 11
+_ATOMS = frozenset({bool, int, float, str, type(None)})
 # Of a packed entry so much is kept at either end: an archive of one tensor has a few KiB beside its data.
 _ENDS = 1 << 16
 _AGAIN = "Copy or download it again."
@@ -150,10 +153,18 @@ class Entries:
 
     def values(self, places: Mapping[str, Place]) -> Iterator[tuple[str, TorchFile | None]]:
         """What other values hold, by name, one after the other; None for what torch.save did not write."""
+        # There may be a number for every parameter, and few different ones.
+        known: dict[bytes, TorchFile] = {}
         for name, place, reader in self._in_order([(place, name) for name, place in places.items()]):
             archive, start, size = self._archive(place, reader, MAX_VALUE, MAX_VALUE)
-            is_zip = size >= len(ZIP) and archive.read_at(start, len(ZIP)) == ZIP
-            yield name, self._read(archive, start, size) if is_zip else None
+            if size < len(ZIP) or archive.read_at(start, len(ZIP)) != ZIP:
+                yield name, None
+                continue
+            data = archive.read_at(start, size) if size <= _SMALL else b""
+            found = known.get(data) or self._read(archive, start, size)
+            if data and type(found.value) in _ATOMS:
+                known[data] = found
+            yield name, found
 
     def _in_order(self, work: Sequence[tuple[Place, Any]]) -> Iterator[tuple[Any, Place, _Ahead]]:
         """What is at the places, as it lies in the files."""
@@ -237,6 +248,13 @@ class Entries:
         where = f"{reader.file.path}: the chunk of {named(name)} at {list(chunk.offsets)}"
         key = place.name, place.offset
         if key not in self._headers:
+            head = reader.read_at(place.offset, min(16, reader.file.size - place.offset))
+            if not safetensors.looks_like(head, reader.file.size - place.offset):
+                raise CorruptError(
+                    f"{where} is no archive of torch.save: at byte {place.offset} is {head!r}. The file is of another "
+                    "save, or damaged.",
+                    _AGAIN,
+                )
             header = safetensors.read_header(reader, place.offset)
             self._headers[key] = {
                 found: Chunk(offsets, stored.shape, stored)

@@ -9,7 +9,7 @@ while the pickle is read, and all that follows is linear in their number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -199,6 +199,7 @@ def read_description(pickles: Iterable[tuple[str, bytes]]) -> Description:
     """
     found = Description()
     words = _vocabulary()
+    where = ""
     for where, data in pickles:
         loaded = load(data, words, where=where)
         del data
@@ -209,6 +210,11 @@ def read_description(pickles: Iterable[tuple[str, bytes]]) -> Description:
     found.nested = bool(found.paths)
     for name in (*found.tensors, *found.values):
         found.paths.setdefault(name, (name,))
+    leading: dict[Path, str] = {}
+    for name, path in found.paths.items():
+        other = leading.setdefault(path, name)
+        if other != name:
+            raise CorruptError(f"{where}: {named(name)} and {named(other)} lead to the same place in the state dict.")
     return found
 
 
@@ -379,8 +385,3 @@ def some(names: Iterable[str], most: int = 5) -> str:
     listed = list(names)
     few = ", ".join(map(named, listed[:most]))
     return f"{few} and {len(listed) - most} more" if len(listed) > most else few
-
-
-def pieces(path: Path) -> Iterator[str]:
-    """The steps of a path as text."""
-    return map(str, path)

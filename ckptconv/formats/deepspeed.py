@@ -138,7 +138,7 @@ def read(
         opaque=list(opened.reading.opaque),
         mentioned=list(opened.reading.mentioned),
         records=opened.reading.records,
-        notes=[*_taken(path, place), *_prefixed(state)],
+        notes=[*_taken(path, place), *prefixed(state)],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
         equal=weights.equal,
@@ -475,7 +475,7 @@ def _taken(path: str, place: zero_files.Place) -> list[str]:
     return [f"Took {place.directory}: {place.reason}."] if place.reason and place.directory != path else []
 
 
-def _prefixed(names: Mapping[str, LazyTensor]) -> list[str]:
+def prefixed(names: Collection[str]) -> list[str]:
     """What to do about a prefix that all names share and no model asked for."""
     prefix = ""
     while names:

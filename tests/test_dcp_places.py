@@ -1,0 +1,318 @@
+"""Where checkpoints are looked for, and what frameworks put around them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ckptconv_here
+from dcp_writer import Checkpoint, one, shards
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from test_dcp import checkpoint_of, converted, copy_of, expected_of, refused
+
+import ckptconv
+
+
+def model(value: float = 1.0) -> Checkpoint:
+    return one(torch.full((4, 2), value), shards((4, 2), 0, 2))
+
+
+def optimizer() -> Checkpoint:
+    made = Checkpoint()
+    made.add(("optimizer", "state", "w", "exp_avg"), torch.ones(4, 2))
+    made.add_value(("optimizer", "param_groups", 0, "lr"), 0.5)
+    made.add_value(("optimizer", "param_groups", 0, "params"), ["w"])
+    return made
+
+
+def weights(source: Path, tmp_path: Path, *options: object) -> dict[str, Any]:
+    output = tmp_path / "out.safetensors"
+    converted(source, output, *options)
+    return {name: tensor.tolist() for name, tensor in load_file(output).items()}
+
+
+ONES = {"w": [[1.0, 1.0]] * 4}
+
+
+# ---------------------------------------------------------------------------------------------------------- frameworks
+
+
+def test_accelerate_puts_the_optimizer_beside_the_model(tmp_path: Path) -> None:
+    model().write(tmp_path / "state" / "pytorch_model_fsdp_0")
+    optimizer().write(tmp_path / "state" / "optimizer_0")
+    (tmp_path / "state" / "random_states_0.pkl").write_bytes(b"x")
+    assert weights(tmp_path / "state", tmp_path, "--optimizer", tmp_path / "optimizer.safetensors") == ONES
+    assert set(load_file(tmp_path / "optimizer.safetensors")) == {"state.w.exp_avg"}
+    with safe_open(tmp_path / "optimizer.safetensors", "pt") as file:
+        record = json.loads(file.metadata()["ckptconv.structure"])
+    assert '"lr", ["float", "0.5"]' in json.dumps(record)
+    # Either of them can be named as well.
+    assert weights(tmp_path / "state" / "pytorch_model_fsdp_0", tmp_path) == ONES
+    assert set(weights(tmp_path / "state" / "optimizer_0", tmp_path)) == {"optimizer.state.w.exp_avg"}
+
+
+def test_two_models_are_not_chosen_between(tmp_path: Path) -> None:
+    for number in (0, 1):
+        model().write(tmp_path / "state" / f"pytorch_model_fsdp_{number}")
+    message = refused(tmp_path / "state", tmp_path / "out.safetensors", 2)
+    assert "pytorch_model_fsdp_0, pytorch_model_fsdp_1" in message
+
+
+def test_the_last_step_of_a_torchtitan_run(tmp_path: Path) -> None:
+    for step in (9, 10, 8):
+        model(float(step == 10)).write(tmp_path / "checkpoint" / f"step-{step}")
+    assert weights(tmp_path / "checkpoint", tmp_path) == ONES
+    assert "Took step-10" in converted(tmp_path / "checkpoint", tmp_path / "out.safetensors").out
+    assert weights(tmp_path / "checkpoint" / "step-9", tmp_path) == {"w": [[0.0, 0.0]] * 4}
+
+
+def test_olmo_core_s_step(tmp_path: Path) -> None:
+    model().write(tmp_path / "run" / "step1000" / "model_and_optim")
+    (tmp_path / "run" / "step1000" / "train").mkdir()
+    (tmp_path / "run" / "step1000" / ".metadata.json").write_text("{}")
+    assert weights(tmp_path / "run" / "step1000", tmp_path) == ONES
+    assert weights(tmp_path / "run", tmp_path) == ONES
+
+
+def test_lightning_s_directory_that_is_called_like_a_file(tmp_path: Path) -> None:
+    directory = model().write(tmp_path / "epoch=1-step=10.ckpt")
+    torch.save({"epoch": 1}, directory / "meta.pt")
+    assert weights(directory, tmp_path) == ONES
+    assert ckptconv.open(directory).family == "dcp"
+
+
+def test_a_directory_that_holds_none(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "is no checkpoint" in refused(tmp_path / "empty", tmp_path / "out.safetensors", 2)
+
+
+def test_what_is_no_part_of_the_save_is_left_alone(tmp_path: Path) -> None:
+    directory = model().write(tmp_path / "c")
+    (directory / "__7_0.distcp").write_bytes(b"left from a save on more ranks")
+    assert weights(directory, tmp_path) == ONES
+
+
+def test_a_model_in_one_file_is_not_mistaken_for_what_lies_below_it(tmp_path: Path) -> None:
+    model().write(tmp_path / "hub" / "checkpoint")
+    torch.save({"other": torch.zeros(2)}, tmp_path / "hub" / "pytorch_model.bin")
+    assert set(ckptconv.open(tmp_path / "hub").weights) == {"other"}
+    assert weights(tmp_path / "hub", tmp_path) == ONES
+
+
+# ------------------------------------------------------------------------------------------------------ names and keys
+
+
+def test_a_wrapper_s_prefix_is_told_and_kept() -> None:
+    source = ckptconv.open(checkpoint_of("ddp_w2"))
+    assert "module.l1.weight" in source.weights
+    assert any("--strip-prefix module." in note for note in source.notes)
+
+
+def test_a_model_that_was_pickled_as_a_whole(tmp_path: Path) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.add_value(("model", "parts"), (torch.ones(2), 5))
+    directory = checkpoint.write(tmp_path / "c")
+    run = converted(directory, tmp_path / "none.safetensors")
+    assert "'model.parts'" in run.err
+    assert weights(directory, tmp_path, "--key", "model.parts") == {"0": [1.0, 1.0]}
+
+
+def test_without_paths_names_are_whole(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(paths=None)
+    checkpoint.add(("model.embed.weight",), torch.ones(2))
+    checkpoint.add(("lm_head.weight",), torch.ones(3))
+    checkpoint.add(("optimizer.state.exp_avg.lm_head.weight",), torch.ones(3))
+    directory = checkpoint.write(tmp_path / "c")
+    assert set(weights(directory, tmp_path)) == {"model.embed.weight", "lm_head.weight"}
+    run = converted(directory, tmp_path / "out.safetensors")
+    assert "'optimizer' (1 tensor)" in run.out
+
+
+def test_a_flat_optimizer_is_told_by_parameter(tmp_path: Path) -> None:
+    checkpoint = model()
+    for name in ("a.w", "b"):
+        checkpoint.add(("optim", f"state.{name}.exp_avg"), torch.ones(2))
+        checkpoint.add_value(("optim", f"param_groups.{name}.lr"), 0.5 if name == "b" else 0.1)
+    converted(checkpoint.write(tmp_path / "c"), "--optimizer", tmp_path / "optimizer")
+    flat = load_file(tmp_path / "optimizer" / "model.safetensors")
+    tree = ckptconv.unflatten(flat, (tmp_path / "optimizer" / "ckptconv.structure.json").read_text())
+    assert set(tree["state"]) == {"a.w", "b"}
+    assert tree["param_groups"] == [{"lr": 0.1, "params": ["a.w"]}, {"lr": 0.5, "params": ["b"]}]
+
+
+def test_several_optimizers_are_one(tmp_path: Path) -> None:
+    checkpoint = model()
+    for number, name in enumerate("ab"):
+        checkpoint.add((f"optimizer_{number}", "state", name, "exp_avg"), torch.ones(2))
+    converted(checkpoint.write(tmp_path / "c"), "--optimizer", tmp_path / "optimizer.safetensors")
+    assert set(load_file(tmp_path / "optimizer.safetensors")) == {"state.a.exp_avg", "state.b.exp_avg"}
+
+
+def test_lists_and_keys_with_dots_come_back(tmp_path: Path) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.add(("layers", 1, "w"), torch.ones(2))
+    checkpoint.add(("layers", 0, "w"), torch.zeros(2))
+    checkpoint.add_value(("a.b", "c"), {"deep": [1, (2, None)]})
+    checkpoint.add_value(("1", "2"), b"x")
+    loaded = ckptconv.load_state_dict(checkpoint.write(tmp_path / "c"), key=".")
+    assert [layer["w"].tolist() for layer in loaded.pop("layers")] == [[0.0, 0.0], [1.0, 1.0]]
+    assert loaded == {"a.b": {"c": {"deep": [1, (2, None)]}}, "1": {"2": b"x"}}
+
+
+@pytest.mark.parametrize(
+    ("one_path", "other"),
+    [(("a",), ("a", "b")), (("a", 0), ("a", "b")), (("a", 10**9), ("a", 0)), (("a", -1), ("a", 0)), (("a",), ("a",))],
+)
+def test_paths_that_contradict_each_other(one_path: Any, other: Any, tmp_path: Path) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.add(("x",), torch.ones(2))
+    checkpoint.add(("y",), torch.ones(2))
+    checkpoint.paths = {"x": one_path, "y": other}
+    refused(checkpoint.write(tmp_path / "c"), tmp_path / "out.safetensors", 4)
+
+
+def test_a_large_value_is_left_out_and_said(tmp_path: Path) -> None:
+    checkpoint = model()
+    checkpoint.add_value(("dataloader",), bytes(17 << 20))
+    run = converted(checkpoint.write(tmp_path / "c"), tmp_path / "out.safetensors")
+    assert "'dataloader', a value of" in run.err
+
+
+# ---------------------------------------------------------------------------------------------------------- unfinished
+
+
+def test_an_interrupted_save(tmp_path: Path) -> None:
+    directory = model().write(tmp_path / "c")
+    (directory / ".metadata").rename(directory / ".metadata.tmp")
+    assert "was interrupted" in refused(directory, tmp_path / "out.safetensors", 4)
+
+
+def test_metadata_that_was_not_copied(tmp_path: Path) -> None:
+    directory = model().write(tmp_path / "c")
+    (directory / ".metadata").unlink()
+    assert "begins with a dot" in refused(directory, tmp_path / "out.safetensors", 4)
+
+
+@pytest.mark.parametrize("data", [b"", b"not a pickle", pickle.dumps({}), pickle.dumps([1]), pickle.dumps(torch.Size)])
+def test_metadata_that_is_none(data: bytes, tmp_path: Path) -> None:
+    directory = model().write(tmp_path / "c")
+    (directory / ".metadata").write_bytes(data)
+    run = ckptconv_here("dcp2safetensors", directory, tmp_path / "out.safetensors")
+    assert run.code in (4, 5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_s_metadata_is_needed(rank: int, tmp_path: Path) -> None:
+    directory = copy_of("no_collectives_w2", tmp_path)
+    (directory / f"__{rank}.metadata").unlink()
+    refused(directory, tmp_path / "out.safetensors", 4)
+
+
+def test_ranks_of_two_saves(tmp_path: Path) -> None:
+    directory = copy_of("no_collectives_w2", tmp_path)
+    other = Checkpoint()
+    other.add(("model", "l1", "weight"), torch.ones(3, 3))
+    (directory / "__1.metadata").write_bytes(pickle.dumps(other.metadata()))
+    assert "not of one save" in refused(directory, tmp_path / "out.safetensors", 4)
+
+
+# ------------------------------------------------------------------------------------------------ shards of safetensors
+
+
+def test_shards_are_preferred_to_what_was_made_of_them(tmp_path: Path) -> None:
+    output = tmp_path / "c"
+    shutil.copytree(checkpoint_of("hf_sharded_w2"), output / "sharded")
+    # Consolidation makes zeros of scalars.
+    save_file({name: torch.zeros(1) for name in expected_of("hf_sharded_w2")["tensors"]}, output / "model.safetensors")
+    found = weights(output, tmp_path)
+    assert found == weights(checkpoint_of("hf_sharded_w2"), tmp_path)
+
+
+def test_a_shard_in_the_middle_is_missed(tmp_path: Path) -> None:
+    directory = copy_of("hf_sharded_w2", tmp_path)
+    for path in directory.glob("shard-00001-*"):
+        path.unlink()
+    assert "lacks shard 1 of 2" in refused(directory, tmp_path / "out.safetensors", 4)
+
+
+def test_one_file_of_a_shard_is_missed(tmp_path: Path) -> None:
+    directory = copy_of("hf_sharded_w2", tmp_path)
+    (directory / "shard-00001-model-00002-of-00002.safetensors").unlink()
+    assert "lack" in refused(directory, tmp_path / "out.safetensors", 4)
+
+
+@pytest.mark.parametrize("info", ["", "{", "[]", '{"up.bias": 5}', '{"up.bias": {"saved_offsets": [-1]}}'])
+def test_shards_that_do_not_say_where_they_belong(info: str, tmp_path: Path) -> None:
+    directory = copy_of("hf_sharded_w2", tmp_path)
+    path = directory / "shard-00002-model-00001-of-00002.safetensors"
+    metadata = {"DCP_SHARDING_INFO": info} if info else {}
+    save_file(load_file(path), path, metadata)
+    refused(directory, tmp_path / "out.safetensors", 4)
+
+
+def test_a_rank_s_second_chunk_that_torch_has_lost(tmp_path: Path) -> None:
+    directory = copy_of("safetensors_fmt_w2", tmp_path)
+    data = (directory / "__1_0.distcp").read_bytes()
+    assert data.count(b"saved_offsets") > 1
+    at = data.find(b'\\"saved_offsets\\": [')
+    spoilt = data[:at] + data[at:].replace(b"[5, 0]", b"[0, 5]").replace(b"[3, 0]", b"[0, 3]")
+    (directory / "__1_0.distcp").write_bytes(spoilt)
+    assert "has kept the last of several" in refused(directory, tmp_path / "out.safetensors", 4)
+
+
+# ----------------------------------------------------------------------------------------------------------- compressed
+
+
+def _packed(tensor: torch.Tensor, **options: Any) -> Checkpoint:
+    zstandard = pytest.importorskip("zstandard")
+    checkpoint = Checkpoint(pack=zstandard.ZstdCompressor(**options).compress, descriptors=["stream.zstd/1"])
+    checkpoint.add(("model", "w"), tensor, shards(tuple(tensor.shape), 1, 2))
+    checkpoint.add_value(("epoch",), list(range(40_000)))
+    return checkpoint
+
+
+@pytest.mark.parametrize("rows", [2, 40_000])
+def test_packed_entries_are_unpacked_on_the_way(rows: int, tmp_path: Path) -> None:
+    tensor = torch.arange(rows * 8, dtype=torch.float32).reshape(rows, 8)
+    directory = _packed(tensor).write(tmp_path / "c")
+    converted(directory, tmp_path / "out.safetensors", "--checksum")
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], tensor)
+    assert ckptconv.load_state_dict(directory, key=".")["epoch"] == list(range(40_000))
+
+
+def test_packed_entries_that_are_damaged(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensor = torch.randint(0, 1 << 30, (4000, 8), generator=generator, dtype=torch.int32)
+    checkpoint = _packed(tensor)
+    for offset in (0, 40, 30_000, 60_000):
+        data = bytearray(checkpoint.files["__1_0.distcp"])
+        data[offset] ^= 4
+        directory = checkpoint.write(tmp_path / "c")
+        (directory / "__1_0.distcp").write_bytes(data)
+        refused(directory, tmp_path / "out.safetensors", 4)
+
+
+def test_packed_entries_that_unpack_to_more_than_they_can_be(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    checkpoint = Checkpoint(pack=lambda data: zstandard.compress(data + bytes(1 << 24)), descriptors=["stream.zstd/1"])
+    checkpoint.add(("model", "w"), torch.ones(2))
+    assert "unpacks to more" in refused(checkpoint.write(tmp_path / "c"), tmp_path / "out.safetensors", 4)
+
+
+def test_the_package_that_unpacks_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = copy_of("zstd_w2", tmp_path)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert "pip install 'ckptconv[zstd]'" in refused(directory, tmp_path / "out.safetensors", 5)
+
+
+def test_an_unknown_transform(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(descriptors=["stream.brotli/1"])
+    checkpoint.add(("model", "w"), torch.ones(2))
+    assert "stream.brotli/1" in refused(checkpoint.write(tmp_path / "c"), tmp_path / "out.safetensors", 5)

@@ -1,0 +1,510 @@
+"""Checkpoints on stores: read by ranges, written as uploads, over links that break."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+import torch
+from checkpoints import ZERO, ckptconv, ckptconv_here
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote import CREDENTIALS, S3, Asked, Proxy, http_server, proxy_to, s3_server
+from safetensors.torch import load_file
+
+import ckptconv as library
+from ckptconv import ahead, convert, remote
+from ckptconv.ahead import Range, joined
+from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.tensors import File
+from ckptconv.uploads import part_size
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+import make_example
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A link to the server that can be broken, to one that does not wait long before it tries again."""
+    monkeypatch.setattr(remote, "WAITS", (0.01,) * 4)
+    with proxy_to(s3.endpoint) as made:
+        yield made
+
+
+def impatient(s3: S3, proxy: Proxy) -> dict[str, Any]:
+    """Options for the proxy, without the attempts that botocore makes by itself."""
+    return {**s3.through(proxy.endpoint), "config_kwargs": {"retries": {"max_attempts": 0}}}
+
+
+def a_model(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Some 21 MB in tensors of all kinds: plain, tied, transposed, scalar, empty, of other dtypes."""
+    generator = torch.Generator().manual_seed(seed)
+    model = {f"layers.{i}.weight": torch.randn(512, 700, generator=generator) for i in range(10)}
+    model["transposed"] = torch.randn(900, 1500, generator=generator).t()
+    model["half"] = torch.randn(333, 77, generator=generator).to(torch.bfloat16)
+    model["scalar"] = torch.tensor(3.5)
+    model["empty"] = torch.empty(0, 4)
+    model["tied"] = model["layers.0.weight"]
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.pt"
+    torch.save(a_model(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Path:
+    """What a local conversion makes of it, for those from and to elsewhere to equal."""
+    convert(model, model.parent / "plain.safetensors")
+    convert(model, model.parent / "plain", max_shard_size=5_000_000)
+    loaded = load_file(model.parent / "plain.safetensors")
+    for name, tensor in a_model().items():
+        assert name == "tied" or torch.equal(loaded[name], tensor)
+    return model.parent
+
+
+def fresh(prefix: str = "out") -> str:
+    """A name that nothing was written under."""
+    return f"{prefix}-{uuid.uuid4().hex[:12]}"
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+# -------------------------------------------------------------------------------------------------------- anywhere
+
+
+@pytest.mark.parametrize("source", ["local", "s3", "memory"])
+@pytest.mark.parametrize("target", ["local", "s3", "memory"])
+def test_any_mix_of_places_gives_the_same_files(
+    source: str, target: str, model: Path, plain: Path, s3: S3, tmp_path: Path
+) -> None:
+    name = fresh()
+    if source == "memory":
+        fsspec.filesystem("memory").pipe_file(f"/{name}/model.pt", model.read_bytes())
+    path = {"local": str(model), "s3": f"s3://models/{name}/model.pt", "memory": f"memory://{name}/model.pt"}[source]
+    if source == "s3":
+        s3.put(model, f"{name}/model.pt")
+    base = {"local": str(tmp_path), "s3": f"s3://models/{name}", "memory": f"memory://{name}"}[target]
+    options = s3.options if "s3" in (source, target) else {}
+    report = convert(path, f"{base}/one.safetensors", storage_options=options)
+    convert(path, f"{base}/dir", max_shard_size=5_000_000, storage_options=options)
+    assert report.bytes_written == (plain / "plain.safetensors").stat().st_size
+    if target == "s3":
+        s3.fetch(f"{name}/", tmp_path)
+    if target == "memory":
+        memory = fsspec.filesystem("memory")
+        memory.get(f"/{name}/", str(tmp_path), recursive=True)
+    assert (tmp_path / "one.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+    assert files_of(tmp_path / "dir") == files_of(plain / "plain")
+    assert not s3.uploads()
+
+
+@pytest.mark.parametrize("case", ["z3_bf16_w2", "z1_bf16_w2", "z2_bf16_frozen_w2"])
+def test_a_zero_checkpoint_on_a_store_is_found_through_latest_and_converted(case: str, s3: S3, tmp_path: Path) -> None:
+    name = fresh()
+    url = s3.put(ZERO / case / "checkpoint", f"{name}/checkpoint")
+    convert(url, f"s3://models/{name}/out.safetensors", family="deepspeed", storage_options=s3.options)
+    convert(ZERO / case / "checkpoint", tmp_path / "out.safetensors", family="deepspeed")
+    assert s3.get(f"{name}/out.safetensors") == (tmp_path / "out.safetensors").read_bytes()
+
+
+def test_a_torch_file_is_written_to_a_store_although_its_checksums_come_late(
+    plain: Path, s3: S3, tmp_path: Path
+) -> None:
+    name = fresh()
+    convert(plain / "plain.safetensors", f"s3://models/{name}/back.pt", storage_options=s3.options)
+    (tmp_path / "back.pt").write_bytes(s3.get(f"{name}/back.pt"))
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    model = a_model()
+    assert back.keys() == model.keys()
+    for key, tensor in model.items():
+        assert torch.equal(back[key], tensor)
+    assert back["tied"].data_ptr() == back["layers.0.weight"].data_ptr()
+
+
+def test_the_command_line_takes_urls_storage_options_and_the_environment(
+    model: Path, plain: Path, s3: S3, tmp_path: Path
+) -> None:
+    name = fresh()
+    url = s3.put(model, f"{name}/model.pt")
+    by_option = ckptconv(
+        "pt2safetensors",
+        url,
+        f"s3://models/{name}/a.safetensors",
+        "--json",
+        "--storage-options",
+        json.dumps(s3.options),
+    )
+    assert by_option.code == 0, by_option.err
+    assert by_option.json["outputs"][0]["path"] == f"s3://models/{name}/a.safetensors"
+    environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": s3.endpoint}
+    by_environment = ckptconv("pt2safetensors", url, f"s3://models/{name}/b.safetensors", env=environment)
+    assert by_environment.code == 0, by_environment.err
+    expected = (plain / "plain.safetensors").read_bytes()
+    assert s3.get(f"{name}/a.safetensors") == s3.get(f"{name}/b.safetensors") == expected
+
+
+# -------------------------------------------------------------------------------------------------- uploads, commit
+
+
+def test_a_new_output_replaces_an_old_one_whole(model: Path, plain: Path, s3: S3, tmp_path: Path) -> None:
+    name = fresh()
+    other = tmp_path / "other.pt"
+    torch.save({f"w{i}": torch.full((1000,), float(i)) for i in range(9)}, other)
+    convert(other, f"s3://models/{name}", max_shard_size=4000, storage_options=s3.options)
+    assert f"{name}/model-00009-of-00009.safetensors" in s3.keys(name)
+    s3.client.put_object(Bucket="models", Key=f"{name}/README.md", Body=b"mine")
+    convert(model, f"s3://models/{name}", max_shard_size=5_000_000, storage_options=s3.options)
+    files = files_of(s3.fetch(f"{name}/", tmp_path / "got"))
+    assert files.pop("README.md") == b"mine"
+    assert files == files_of(plain / "plain")
+    with pytest.raises(FailedError, match="--no-clobber"):
+        convert(model, f"s3://models/{name}", clobber=False, storage_options=s3.options)
+
+
+def test_nothing_appears_before_everything_is_sent_and_the_index_appears_last(
+    model: Path, s3: S3, proxy: Proxy
+) -> None:
+    name = fresh()
+    convert(model, f"s3://models/{name}", max_shard_size=5_000_000, storage_options=impatient(s3, proxy))
+    steps = [(each.method, each.path) for each in proxy.asked if each.method in ("PUT", "POST")]
+    parts = [i for i, (method, path) in enumerate(steps) if method == "PUT" and "partNumber" in path]
+    commits = [
+        i
+        for i, (method, path) in enumerate(steps)
+        if (method == "POST" and "uploadId" in path) or (method == "PUT" and "partNumber" not in path)
+    ]
+    assert parts
+    assert max(parts) < min(commits)
+    assert len(commits) == len(s3.keys(name))
+    assert "model.safetensors.index.json" in steps[commits[-1]][1]
+
+
+def test_what_fails_halfway_leaves_nothing_behind(model: Path, s3: S3, proxy: Proxy) -> None:
+    name = fresh()
+    proxy.rule = lambda asked: "403" if "partNumber=2" in asked.path else ""
+    with pytest.raises(FailedError, match=name):
+        convert(model, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+    assert not s3.keys(name)
+    assert not s3.uploads()
+
+
+def test_a_killed_upload_leaves_nothing_under_the_name_and_the_next_run_completes(
+    model: Path, plain: Path, s3: S3, proxy: Proxy
+) -> None:
+    name = fresh()
+    proxy.rule = lambda asked: "slow" if asked.method == "PUT" else ""
+    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), f"s3://models/{name}/out.safetensors"]
+    process = subprocess.Popen(
+        [*command, "--storage-options", json.dumps(impatient(s3, proxy))], stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and not any("partNumber" in asked.path for asked in proxy.asked):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not s3.keys(name)
+    proxy.rule = lambda asked: ""
+    convert(model, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+    assert s3.get(f"{name}/out.safetensors") == (plain / "plain.safetensors").read_bytes()
+
+
+def test_an_interrupted_upload_is_taken_back(model: Path, s3: S3, proxy: Proxy) -> None:
+    name = fresh()
+    proxy.rule = lambda asked: "slow" if asked.method == "PUT" else ""
+    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), f"s3://models/{name}/out.safetensors"]
+    process = subprocess.Popen(
+        [*command, "--storage-options", json.dumps(impatient(s3, proxy))], stderr=subprocess.PIPE
+    )
+    while process.poll() is None and not any("partNumber" in asked.path for asked in proxy.asked):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate()
+    assert process.returncode == 143, said
+    assert not s3.keys(name)
+    assert not [key for key in s3.uploads() if key.startswith(name)]
+
+
+# ---------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("fault", ["drop", "503", "cut", "short", "long"])
+def test_a_fault_that_passes_is_tried_again(fault: str, model: Path, plain: Path, s3: S3, proxy: Proxy) -> None:
+    name = fresh()
+    url = s3.put(model, f"{name}/model.pt")
+    answers = ("short", "long")
+
+    def at_first(asked: Asked) -> str:
+        """Every range is spoiled once, and once every third of what else there is."""
+        spoiled = asked.reads_range or (fault not in answers and len(proxy.asked) % 3 == 0)
+        return fault if spoiled and not asked.before else ""
+
+    proxy.rule = at_first
+    convert(url, f"s3://models/{name}/out.safetensors", storage_options=s3.through(proxy.endpoint))
+    assert s3.get(f"{name}/out.safetensors") == (plain / "plain.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("fault", ["drop", "503", "cut", "short", "long"])
+def test_a_fault_that_stays_is_a_clear_error(fault: str, model: Path, s3: S3, proxy: Proxy) -> None:
+    name = fresh()
+    url = s3.put(model, f"{name}/model.pt")
+    proxy.rule = lambda asked: fault if asked.reads_range and asked.range[0] > MIB else ""
+    with pytest.raises(FailedError, match=f"{name}/model.pt cannot be read"):
+        convert(url, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+    assert s3.keys(name) == [f"{name}/model.pt"]
+    assert not s3.uploads()
+
+
+def test_what_may_not_be_read_is_not_asked_for_again(model: Path, s3: S3, proxy: Proxy) -> None:
+    url = s3.put(model, f"{fresh()}/model.pt")
+    proxy.rule = lambda asked: "403" if asked.reads_range else ""
+    with pytest.raises(FailedError, match=r"(?i)forbidden|denied|403"):
+        convert(url, "memory://never/out.safetensors", storage_options=impatient(s3, proxy))
+    assert sum(asked.reads_range for asked in proxy.asked) == 1
+
+
+def test_an_object_that_changes_meanwhile_is_found_out(model: Path, s3: S3, proxy: Proxy, tmp_path: Path) -> None:
+    name = fresh()
+    url = s3.put(model, f"{name}/model.pt")
+    torch.save(a_model(seed=1), tmp_path / "other.pt")
+    assert (tmp_path / "other.pt").stat().st_size == model.stat().st_size
+    replaced = []
+
+    def replace(asked: Any) -> str:
+        if asked.reads_range and asked.range[0] > MIB and not replaced:
+            replaced.append(s3.put(tmp_path / "other.pt", f"{name}/model.pt"))
+        return ""
+
+    proxy.rule = replace
+    with pytest.raises(CorruptError, match="changed while it was read"):
+        convert(url, tmp_path / "out.safetensors", storage_options=impatient(s3, proxy))
+    assert replaced
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_missing_things_are_named(s3: S3, model: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        convert("s3://models/nowhere/x.pt", "memory://x/out.safetensors", storage_options=s3.options)
+    with pytest.raises(FailedError, match=r"no-such-bucket.*bucket"):
+        convert(model, "s3://no-such-bucket/out.safetensors", storage_options=s3.options)
+    run = ckptconv_here("pt2safetensors", model, "nosuchscheme://x/out.safetensors")
+    assert run.code == 2
+    assert "nosuchscheme" in run.err
+
+
+# ------------------------------------------------------------------------------------------------- what is asked for
+
+
+def test_a_zero_3_checkpoint_is_fetched_in_large_ranges_and_no_more_of_it_than_the_weights(
+    s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As with 2 GB on many ranks: what a rank holds of a window is a small piece.
+    monkeypatch.setattr(ahead, "REQUEST", 256 * KIB)
+    directory = tmp_path / "zero"
+    make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3), directory)
+    name = fresh()
+    url = s3.put(directory, f"{name}/zero")
+    options = impatient(s3, proxy)
+    source = library.open(url, family="deepspeed", storage_options=options)
+    described, before = proxy.bytes_asked, len(proxy.asked)
+    assert described < 16 * 160 * KIB  # a rank has two files
+    report = convert(source, f"s3://models/{name}/out.safetensors", memory=2 * MIB, storage_options=options)
+    ranges = [asked for asked in proxy.asked[before:] if asked.reads_range]
+    assert proxy.bytes_asked - described <= 1.05 * report.bytes_written
+    assert len(ranges) <= report.bytes_written / (256 * KIB)
+    assert report.bytes_read <= proxy.bytes_asked
+    convert(directory, tmp_path / "local.safetensors", family="deepspeed")
+    assert s3.get(f"{name}/out.safetensors") == (tmp_path / "local.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+def test_inspecting_a_huge_file_reads_kilobytes(kind: str, tmp_path: Path) -> None:
+    huge = {"first": torch.empty(10**9), "second": torch.empty(10**9)}  # 8 GB, never touched
+    if kind == "torch":
+        with torch.serialization.skip_data():
+            torch.save(huge, tmp_path / "huge")
+    else:
+        header = {
+            key: {"dtype": "F32", "shape": [10**9], "data_offsets": [at * 4 * 10**9, (at + 1) * 4 * 10**9]}
+            for at, key in enumerate(huge)
+        }
+        text = json.dumps(header).encode()
+        with (tmp_path / "huge").open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + 8 * 10**9)
+    with http_server(tmp_path) as files, proxy_to(files) as counted:
+        run = ckptconv_here("inspect", f"{counted.endpoint}/huge", "--json")
+        assert run.code == 0, run.err
+        assert counted.bytes_asked < 400 * KIB
+        assert sum(asked.reads_range for asked in counted.asked) <= 5
+
+
+def test_a_transposed_matrix_is_fetched_once_however_it_is_written(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
+    torch.save({"t": torch.randn(2048, 1536).t()}, tmp_path / "model.pt")
+    name = fresh()
+    url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")
+    options = impatient(s3, proxy)
+    convert(url, f"s3://models/{name}/out.safetensors", memory=2 * MIB, storage_options=options)
+    convert(url, tmp_path / "out.safetensors", memory=2 * MIB, storage_options=options)
+    size = (tmp_path / "model.pt").stat().st_size
+    assert proxy.bytes_asked < 2 * (size + 300 * KIB)
+    assert s3.get(f"{name}/out.safetensors") == (tmp_path / "out.safetensors").read_bytes()
+    expected = torch.load(tmp_path / "model.pt")["t"]
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["t"], expected)
+
+
+# ------------------------------------------------------------------------------------------------------------ HTTP
+
+
+def test_a_server_of_files_is_read_by_ranges(model: Path, plain: Path, tmp_path: Path) -> None:
+    with http_server(model.parent) as files, proxy_to(files) as counted:
+        report = convert(f"{counted.endpoint}/model.pt?version=1", tmp_path / "out.safetensors")
+        assert counted.bytes_asked < 1.05 * report.bytes_written
+    assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+
+
+def test_a_server_without_ranges_is_read_once_from_beginning_to_end(model: Path, plain: Path, tmp_path: Path) -> None:
+    with http_server(model.parent, ranges=False) as files, proxy_to(files) as counted:
+        convert(f"{counted.endpoint}/model.pt", tmp_path / "out.safetensors")
+        whole = [asked for asked in counted.asked if asked.method == "GET" and not asked.reads_range]
+        assert len(whole) == 1
+    assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+
+
+def test_a_server_without_ranges_cannot_give_a_set_of_files(plain: Path, tmp_path: Path) -> None:
+    with http_server(plain, ranges=False) as files, pytest.raises(FailedError, match="whole files only"):
+        convert(f"{files}/plain/model.safetensors.index.json", tmp_path / "out.pt")
+
+
+def test_a_file_that_is_not_served_and_a_server_that_is_not_there(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "WAITS", (0.01,))
+    with http_server(model.parent) as files:
+        with pytest.raises(UsageError, match="does not exist"):
+            convert(f"{files}/nothing.pt", tmp_path / "out.safetensors")
+        with pytest.raises(UsageError, match="cannot be written to http"):
+            convert(model, f"{files}/out.safetensors")
+    with pytest.raises(FailedError, match=r"cannot be looked at|cannot be read"):
+        convert(f"{files}/model.pt", tmp_path / "out.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------------ other places
+
+
+class Hub(MemoryFileSystem):
+    """Stands for the file system of a hub: read only, and known by the hash of what a file is."""
+
+    protocol = "hf"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    root_marker = ""
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("hf://").strip("/")
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        row = super().info(path, **options)
+        return {**row, "blob_id": "abc", "last_commit": None} if row["type"] == "file" else row
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
+        rows = super().ls(path, detail=True, **options)
+        return [self.info(row["name"]) for row in rows] if detail else [row["name"] for row in rows]
+
+
+def test_a_hub_is_read_and_not_written(plain: Path, tmp_path: Path) -> None:
+    fsspec.register_implementation("hf", Hub, clobber=True)
+    hub = fsspec.filesystem("hf")
+    for path in (plain / "plain").iterdir():
+        hub.pipe_file(f"/org/model/{path.name}", path.read_bytes())
+    convert("hf://org/model", tmp_path / "back.pt")
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert all(torch.equal(back[name], tensor) for name, tensor in a_model().items())
+    with pytest.raises(UsageError, match="hf upload"):
+        convert(tmp_path / "back.pt", "hf://org/model/out.safetensors")
+
+
+@pytest.mark.parametrize("chain", ["simplecache::{}", "blockcache::{}"])
+def test_file_systems_may_be_stacked(chain: str, model: Path, plain: Path, s3: S3, tmp_path: Path) -> None:
+    url = s3.put(model, f"{fresh()}/model.pt")
+    convert(chain.format(url), tmp_path / "out.safetensors", storage_options={"s3": s3.options})
+    assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+    with pytest.raises(UsageError, match="cannot be written"):
+        convert(model, chain.format("s3://models/out.safetensors"), storage_options={"s3": s3.options})
+
+
+def test_a_checkpoint_inside_an_archive_is_read_where_it_is(model: Path, plain: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.write(model, "run/model.pt")
+    convert(f"zip://run/model.pt::file://{tmp_path}/all.zip", tmp_path / "out.safetensors")
+    assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------ ranges, part sizes
+
+
+FILES = [File(f"s3://bucket/{name}", 1 << 40) for name in "ab"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(FILES), st.integers(0, 1 << 22), st.integers(1, 1 << 16)).map(
+            lambda drawn: Range(drawn[0], drawn[1], drawn[1] + drawn[2])
+        ),
+        min_size=1,
+        max_size=60,
+    ),
+    st.sampled_from([1 << 12, 1 << 16, 1 << 22]),
+)
+@settings(deadline=None, max_examples=200)
+def test_requests_cover_every_range_without_overlap_and_with_little_waste(ranges: list[Range], request: int) -> None:
+    extents = joined(ranges, request)
+    for file in FILES:
+        covered = sorted((each.start, each.stop) for each in extents if each.file == file)
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(covered))
+        wanted = {at for each in ranges if each.file == file for at in (each.start, each.stop - 1)}
+        assert all(any(start <= at < stop for start, stop in covered) for at in wanted)
+    assert all(0 < each.nbytes < 2 * request or each.nbytes < 2 * request + ahead.GAP for each in extents)
+    distinct = {(each.file, at) for each in ranges for at in range(each.start, each.stop, 1 << 12)}
+    assert sum(each.nbytes for each in extents) <= 1.04 * len(ranges) * (1 << 16) + ahead.WIDE_GAP * len(distinct)
+
+
+@given(st.integers(0, 4 << 40), st.integers(1, 1 << 31))
+@settings(deadline=None)
+def test_parts_are_as_many_and_as_large_as_a_store_takes(size: int, memory: int) -> None:
+    part = part_size(size, memory)
+    assert 5 * MIB <= part <= 5 << 30
+    assert -(-size // part) <= 10_000
+    if size < 40 << 30:
+        assert part <= max(memory // 2, 5 * MIB)
+
+
+def test_a_file_that_no_store_takes_is_refused() -> None:
+    with pytest.raises(UsageError, match="--max-shard-size"):
+        part_size(1 << 50, 8 * MIB)
