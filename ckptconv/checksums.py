@@ -80,14 +80,21 @@ class Checksums:
     def __init__(self, records: Mapping[str, Records]) -> None:
         self.extra_bytes = 0
         self.unrecorded: dict[str, None] = {}
-        self._records = records
+        self.records = records
         self._used: dict[tuple[str, int], _Used] = {}
+        self._elsewhere = 0
         self._lock = threading.Lock()
 
     @property
     def checked(self) -> int:
         """How many storages were used that have a checksum."""
-        return len(self._used)
+        return len(self._used) + self._elsewhere
+
+    def include(self, checked: int, extra_bytes: int, unrecorded: Iterable[str]) -> None:
+        """Count what another process has checked."""
+        self._elsewhere += checked
+        self.extra_bytes += extra_bytes
+        self.unrecorded.update(dict.fromkeys(unrecorded))
 
     def seen(self, file: File, source: Runs, data: memoryview) -> None:
         """Take note of `data`, which is what `file` has at `source`, run after run."""
@@ -103,7 +110,7 @@ class Checksums:
     def _note(self, file: File, offset: int, data: memoryview) -> None:
         if file.packed is not None:
             return  # its checksum was checked when it was unpacked
-        records = self._records.get(file.path)
+        records = self.records.get(file.path)
         record = records.containing(offset) if records else None
         if record is None or record.crc is None:
             self.unrecorded[file.path] = None

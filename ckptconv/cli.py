@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import json
@@ -131,6 +132,10 @@ CONVERTING = {
     "spool_dir": _option(
         str, "", metavar="DIR", help="Where a pipe and compressed tensors are unpacked; default: beside OUTPUT."
     ),
+    "part": _option(
+        str, "", metavar="I/N", help="Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system."
+    ),
+    "dask": _option(str, "", metavar="ADDRESS", help="Spread the work over a dask.distributed cluster."),
     "manifest": _option(str, "", metavar="FILE", help="Write there what was made of what, with checksums."),
     "depfile": _option(str, "", metavar="FILE", help="Write a rule for make there: which files the output is made of."),
     "dry_run": _option(bool, False, "--dry-run", help="Show the plan, write nothing."),
@@ -141,7 +146,7 @@ CONVERTING = {
 # Of these, what chooses names and files of safetensors.
 NAMING = {"max_shard_size", "strip_prefix", "rename", "tied", "checksum"}
 # And what does not decide what an output holds.
-CARRYING_OUT = {"jobs", "memory", "no_fsync", "no_clobber", "checksum", "verify", "dry_run"}
+CARRYING_OUT = {"part", "dask", "manifest", "jobs", "memory", "no_fsync", "no_clobber", "checksum", "verify", "dry_run"}
 
 
 def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -513,6 +518,35 @@ def _make_rows(
     output.done(report)
 
 
+@app.command("finish", cls=_Command)
+@_taking(
+    {
+        "checksum": _option(bool, False, "--checksum", help="Read all again, and compare it with its checksums."),
+        "no_fsync": CONVERTING["no_fsync"],
+        "manifest": CONVERTING["manifest"],
+        **{name: SHOWING[name] for name in ("json", "quiet", "verbose")},
+    }
+)
+def finish_(
+    outputs: Annotated[list[str], typer.Argument(metavar="OUTPUT...", show_default=False)], **options: Any
+) -> None:
+    """Publish outputs that were made in parts.
+
+    OUTPUT is what the conversions with --part were given. All parts have to be there, or nothing is published, and the
+    missing ones are named.
+
+    \b
+    ckptconv zero-to-fp32 --part 0/2 checkpoints model/
+    ckptconv zero-to-fp32 --part 1/2 checkpoints model/
+    ckptconv finish model/
+    """
+    from .finishing import finish
+
+    shown = _output("finish", options)
+    options["fsync"] = not options.pop("no_fsync")
+    shown.done(finish(outputs, publishing=_ignore_signals, **options))
+
+
 @app.command("inspect", cls=_Command)
 @_taking(SHOWING)
 def inspect_(
@@ -597,7 +631,19 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     _parse_common(options)
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options.get(name) or ())
-    with output.progress() as progress:
+    part, address = options.pop("part"), options.pop("dask")
+    if part:
+        from .parts import parse_part
+
+        options["part"] = parse_part(part, os.environ)
+    if part and address:
+        raise UsageError("--part and --dask are two ways to spread the work: give one of them.")
+    with output.progress() as progress, contextlib.ExitStack() as stack:
+        executor = None
+        if address:
+            from .cluster import dask_executor
+
+            executor = stack.enter_context(dask_executor(address))
         report = convert(
             source,
             target,
@@ -605,6 +651,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
             progress=progress,
             announce=progress.begin,
             publishing=_ignore_signals,
+            executor=executor,
             **options,
         )
     output.done(report)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .checksums import Checksums
 from .depfile import rule
@@ -25,6 +25,9 @@ from .storage import dirname, is_remote, join, look, normalize, peak_rss
 from .targets import Target, beside, default_output, of_rank, resolve_output
 from .tensors import File
 from .unpickle import no_garbage
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 # What plans one of the outputs that can be made of a source.
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]
@@ -48,6 +51,7 @@ class Report:
     `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.
     `bytes_verified` counts the bytes of tensors that were compared with the source afterwards.
     `reused` counts the files that an earlier run had finished: they are no part of `bytes_written`.
+    `part` names the part that was staged, and `finish` the outputs that are to be finished when all parts are.
     `dropped` names entries that were left out as their class is known by name only: {entry: class}.
     """
 
@@ -70,6 +74,9 @@ class Report:
     seconds: float = 0.0
     peak_rss_bytes: int = 0
     dry_run: bool = False
+    finished: bool = False
+    part: str = ""
+    finish: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
 
 
@@ -80,6 +87,7 @@ def convert(
     progress: Progress | None = None,
     announce: Callable[[int], None] | None = None,
     publishing: Callable[[], None] | None = None,
+    executor: Executor | None = None,
     **options: Any,
 ) -> Report:
     """Convert `source`, a path or an opened `Source`, to safetensors at `output`, or from safetensors to a `.pt` file.
@@ -88,7 +96,9 @@ def convert(
     name of a file for torch.load ends in .pt, .pth, .bin or .ckpt.
     `options` are the fields of `Options`. `progress` is called with the bytes written since the last call, from any
     thread; `announce` once with how many there will be, before the first; `publishing` when all is staged, before the
-    first output gets its name. Raises a `CkptconvError`; then nothing new stands under a final name.
+    first output gets its name. `executor` makes the files where it likes: any `concurrent.futures.Executor` whose
+    workers see the inputs and the output under the same names. Raises a `CkptconvError`; then nothing new stands under
+    a final name.
     """
     started = time.monotonic()
     chosen = Options(**options)
@@ -111,7 +121,7 @@ def convert(
         work = [(one, plan, of_rank(target, one)) for one in sources for plan, target in targets.items()]
         outputs = [plan(one, target, chosen) for one, plan, target in work]
     verify = _verifier(work, chosen, progress) if chosen.verify else None
-    return produce(sources, outputs, chosen, started, progress, announce, publishing, verify)
+    return produce(sources, outputs, chosen, started, progress, announce, publishing, verify, executor)
 
 
 def produce(
@@ -123,6 +133,7 @@ def produce(
     announce: Callable[[int], None] | None = None,
     publishing: Callable[[], None] | None = None,
     verify: Verifier | None = None,
+    executor: Executor | None = None,
 ) -> Report:
     """Check the planned `outputs` of `sources`, make them, and say what was done since `started`, a monotonic time.
 
@@ -139,7 +150,7 @@ def produce(
     done = Done()
     if not chosen.dry_run:
         with _depfile(sources, outputs, inputs, chosen):
-            done = publish(outputs, read, equal, chosen, announce, progress, publishing, watched, verify)
+            done = publish(outputs, read, equal, chosen, announce, progress, publishing, watched, verify, executor)
     tally = done.tally
     warnings = [warning for one in sources for warning in one.warnings]
     if checksums.unrecorded:
@@ -159,8 +170,9 @@ def produce(
         input=sources[0].path,
         outputs=[
             OutputFile(final_path(each.target, file), file.size, each.tensors if each.restored else file.tensors)
-            for each in outputs
+            for number, each in enumerate(outputs)
             for file in each.plan.files
+            if done.files is None or file.name in done.files[number]
         ],
         format=sources[0].format,
         tensors=sum(each.tensors for each in outputs),
@@ -172,7 +184,7 @@ def produce(
         notes=[note for one in sources for note in one.notes],
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read + checksums.extra_bytes,
-        bytes_written=sum(each.plan.nbytes for each in outputs) - done.reused_bytes,
+        bytes_written=tally.bytes_written if not chosen.dry_run else sum(each.plan.nbytes for each in outputs),
         bytes_verified=tally.bytes_verified,
         reused=done.reused,
         checksums=checksums.checked,
@@ -180,6 +192,8 @@ def produce(
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss(),
         dry_run=chosen.dry_run,
+        part=f"{chosen.part[0]}/{chosen.part[1]}" if chosen.part else "",
+        finish=[each.target.path for each in outputs] if chosen.part else [],
         dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
     )
 

@@ -36,10 +36,15 @@ _USUAL = vars(Options())
 
 @dataclass(frozen=True)
 class Made:
-    """A file of an output that is finished: its size, and the CRC-32 of each tensor, None where none were made."""
+    """A file of an output that is finished: its size, and the CRC-32 of each tensor, None where none was made."""
 
     size: int
-    crcs: Mapping[str, int] | None
+    crcs: Mapping[str, int | None]
+
+    @property
+    def digested(self) -> bool:
+        """Whether the CRC-32 of every tensor is known."""
+        return None not in self.crcs.values()
 
 
 def recorded(options: Options) -> dict[str, Any]:
@@ -78,20 +83,21 @@ def heading(
     }
 
 
-def document(head: Mapping[str, Any], files: Mapping[str, tuple[Made, list[str]]]) -> bytes:
-    """The manifest of an output of `files`: what was made, and the tensors it holds, by the file's name."""
+def document(head: Mapping[str, Any], files: Mapping[str, Made]) -> bytes:
+    """The manifest of an output that consists of `files`, by name."""
     lines = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in head.items()]
     entries = []
-    for name, (made, tensors) in files.items():
-        crcs = made.crcs or {}
-        listed = ",\n".join(
-            f"   {json.dumps(tensor)}: {_quoted(crcs.get(tensor, 0) if made.crcs is not None else None)}"
-            for tensor in tensors
-        )
+    for name, made in files.items():
+        listed = ",\n".join(f"   {json.dumps(tensor)}: {_quoted(crc)}" for tensor, crc in made.crcs.items())
         inner = f"\n{listed}\n  " if listed else ""
         entries.append(f'  {json.dumps(name)}: {{"size": {made.size}, "tensors": {{{inner}}}}}')
     text = ",\n ".join([*lines, '"files": {\n' + ",\n".join(entries) + "\n }"])
     return f"{{\n {text}\n}}\n".encode()
+
+
+def together(documents: Sequence[bytes]) -> bytes:
+    """One manifest of all outputs of a conversion: that of the only one, or {"outputs": [those of each]}."""
+    return documents[0] if len(documents) == 1 else b'{"outputs": [\n' + b",\n".join(documents) + b"]}\n"
 
 
 def _quoted(crc: int | None) -> str:
@@ -101,23 +107,21 @@ def _quoted(crc: int | None) -> str:
 # ------------------------------------------------------------------------------------------------- records of files
 
 
-def spans(file: FilePlan, crcs: Mapping[str, int]) -> Iterator[tuple[int, int, int, str | None]]:
-    """What `file` consists of: where it begins, bytes, CRC-32, and the name of the tensor if it is one."""
+def spans(file: FilePlan, crcs: Mapping[str, int] | None) -> Iterator[tuple[int, int, int | None, str | None]]:
+    """What `file` consists of: where it begins, bytes, CRC-32 if known, and the name of a tensor."""
     for part in file.parts:
         if isinstance(part, Data):
-            yield part.offset, part.nbytes, crcs.get(part.name, 0), part.name
+            yield part.offset, part.nbytes, None if crcs is None else crcs.get(part.name, 0), part.name
         elif isinstance(part, Literal):
             yield part.offset, part.nbytes, zlib.crc32(part.data), None
         elif isinstance(part, Late):
-            yield part.offset, part.nbytes, zlib.crc32(part.make(crcs)), None
+            yield part.offset, part.nbytes, None if crcs is None else zlib.crc32(part.make(crcs)), None
 
 
 def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, Any]) -> bytes:
     """The record that `file` is finished. `facts` are those by which it is known again."""
     head = json.dumps({"name": file.name, "size": file.size, **facts})
-    if crcs is None:
-        return f'{head[:-1]}, "spans": null}}'.encode()
-    rows = (f"[{at},{size},{crc},{json.dumps(name)}]" for at, size, crc, name in spans(file, crcs))
+    rows = (f"[{at},{size},{json.dumps(crc)},{json.dumps(name)}]" for at, size, crc, name in spans(file, crcs))
     return f'{head[:-1]}, "spans": [{",".join(rows)}]}}'.encode()
 
 
@@ -132,5 +136,4 @@ def read_record(data: bytes) -> dict[str, Any] | None:
 
 def made(found: Mapping[str, Any]) -> Made:
     """What a record says was made."""
-    rows = found["spans"]
-    return Made(found["size"], None if rows is None else {name: crc for _, _, crc, name in rows if name is not None})
+    return Made(found["size"], {name: crc for _, _, crc, name in found["spans"] if name is not None})

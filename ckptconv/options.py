@@ -41,6 +41,7 @@ class Options:
     depfile: str = ""
     spool_dir: str = ""
     manifest: str = ""
+    part: tuple[int, int] | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
     def buffers(self, far: bool) -> int:

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from . import manifest
 from .ahead import REQUESTS
 from .checksums import Checksums
-from .errors import CorruptError
-from .manifest import Made, document
-from .move import Progress, Tally, carry_out, same
+from .errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
+from .making import Elsewhere, Task, make, make_elsewhere, packed_in
+from .manifest import Made, document, together
+from .move import Progress, Tally, same
 from .options import Options
 from .outputs import safetensors, universal
-from .plan import Blank, Data, FilePlan, Plan
+from .parts import assign
+from .plan import FilePlan, Plan
 from .planning import Output
 from .spool import SpoolingReaders
-from .staging import DirectoryStaging, FileStaging, Staging, TreeStaging
+from .staging import DirectoryStaging, FilePartStaging, FileStaging, Staging, TreeStaging
 from .storage import Syncing, check_unchanged, dirname, is_remote, join, normalize
 from .targets import OUTPUT_NAMES, Target
 from .tensors import File, LazyTensor
 from .uploads import UploadStaging
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 
 @dataclass
@@ -34,6 +40,8 @@ class Done:
     tally: Tally = field(default_factory=Tally)
     reused: int = 0
     reused_bytes: int = 0
+    # Of each output the names of the files that were staged, where it was one part of it.
+    files: list[list[str]] | None = None
 
 
 def final_path(target: Target, file: FilePlan) -> str:
@@ -54,22 +62,29 @@ def last_path(output: Output) -> str:
     return final_path(output.target, next(file for file in output.plan.files if file.name == last))
 
 
-def _staging(output: Output, options: Options) -> Staging:
+def _staging(output: Output, options: Options, elsewhere: bool) -> Staging:
     path, plan_id = output.target.path, output.plan.plan_id
+    shared = options.part is not None
+    if output.target.is_file and (shared or elsewhere):
+        return FilePartStaging(path, plan_id, options.fsync, shared)
     if output.target.is_file:
         return _file_staging(path, plan_id, options)
     if is_remote(path):
         memory = options.buffers(far=True) // 2
         return UploadStaging(path, plan_id, memory, options.storage_options, safetensors.INDEX, _is_ours)
     if output.target.is_tree:
-        return TreeStaging(path, plan_id, marker=universal.ZERO, after=universal.LATEST, durable=options.fsync)
-    return DirectoryStaging(
-        path,
-        plan_id,
-        is_ours=_is_ours,
-        index=safetensors.INDEX,
-        durable=options.fsync,
-    )
+        return tree_staging(path, plan_id, options.fsync, shared)
+    return directory_staging(path, plan_id, options.fsync, shared)
+
+
+def tree_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> TreeStaging:
+    """Where a universal checkpoint grows."""
+    return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, durable, shared)
+
+
+def directory_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> DirectoryStaging:
+    """Where a directory of safetensors grows."""
+    return DirectoryStaging(path, plan_id, _is_ours, safetensors.INDEX, durable, shared)
 
 
 def _file_staging(path: str, plan_id: str, options: Options) -> Staging:
@@ -80,30 +95,39 @@ def _file_staging(path: str, plan_id: str, options: Options) -> Staging:
 
 @dataclass
 class _Work:
-    """An output, where it grows, what of it is made, and whether the CRC-32 of its tensors are."""
+    """An output, where it grows, which of its files are to be made now, and what of them is.
+
+    `digested` tells whether the CRC-32 of the tensors are made too.
+    """
 
     output: Output
     staging: Staging
     digested: bool
+    files: list[FilePlan]
     made: dict[str, Made] = field(default_factory=dict)
 
     @property
     def left(self) -> list[FilePlan]:
         """The files that are still to be made."""
-        return [file for file in self.output.plan.files if file.name not in self.made]
+        return [file for file in self.files if file.name not in self.made]
 
-    def take_over(self) -> None:
+    @property
+    def nbytes(self) -> int:
+        """The sizes of all files to be made now, those included that are."""
+        return sum(file.size for file in self.files)
+
+    def take_over(self, in_parts: bool) -> None:
         """Count as made what an earlier run has finished."""
-        for file in self.output.plan.files:
+        for file in self.files:
             # What is not data is made again in no time.
-            found = self.staging.finished(file) if file.tensors else None
-            if found and not (self.digested and found.crcs is None):
-                self.made[file.name] = found
+            found = self.staging.finished(file.name, file.size) if file.tensors or in_parts else None
+            if found and (found.digested or not self.digested):
+                # The manifest does not tell how it went.
+                self.made[file.name] = found if self.digested else Made(found.size, dict.fromkeys(found.crcs))
 
     def manifest(self) -> bytes:
         """The manifest of the output, all of which is made."""
-        files = {file.name: (self.made[file.name], _tensors(file)) for file in self.output.plan.files}
-        return document(self.output.heading, files)
+        return document(self.output.heading, {file.name: self.made[file.name] for file in self.output.plan.files})
 
 
 def publish(
@@ -116,58 +140,103 @@ def publish(
     publishing: Callable[[], None] | None,
     checksums: Checksums | None = None,
     verify: Callable[[Sequence[Mapping[str, str] | None]], int] | None = None,
+    executor: Executor | None = None,
 ) -> Done:
-    """Carry out the plans in staging, and commit them when all are whole.
+    """Carry out the plans in staging, and commit them when all are whole; or of one part only, and leave it there.
 
     What an earlier run of the same plan has finished is not made again. `announce` is told how many bytes are, and are
     verified. `verify` is called before the commit with where each output's files are, by name; it raises if one is not
     as it should be, and tells how many bytes it compared. What is sent elsewhere can be read only when it has its name:
-    then it is called at the end, with None for each.
+    then it is called at the end, with None for each. `executor` makes the files, where one is given.
     """
     storage_options = dict(options.storage_options)
+    part = options.part
     done = Done()
+    for option, asked, hint in (
+        ("--verify", verify, "Verify it when it is finished."),
+        ("--manifest", options.manifest, "Give it to `ckptconv finish`."),
+        ("--depfile", options.depfile, "Write the rule by hand, for `ckptconv finish`."),
+    ):
+        if part and asked:
+            raise UsageError(f"{option} is about an output as a whole, and --part makes a part of it.", hint)
     sends = any(is_remote(output.target.path) for output in outputs)
+    if sends and (part or executor):
+        raise UsageError(
+            "What is written to a store is sent by one process, and neither in parts nor by an executor.",
+            "Write to a shared disk, or convert it in one go.",
+        )
     receives = any(is_remote(file.stored.path) for file in inputs)
     # Half is for what is read, where the other half is for what is sent.
     memory = options.buffers(sends or receives) // (2 if sends else 1)
     with ExitStack() as stack:
         readers = stack.enter_context(SpoolingReaders(storage_options, options.spool_dir))
-        if any(file.packed for file in inputs):
-            readers.expect(_packed(output.plan for output in outputs))
-        _check_equal(outputs, equal, readers)
+        chosen = _files_of(outputs, part)
+        if not executor and any(file.packed for file in inputs):
+            readers.expect(packed_in(Plan(tuple(files), "") for files in chosen))
+        if not part or not part[0]:
+            _check_equal(outputs, equal, readers)
         works = [
-            _Work(output, stack.enter_context(_staging(output, options)), _is_digested(output, options))
-            for output in outputs
+            _Work(
+                output,
+                stack.enter_context(_staging(output, options, executor is not None)),
+                _is_digested(output, options),
+                files,
+            )
+            for output, files in zip(outputs, chosen, strict=True)
         ]
         for work in works:
-            work.take_over()
+            work.take_over(part is not None)
             sizes = [made.size for made in work.made.values()]
             done.reused += len(sizes)
             done.reused_bytes += sum(sizes)
-            work.staging.expect(work.output.plan.nbytes - sum(sizes))
+            work.staging.expect(work.nbytes - sum(sizes))
+        whole = sum(work.nbytes for work in works)
         if announce:
             # To verify is to go over all of it once more.
-            whole = sum(output.plan.nbytes for output in outputs)
             announce(whole - done.reused_bytes + (whole if verify else 0))
         syncing = stack.enter_context(Syncing())
-        for work in works:
-            for file in work.left:
-                seal = _make(work, file, readers, options, memory, progress, checksums, done.tally)
-                if options.fsync:
-                    syncing.add(seal)
-                else:
-                    seal()
-        if checksums:
+        requests = options.jobs or REQUESTS
+        jobs = options.jobs or (1 if executor else min(os.cpu_count() or 1, 4))
+        tasks = [
+            (
+                work,
+                Task(file, work.staging, work.digested, part is not None or bool(file.tensors), jobs, memory, requests),
+            )
+            for work in works
+            for file in work.left
+        ]
+        if part:
+            for index, work in enumerate(works):
+                work.staging.describe(_description(work.output, part[1], index))
+        if executor:
+            _elsewhere(tasks, executor, options, checksums, progress, done.tally)
+        for work, task in tasks if not executor else ():
+            result, seal = make(task, readers, progress, checksums)
+            done.tally.add(result.tally)
+            work.made[task.file.name] = result.made
+            if options.fsync:
+                syncing.add(seal)
+            else:
+                seal()
+        if checksums and not executor:
             checksums.check(readers, [output.plan for output in outputs])
-        names = [[file.name for file in work.output.plan.files] for work in works]
-        for work, listed in zip(works, names, strict=True):
+        names = [[file.name for file in work.files] for work in works]
+        described = None
+        for work, listed in zip(works, names, strict=True) if not part else ():
             if not work.output.target.is_file:
                 listed.append(manifest.NAME)
                 syncing.add(_write(work.staging, manifest.NAME, work.manifest()))
-        described = _manifest_file(works, options, stack)
+        if not part:
+            described = _manifest_file(works, options, stack)
         syncing.finish()
         check_unchanged(dict.fromkeys(file.stored for file in inputs), storage_options)
         done.tally.bytes_read += readers.bytes_unpacked
+        done.tally.bytes_written = whole - done.reused_bytes
+        if part:
+            done.files = names
+            for work in works:
+                work.staging.leave()
+            return done
         if verify and not sends:
             places = [{file.name: work.staging.staged(file.name) for file in work.output.plan.files} for work in works]
             done.tally.bytes_verified += verify(places)
@@ -182,42 +251,78 @@ def publish(
     return done
 
 
-def _make(
-    work: _Work,
-    file: FilePlan,
-    readers: SpoolingReaders,
+def _files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[list[FilePlan]]:
+    """Of each output the files that are to be made now: all, or those of one part."""
+    if not part:
+        return [list(output.plan.files) for output in outputs]
+    number, count = part
+    # Each output by itself, so that who finishes it can tell whose a file was.
+    found = []
+    for index, output in enumerate(outputs):
+        files = output.plan.files
+        parts = assign([file.size for file in files], count, index)
+        found.append([file for file, of in zip(files, parts, strict=True) if of == number])
+    return found
+
+
+def _description(output: Output, parts: int, shift: int) -> bytes:
+    """All that `finish` has to know of a plan: what it consists of, and how it is published."""
+    target, files = output.target, output.plan.files
+    return json.dumps(
+        {
+            "plan": output.plan.plan_id,
+            "kind": "file" if target.is_file else "tree" if target.is_tree else "directory",
+            "parts": parts,
+            "shift": shift,
+            "heading": output.heading,
+            "files": [[file.name, file.size, file.tensors] for file in files],
+        }
+    ).encode()
+
+
+def _elsewhere(
+    tasks: Sequence[tuple[_Work, Task]],
+    executor: Executor,
     options: Options,
-    memory: int,
-    progress: Progress | None,
     checksums: Checksums | None,
+    progress: Progress | None,
     tally: Tally,
-) -> Callable[[], None]:
-    """Make one file; what is left to be done is to wait for the disk, and to record that it is finished."""
-    writer = work.staging.create(file.name, file.size)
-    crcs: dict[str, int] | None = {} if work.digested else None
-    tally.add(
-        carry_out(
-            file,
-            writer,
-            readers,
-            jobs=options.jobs or min(os.cpu_count() or 1, 4),
-            memory=memory,
-            progress=progress,
-            seen=checksums.seen if checksums else None,
-            digests=crcs,
-            requests=options.jobs or REQUESTS,
-        )
-    )
-    work.made[file.name] = Made(file.size, crcs)
-    if not file.tensors:
-        return functools.partial(work.staging.seal, writer)
-    work.staging.note(file, crcs)
+) -> None:
+    """Have `executor` carry the tasks out, the largest first."""
+    from concurrent.futures import FIRST_EXCEPTION, wait
 
-    def seal() -> None:
-        work.staging.seal(writer)
-        work.staging.confirm(file.name)
-
-    return seal
+    known = Elsewhere(options.storage_options, options.spool_dir, checksums.records if checksums else None)
+    ordered = sorted(tasks, key=lambda each: -each[1].file.size)
+    futures = {}
+    try:
+        for work, task in ordered:
+            away = replace(task, staging=task.staging.elsewhere())
+            futures[executor.submit(make_elsewhere, away, known)] = work, task
+        waiting = set(futures)
+        while waiting:
+            ended, waiting = wait(waiting, timeout=1, return_when=FIRST_EXCEPTION)
+            for future in ended:
+                work, task = futures[future]
+                result = future.result()
+                work.made[task.file.name] = result.made
+                work.staging.take_note(task.file.name)
+                tally.add(result.tally)
+                if checksums:
+                    checksums.include(result.checked, result.extra_bytes, result.unrecorded)
+                if progress:
+                    progress(task.file.size)
+    except BaseException as error:
+        for future in futures:
+            future.cancel()
+        if isinstance(error, Exception) and not isinstance(error, StoppedError):
+            wait(futures)  # so that nobody writes any more when this is said to have failed
+        if isinstance(error, (CkptconvError, MemoryError)) or not isinstance(error, Exception):
+            raise
+        raise FailedError(
+            f"The executor did not carry out its tasks: {type(error).__name__}: {error}. Nothing was put under a final "
+            "name.",
+            "Run it again: what is finished stays.",
+        ) from error
 
 
 def _write(staging: Staging, name: str, data: bytes) -> Callable[[], None]:
@@ -231,8 +336,7 @@ def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -
     """The manifest of all outputs, staged where it was asked for."""
     if not options.manifest:
         return None
-    documents = [work.manifest() for work in works]
-    data = documents[0] if len(documents) == 1 else b'{"outputs": [\n' + b",\n".join(documents) + b"]}\n"
+    data = together([work.manifest() for work in works])
     staging = _file_staging(normalize(options.manifest), works[0].output.plan.plan_id, options)
     stack.enter_context(staging)
     _write(staging, "", data)()
@@ -240,12 +344,13 @@ def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -
 
 
 def _is_digested(output: Output, options: Options) -> bool:
-    """Whether the CRC-32 of the tensors are made: they cost, and serve where there are several files, or a manifest."""
-    return bool(options.manifest) or sum(bool(file.tensors) for file in output.plan.files) > 1
+    """Whether the CRC-32 of the tensors are made: they cost a tenth of the work and more.
 
-
-def _tensors(file: FilePlan) -> list[str]:
-    return [part.name for part in file.parts if isinstance(part, Data)]
+    They serve where there are several files, or a manifest is asked for, as it may yet be for one file made in a part.
+    The manifest of a directory is to be the same whether it is made in parts or not.
+    """
+    asked = bool(options.manifest) or (options.part is not None and output.target.is_file)
+    return asked or sum(bool(file.tensors) for file in output.plan.files) > 1
 
 
 def _check_equal(
@@ -263,15 +368,6 @@ def _check_equal(
                     "share: one of them was changed since.",
                     "Change them alike, or convert them one without the other (--exclude).",
                 )
-
-
-def _packed(plans: Iterable[Plan]) -> Counter[File]:
-    """The packed files that the plans read, and how many bytes of tensors come from each."""
-    found: Counter[File] = Counter()
-    for plan in plans:
-        for part in (part for file in plan.files for part in file.parts if isinstance(part, (Data, Blank))):
-            found.update({file: part.tensor.nbytes for file in part.tensor.inputs() if file.packed})
-    return found
 
 
 def _places(*tensors: LazyTensor) -> str:

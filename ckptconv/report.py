@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import sys
 import threading
@@ -225,7 +226,9 @@ class Bar(Progress):
 
 def _report_lines(report: Report, verbose: bool) -> list[str]:
     lines: list[str] = []
-    verb = "would write" if report.dry_run else "wrote"
+    verb = "would write" if report.dry_run else "staged" if report.part else "finished" if report.finished else "wrote"
+    if report.part and not report.outputs:
+        lines.append(f"there is nothing to do for part {report.part}")
     by_directory: dict[str, list[OutputFile]] = {}
     for output in report.outputs:
         by_directory.setdefault(os.path.dirname(output.path) or ".", []).append(output)
@@ -254,7 +257,10 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
     if report.reused:
         what = "1 file was" if report.reused == 1 else f"{report.reused:,} files were"
         lines.append(f"{what} taken over from an interrupted run")
-    if not report.dry_run:
+    if report.part:
+        asked = " ".join(map(shlex.quote, report.finish))
+        lines.append(f"this was part {report.part}; when all are done: ckptconv finish {asked}")
+    if not report.dry_run and not report.finished:
         # Descriptions may be read twice, and are most of a small file.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
         lines.append(

@@ -8,10 +8,12 @@ of the same plan, as far as there are records that it is finished, and removed b
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import hashlib
 import os
 import stat
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -21,6 +23,7 @@ from .errors import CkptconvError, FailedError, StoppedError, UsageError
 from .manifest import Made, made, read_record, record
 from .plan import FilePlan
 from .storage import BusyError, LocalWriter, Writer, check_space, is_locked, lock, sync_directory, writing
+from .tensors import BLOCK
 
 # A full disk is not left full of what may never be wanted.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -37,9 +40,35 @@ class Staging:
     durable: bool = True
     _writers: list[Writer] = field(default_factory=list)
 
-    def finished(self, file: FilePlan) -> Made | None:
-        """What an earlier run of the same plan has finished of the output: None, it has to be made."""
+    def finished(self, name: str, size: int) -> Made | None:
+        """What an earlier run of the same plan has made under `name`; None where it has to be made."""
         return None
+
+    def describe(self, data: bytes) -> None:
+        """Leave word of the plan for who puts the parts together."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Let what is staged stay as it is."""
+        raise NotImplementedError
+
+    def elsewhere(self) -> Staging:
+        """The same for another process, which makes files of it while this one has the place locked."""
+        raise NotImplementedError
+
+    def take_note(self, name: str) -> None:
+        """Another process has noted that the file `name` is finished."""
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """In that process: have what is open closed at the end."""
+        try:
+            yield
+        finally:
+            for writer in self._writers:
+                with contextlib.suppress(OSError, CkptconvError):
+                    writer.close()
+            self._writers.clear()
 
     def expect(self, size: int) -> None:
         """Raise FailedError where there is no room for `size` more bytes."""
@@ -173,6 +202,8 @@ class StagedDirectory(Staging):
         self.path = os.path.realpath(path)
         self.staging = staging
         self.shared = shared
+        # Whether what another machine did not sync counts too: it said that it was done.
+        self.lenient = False
         self._guard = -1
         self._made: list[str] = []
         # Files of this run, or taken over from one before, that have a record; and those that have their final name.
@@ -216,31 +247,66 @@ class StagedDirectory(Staging):
             if other != self.staging:
                 _remove_dead(other)
 
-    def finished(self, file: FilePlan) -> Made | None:
+    def finished(self, name: str, size: int) -> Made | None:
         self._files += 1
+        found = self._known(name, size)
+        return made(found) if found else None
+
+    def _known(self, name: str, size: int) -> dict[str, Any] | None:
+        """The record of a file that is as it says."""
         synced = True
-        found = _read(self._record_of(file.name, synced))
+        found = _read(self._record_of(name, synced))
         if found is None:
             synced = False
-            found = _read(self._record_of(file.name, synced))
-        if found is None or (found["name"], found["size"], found.get("plan")) != (file.name, file.size, self.plan_id):
+            found = _read(self._record_of(name, synced))
+        if found is None or (found["name"], found["size"], found.get("plan")) != (name, size, self.plan_id):
             return None
-        for path in (self.place(file.name), self.final(file.name)):
+        for path in (self.place(name), self.final(name)):
             try:
                 now = os.stat(path, follow_symlinks=False)
             except OSError:
                 continue
-            renamed = path != self.place(file.name)
-            if not _is_as_recorded(now, found, synced, renamed):
+            renamed = path != self.place(name)
+            if not _is_as_recorded(now, found, synced or self.lenient, renamed):
                 return None
-            if self.durable and not synced:
+            if self.durable and not synced and not self.lenient:
                 _sync(path)
-                self.confirm(file.name)
-            self._noted.add(file.name)
+                self.confirm(name)
+            self._noted.add(name)
             if renamed:
-                self._renamed.add(file.name)
-            return made(found)
+                self._renamed.add(name)
+            return found
         return None
+
+    def check(self, name: str, size: int) -> bool:
+        """Read a finished file again: whether it still has the checksums of its record. If not, that is forgotten."""
+        found = self._known(name, size)
+        if found is None:
+            return False
+        with open(self.staged(name), "rb", buffering=0) as file:
+            for start, length, crc, _ in found["spans"]:
+                if crc is not None and _digest(file.fileno(), start, length) != crc:
+                    self._forget(name)
+                    return False
+        return True
+
+    def describe(self, data: bytes) -> None:
+        with writing(self.path):
+            write_whole(os.path.join(self.staging, DESCRIPTION), data)
+
+    def leave(self) -> None:
+        if self.durable and self._guard >= 0:
+            sync_directory(self.staging)
+        self._release()
+
+    def take_note(self, name: str) -> None:
+        self._noted.add(name)
+
+    def elsewhere(self) -> StagedDirectory:
+        other = copy.copy(self)
+        other._guard, other._writers, other._made = -1, [], []
+        other._noted, other._renamed, other._begun = set(), set(), set()
+        return other
 
     def expect(self, size: int) -> None:
         # What is staged and of no use is in the way.
@@ -251,11 +317,11 @@ class StagedDirectory(Staging):
     def create(self, name: str, size: int) -> Writer:
         place = self.place(name)
         with writing(self.path):
+            # Not the staging directory itself: where that is gone, nobody waits for the file any more.
+            os.stat(self.staging)
             os.makedirs(os.path.dirname(place), exist_ok=True)
         check_space(self.staging, size)
-        for synced in (False, True):
-            with contextlib.suppress(OSError):
-                os.unlink(self._record_of(name, synced))
+        self._forget(name)
         writer = LocalWriter(place, size)
         self._begun.add(name)
         self._writers.append(writer)
@@ -273,6 +339,11 @@ class StagedDirectory(Staging):
             with writing(self.path):
                 os.replace(self._record_of(name, False), self._record_of(name, True))
 
+    def _forget(self, name: str) -> None:
+        for synced in (False, True):
+            with contextlib.suppress(OSError):
+                os.unlink(self._record_of(name, synced))
+
     def _record_of(self, name: str, synced: bool) -> str:
         kind = SYNCED if synced else RECORD
         return os.path.join(self.staging, kind + hashlib.sha256(name.encode()).hexdigest()[:16])
@@ -289,8 +360,12 @@ class StagedDirectory(Staging):
     def discard(self) -> None:
         if not self.shared:
             self._end()
-        else:
-            self._clear_begun()
+        elif self._guard >= 0:
+            # Others may be at work here.
+            for name in self._begun:
+                self._forget(name)
+                with contextlib.suppress(OSError):
+                    os.unlink(self.place(name))
             self._release()
         for path in self._made:
             with contextlib.suppress(OSError):
@@ -301,7 +376,9 @@ class StagedDirectory(Staging):
         if not self._noted or (self._files < 2 and not self.shared) or self._guard < 0:
             return ""
         if self.shared:
-            self._clear_begun()
+            for name in self._begun - self._noted:
+                with contextlib.suppress(OSError):
+                    os.unlink(self.place(name))
         else:
             self._clear(self._noted)
         self._release()
@@ -314,11 +391,6 @@ class StagedDirectory(Staging):
         places |= {self._record_of(name, synced) for name in kept for synced in (False, True)}
         places |= {os.path.join(self.staging, name) for name in (LOCK, DESCRIPTION)}
         _remove_below(self.staging, places)
-
-    def _clear_begun(self) -> None:
-        for name in self._begun - self._noted:
-            with contextlib.suppress(OSError):
-                os.unlink(self.place(name))
 
     def _end(self) -> None:
         if self._guard >= 0:
@@ -361,8 +433,9 @@ class DirectoryStaging(StagedDirectory):
 
     def publish(self, names: Sequence[str]) -> None:
         previous = [name for name in os.listdir(self.path) if self.is_ours(name) and name not in names]
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.path, self.index))
+        if self.index not in self._renamed:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.path, self.index))
         if self.durable:
             sync_directory(self.path)
         for name in sorted(names, key=lambda name: name == self.index):
@@ -400,11 +473,10 @@ class TreeStaging(StagedDirectory):
         self.marker, self.after = marker, after
 
     def place(self, name: str) -> str:
-        return os.path.join(self.staging, TREE, name)
+        return os.path.join(self.staging, *([] if name == self.after else [TREE]), name)
 
     def final(self, name: str) -> str:
-        # The tree gets its name in one step: nothing of it is there before.
-        return self.place(name)
+        return os.path.join(self.parent if name == self.after else self.path, name)
 
     def siblings(self) -> Iterator[str]:
         for name in os.listdir(self.parent):
@@ -426,20 +498,74 @@ class TreeStaging(StagedDirectory):
         if self.durable:
             for directory, _, _ in os.walk(tree):
                 sync_directory(directory)
-        _remove_tree(self.old)
-        if os.path.isdir(self.path):
-            os.rename(self.path, self.old)
-        os.rename(tree, self.path)
-        os.replace(os.path.join(self.path, self.after), os.path.join(self.parent, self.after))
+        inside = [name for name in names if name != self.after]
+        if self._renamed.intersection(inside):
+            # The tree had its name already when a run before was killed: some small files were made again.
+            for name in inside:
+                if name not in self._renamed:
+                    os.replace(self.place(name), self.final(name))
+        else:
+            _remove_tree(self.old)
+            if os.path.isdir(self.path):
+                os.rename(self.path, self.old)
+            os.rename(tree, self.path)
+        if self.after not in self._renamed:
+            os.replace(self.place(self.after), self.final(self.after))
         if self.durable:
             sync_directory(self.parent)
         _remove_tree(self.old)
 
 
+class FilePartStaging(StagedDirectory):
+    """One output file that several processes may have to do with: it grows in a hidden directory beside its place."""
+
+    def __init__(self, path: str, plan_id: str, durable: bool = True, shared: bool = False) -> None:
+        path = os.path.realpath(path)
+        self.parent, name = os.path.split(path)
+        self._prefix = _hidden(name)
+        super().__init__(path, os.path.join(self.parent, self._prefix + plan_id + PARTS), plan_id, durable, shared)
+
+    def final(self, name: str) -> str:
+        return self.path
+
+    def siblings(self) -> Iterator[str]:
+        for name in os.listdir(self.parent):
+            if name.startswith(self._prefix):
+                yield os.path.join(self.parent, name)
+
+    def publish(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._renamed:
+                os.replace(self.place(name), self.path)
+        if self.durable:
+            sync_directory(self.parent)
+
+
 # ------------------------------------------------------------------------------------------------ staging directories
 
 PREFIX = ".ckptconv-"
-LOCK, DESCRIPTION, RECORD, SYNCED, TREE = ".lock", ".plan.json", ".record-", ".synced-", "tree"
+LOCK, DESCRIPTION, RECORD, SYNCED = ".lock", ".plan.json", ".record-", ".synced-"
+# The tree in a staging directory; what the name of one for a single file ends in.
+TREE, PARTS = "tree", "-parts"
+
+
+def described(path: str) -> Iterator[tuple[str, bytes]]:
+    """Staging directories of the output `path` in which parts are, and the descriptions of their plans."""
+    path = os.path.realpath(path)
+    parent, name = os.path.split(path)
+    for directory, prefix in ((path, PREFIX), (parent, _hidden(name))):
+        with contextlib.suppress(OSError):
+            for found in sorted(os.listdir(directory)):
+                if found.startswith(prefix):
+                    with contextlib.suppress(OSError), open(os.path.join(directory, found, DESCRIPTION), "rb") as file:
+                        yield os.path.join(directory, found), file.read()
+
+
+def _digest(fd: int, start: int, length: int) -> int:
+    crc = 0
+    for at in range(start, start + length, BLOCK):
+        crc = zlib.crc32(os.pread(fd, min(BLOCK, start + length - at), at), crc)
+    return crc
 
 
 def _enter(staging: str, path: str, shared: bool) -> int:

@@ -18,7 +18,7 @@ import torch
 from checkpoints import ZERO, Run, ckptconv_here
 from safetensors.torch import load_file
 
-from ckptconv import publishing
+from ckptconv import making
 
 SHARDED = ("--max-shard-size", "1MB")
 COUNT = 5
@@ -291,13 +291,13 @@ def test_one_file_without_a_manifest_costs_no_checksums(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    usual = publishing.carry_out
+    usual = making.carry_out
 
     def carry_out(*arguments: Any, digests: Any, **options: Any) -> Any:
         asked.append(digests is not None)
         return usual(*arguments, digests=digests, **options)
 
-    monkeypatch.setattr(publishing, "carry_out", carry_out)
+    monkeypatch.setattr(making, "carry_out", carry_out)
     ckptconv_here("pt2safetensors", model, tmp_path / "a.safetensors")
     ckptconv_here("pt2safetensors", model, tmp_path / "a.safetensors", "--manifest", tmp_path / "m")
     assert asked == [False, True]

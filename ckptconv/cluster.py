@@ -1,0 +1,38 @@
+"""Runs a conversion's tasks on a dask.distributed cluster. dask is imported here, when it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from typing import Any
+
+from .errors import FailedError, UsageError
+
+# How often a task is tried again, on another worker where one has died. It takes over nothing: a file is made anew.
+RETRIES = 3
+# Seconds in which a scheduler has to answer.
+PATIENCE = 30
+
+
+@contextlib.contextmanager
+def dask_executor(address: str) -> Iterator[Executor]:
+    """An executor of the cluster whose scheduler is at `address`, such as tcp://10.0.0.1:8786.
+
+    Raises UsageError where dask.distributed is not installed, FailedError where no scheduler answers.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise UsageError(
+            "--dask needs the package distributed, which is not installed.", "pip install 'ckptconv[dask]'"
+        ) from error
+    try:
+        client: Any = Client(address, timeout=PATIENCE, set_as_default=False)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise FailedError(
+            f"The dask scheduler at {address} does not answer: {' '.join(str(error).split()) or type(error).__name__}.",
+            "Give the address that it shows when it starts, such as tcp://10.0.0.1:8786.",
+        ) from error
+    with client:
+        yield client.get_executor(retries=RETRIES, pure=False)

@@ -1,0 +1,199 @@
+"""Publishes outputs that were made in parts: `finish`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from .conversion import OutputFile, Report
+from .errors import CorruptError, FailedError, UsageError
+from .manifest import NAME, Made, document, together
+from .outputs import universal
+from .parts import assign
+from .publishing import directory_staging, tree_staging
+from .staging import FilePartStaging, FileStaging, StagedDirectory, described
+from .storage import is_remote, normalize, peak_rss
+
+_RANK = re.compile(r"mp_rank_\d+")
+# Of files that are missing so many are named for a part.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """An output whose parts are staged, as those who made them have described it.
+
+    `files` are names, sizes in bytes, and how many tensors each holds.
+    """
+
+    path: str
+    plan_id: str
+    kind: str
+    parts: int
+    shift: int
+    heading: dict[str, Any]
+    files: list[tuple[str, int, int]]
+
+    def staging(self, durable: bool) -> StagedDirectory:
+        if self.kind == "file":
+            return FilePartStaging(self.path, self.plan_id, durable)
+        if self.kind == "tree":
+            return tree_staging(self.path, self.plan_id, durable)
+        return directory_staging(self.path, self.plan_id, durable)
+
+    def final(self, name: str) -> str:
+        if self.kind == "tree" and name == universal.LATEST:
+            return os.path.join(os.path.dirname(self.path), name)
+        return self.path if self.kind == "file" else os.path.join(self.path, name)
+
+
+def finish(
+    outputs: Sequence[str | os.PathLike[str]],
+    *,
+    checksum: bool = False,
+    manifest: str = "",
+    fsync: bool = True,
+    publishing: Callable[[], None] | None = None,
+) -> Report:
+    """Check that all parts of `outputs` are staged, and publish them.
+
+    With `checksum` every file is read again and compared with the CRC-32 of its record. A manifest is written to
+    `manifest`, too, if that is given. `publishing` is called when all is checked, before the first output gets its
+    name. Raises UsageError where nothing is staged, FailedError where parts are missing, and CorruptError where a file
+    has changed; then nothing is published, and what is staged stays.
+    """
+    started = time.monotonic()
+    planned = [each for path in outputs for each in _planned(normalize(path))]
+    documents, works = [], []
+    with ExitStack() as stack:
+        for each in planned:
+            staging = each.staging(fsync)
+            staging.lenient = True
+            staging.__enter__()
+            stack.callback(staging.leave)
+            made = _collected(each, staging)
+            if checksum:
+                _check(each, staging)
+            data = document(each.heading, made)
+            documents.append(data)
+            names = list(made)
+            if each.kind != "file":
+                writer = staging.create(NAME, len(data))
+                writer.write_at(0, memoryview(data))
+                staging.seal(writer)
+                names.append(NAME)
+            works.append((staging, names))
+        written = _staged_manifest(manifest, planned, documents, fsync, stack)
+        if publishing:
+            publishing()
+        for staging, names in works:
+            staging.commit(names)
+        if written:
+            written.commit([""])
+    return Report(
+        input=", ".join(list(planned[0].heading["source"]["inputs"])[:1]),
+        outputs=[OutputFile(each.final(name), size, count) for each in planned for name, size, count in each.files],
+        format=planned[0].heading["source"]["format"],
+        tensors=sum(count for each in planned for _, _, count in each.files),
+        aliases={alias: kept for each in planned for alias, kept in each.heading["aliases"].items()},
+        counts={},
+        opaque=[],
+        warnings=[],
+        checksums=sum(count for each in planned for _, _, count in each.files) if checksum else 0,
+        seconds=time.monotonic() - started,
+        peak_rss_bytes=peak_rss(),
+        finished=True,
+    )
+
+
+def _planned(path: str) -> list[_Planned]:
+    """The output at `path`, or those of the tensor-parallel ranks in it."""
+    if is_remote(path):
+        raise UsageError(f"{path}: parts are staged on a disk, and this is not on one.")
+    found = list(described(path))
+    if not found and os.path.isdir(path):
+        ranks = sorted(name for name in os.listdir(path) if _RANK.fullmatch(name))
+        if any(list(described(os.path.join(path, name))) for name in ranks):
+            return [each for name in ranks for each in _planned(os.path.join(path, name))]
+    if not found:
+        raise UsageError(
+            f"No parts of {path} are staged: there is nothing to finish.",
+            "Give the OUTPUT that the parts were given, and a conversion with --part before.",
+        )
+    if len(found) > 1:
+        places = " and ".join(place for place, _ in found)
+        raise UsageError(
+            f"Parts of {len(found)} different conversions are staged for {path}: {places}. The input has changed in "
+            "between, or the parts were given different options, or different releases of this program.",
+            "Remove what is not wanted, and run the missing parts of the other.",
+        )
+    place, data = found[0]
+    try:
+        told = json.loads(data)
+        files = [(str(name), int(size), int(count)) for name, size, count in told["files"]]
+        known = (told["plan"], told["kind"], told["parts"], told["shift"], told["heading"])
+        return [_Planned(os.path.realpath(path), *known, files)]
+    except (ValueError, KeyError, TypeError):
+        raise CorruptError(
+            f"The description of the parts in {place} cannot be read.",
+            "Run one of the parts again, which writes it anew.",
+        ) from None
+
+
+def _collected(planned: _Planned, staging: StagedDirectory) -> dict[str, Made]:
+    """What was made of every file. Raises FailedError where some are missing."""
+    made = {name: found for name, size, _ in planned.files if (found := staging.finished(name, size)) is not None}
+    missing = [name for name, _, _ in planned.files if name not in made]
+    if missing:
+        raise FailedError(
+            f"{planned.path} is not complete: {_by_part(planned, missing)}. What is staged stays.",
+            f"Run {'that part' if len(_parts_of(planned, missing)) == 1 else 'those parts'} again, then finish.",
+        )
+    return made
+
+
+def _check(planned: _Planned, staging: StagedDirectory) -> None:
+    changed = [name for name, size, _ in planned.files if not staging.check(name, size)]
+    if changed:
+        raise CorruptError(
+            f"{planned.path}: what was staged is no longer what its checksums say: {_by_part(planned, changed)}. "
+            "Nothing was put under a final name.",
+            "Run the part again, then finish.",
+        )
+
+
+def _parts_of(planned: _Planned, names: Sequence[str]) -> dict[int, list[str]]:
+    parts = assign([size for _, size, _ in planned.files], planned.parts, planned.shift)
+    found: dict[int, list[str]] = {}
+    for (name, _, _), part in zip(planned.files, parts, strict=True):
+        if name in names:
+            found.setdefault(part, []).append(name)
+    return dict(sorted(found.items()))
+
+
+def _by_part(planned: _Planned, names: Sequence[str]) -> str:
+    return "; ".join(
+        f"part {part}/{planned.parts} ({', '.join(lacking[:_NAMED])}"
+        f"{f' and {len(lacking) - _NAMED} more' if len(lacking) > _NAMED else ''})"
+        for part, lacking in _parts_of(planned, names).items()
+    )
+
+
+def _staged_manifest(
+    path: str, planned: Sequence[_Planned], documents: Sequence[bytes], fsync: bool, stack: ExitStack
+) -> FileStaging | None:
+    if not path:
+        return None
+    staging = FileStaging(normalize(path), planned[0].plan_id, fsync)
+    stack.enter_context(staging)
+    data = together(documents)
+    writer = staging.create("", len(data))
+    writer.write_at(0, memoryview(data))
+    staging.seal(writer)
+    return staging

@@ -1,0 +1,113 @@
+"""Makes one file of an output where it is staged: in this process, or in any other that sees the inputs."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .checksums import Checksums
+from .formats.torch_container import Records
+from .manifest import Made
+from .move import Progress, Tally, carry_out
+from .plan import Blank, Data, FilePlan, Plan
+from .spool import SpoolingReaders
+from .staging import Staging
+from .tensors import File
+
+
+@dataclass(frozen=True)
+class Task:
+    """A file to be made in `staging`. It can be pickled if its staging can.
+
+    `digested`: with the CRC-32 of its tensors. `noted`: with a record that it is finished. `memory` (bytes) bounds the
+    buffers of all `jobs` threads together, and `requests` those under way to what is far away.
+    """
+
+    file: FilePlan
+    staging: Staging
+    digested: bool
+    noted: bool
+    jobs: int
+    memory: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What another process has to know to carry a task out. `records` are for checking checksums, if it is to."""
+
+    storage_options: Mapping[str, Any]
+    spool_dir: str
+    records: Mapping[str, Records] | None
+
+
+@dataclass
+class Result:
+    """What was made, and what that took."""
+
+    made: Made
+    tally: Tally = field(default_factory=Tally)
+    checked: int = 0
+    extra_bytes: int = 0
+    unrecorded: tuple[str, ...] = ()
+
+
+def make(
+    task: Task, readers: SpoolingReaders, progress: Progress | None = None, checksums: Checksums | None = None
+) -> tuple[Result, Callable[[], None]]:
+    """Make a file. What is left to be done is to wait for the disk, which the function does that is returned."""
+    file, staging = task.file, task.staging
+    writer = staging.create(file.name, file.size)
+    crcs: dict[str, int] | None = {} if task.digested else None
+    tally = carry_out(
+        file,
+        writer,
+        readers,
+        jobs=task.jobs,
+        memory=task.memory,
+        progress=progress,
+        seen=checksums.seen if checksums else None,
+        digests=crcs,
+        requests=task.requests,
+    )
+    names = (part.name for part in file.parts if isinstance(part, Data))
+    result = Result(Made(file.size, {name: None if crcs is None else crcs.get(name, 0) for name in names}), tally)
+    if not task.noted:
+        return result, functools.partial(staging.seal, writer)
+    staging.note(file, crcs)
+
+    def seal() -> None:
+        staging.seal(writer)
+        staging.confirm(file.name)
+
+    return result, seal
+
+
+def make_elsewhere(task: Task, known: Elsewhere) -> Result:
+    """Make a file to the end in this process, whichever it is."""
+    checksums = None if known.records is None else Checksums(known.records)
+    plan = Plan((task.file,), "")
+    with SpoolingReaders(dict(known.storage_options), known.spool_dir) as readers, task.staging.working():
+        packed = packed_in([plan])
+        if packed:
+            readers.expect(packed)
+        result, seal = make(task, readers, None, checksums)
+        if checksums:
+            checksums.check(readers, [plan])
+            result.checked, result.extra_bytes = checksums.checked, checksums.extra_bytes
+            result.unrecorded = tuple(checksums.unrecorded)
+        seal()
+        result.tally.bytes_read += readers.bytes_unpacked
+    return result
+
+
+def packed_in(plans: Iterable[Plan]) -> Counter[File]:
+    """The packed files that the plans read, and how many bytes of tensors come from each."""
+    found: Counter[File] = Counter()
+    for plan in plans:
+        for part in (part for file in plan.files for part in file.parts if isinstance(part, (Data, Blank))):
+            found.update({file: part.tensor.nbytes for file in part.tensor.inputs() if file.packed})
+    return found
