@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ZERO
+from checkpoints import DATA, ZERO
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,8 +37,8 @@ def whole_rows() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """What the examples find where they run: a model, a model's checkpoint of a trainer, a run of DeepSpeed, and an
-    embedding table of whole rows."""
+    """What the examples find where they run: a model, a model's checkpoint of a trainer, a run of DeepSpeed, a step
+    of FSDP, and an embedding table of whole rows."""
     linear = torch.nn.Linear(4, 3)
     torch.save(linear.state_dict(), tmp_path / "model.pt")
     trained = {f"model.{name}": tensor for name, tensor in linear.state_dict().items()}
@@ -50,6 +50,7 @@ def place(tmp_path: Path) -> Path:
     torch.save(state, tmp_path / "train.pt")
     torch.save(whole_rows(), tmp_path / "kv.pt")
     shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", tmp_path / "checkpoints")
+    shutil.copytree(DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint", tmp_path / "step-1000")
     return tmp_path
 
 
