@@ -372,7 +372,7 @@ LAYOUT = {
 # Options of a conversion that make sense for rows.
 MAKING = {
     name: CONVERTING[name]
-    for name in ("jobs", "memory", "no_fsync", "no_clobber", "spool_dir", "dry_run", *SHOWING, "no_progress")
+    for name in ("jobs", "memory", "no_fsync", "no_clobber", "spool_dir", "dry_run", "verify", *SHOWING, "no_progress")
 }
 Tables = Annotated[list[str], typer.Argument(metavar="TABLE...", show_default=False)]
 Tensors = Annotated[

@@ -163,8 +163,8 @@ class Progress:
         self._lock = threading.Lock()
 
     def begin(self, total: int) -> None:
-        """The work starts: `total` bytes are to be written."""
-        self.total = total
+        """The work starts, or starts again: `total` bytes are to be written."""
+        self.total, self.done = total, 0
         self.started = time.monotonic()
 
     def __call__(self, count: int) -> None:
@@ -211,6 +211,8 @@ class Bar(Progress):
         from tqdm import tqdm
 
         super().begin(total)
+        if self._bar is not None:
+            self._bar.close()
         self._bar = tqdm(total=self.total, unit="B", unit_scale=True, leave=False, file=sys.stderr, dynamic_ncols=True)
 
     def show(self, count: int) -> None:

@@ -709,3 +709,104 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path, jobs: int) -> None:
     assert difference["findings"][0]["count"] == count - 1  # all ids are 0
     for report in (split.json, packed.json, difference):
         assert report["peak_rss_bytes"] < 64 << 20
+
+
+# -------------------------------------------------------------------------------- verification, and hostile tables
+
+
+@pytest.mark.parametrize("decode", [[], ["--decode"]])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ""])
+def test_what_is_made_is_verified(tmp_path: Path, decode: list[str], suffix: str) -> None:
+    kind = Kind(8, "partial_row_wise_adam", "float16", m2="bfloat16")
+    table = rows_of(kind, 2000)
+    parts, packed = tmp_path / "parts", tmp_path / f"packed{suffix}"
+    source = saved(tmp_path / "t.pt", kind, table)
+    report = run("split", *kind.options, *decode, "--verify", "--json", source, parts).json
+    assert report["bytes_verified"] == table.nbytes
+    report = run("pack", "--verify", "--json", parts, packed).json
+    assert report["bytes_verified"] == table.nbytes + (len(table) if decode else 0)  # a bit is a byte
+    is_same_table(packed if suffix else packed / "model.safetensors", "m.embeddings.t.weight", kind, table)
+
+
+@pytest.mark.parametrize("command", ["split", "pack"])
+def test_what_comes_out_wrong_is_not_published(tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that flips a bit of what is written."""
+    from ckptconv.storage import LocalWriter
+
+    kind = Kind(64, "adam")
+    table = rows_of(kind, 3000)
+    source, parts = saved(tmp_path / "t.safetensors", kind, table), tmp_path / "parts.safetensors"
+    if command == "pack":
+        run("split", *kind.options, source, parts)
+    write = LocalWriter.write_at
+
+    def flip(writer: LocalWriter, offset: int, data: memoryview) -> None:
+        changed = bytearray(data)
+        if offset <= 600_000 < offset + len(data):
+            changed[600_000 - offset] ^= 4
+        write(writer, offset, memoryview(changed))
+
+    monkeypatch.setattr(LocalWriter, "write_at", flip)
+    options = [*kind.options, source] if command == "split" else [parts]
+    done = run(command, "--verify", *options, tmp_path / "out.safetensors", code=1)
+    assert "is not the same" in done.err
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_table_that_repeats_its_rows_without_end_is_refused(tmp_path: Path) -> None:
+    rows = torch.zeros(1, 76).half().expand(1 << 40, 76)
+    torch.save({"t": rows}, tmp_path / "t.pt")
+    options = Kind(64, "exact_row_wise_adagrad", "float16").options
+    run("split", *options, tmp_path / "t.pt", tmp_path / "out.safetensors", code=4)
+    run("check", *options, tmp_path / "t.pt", code=4)
+
+
+@pytest.mark.parametrize("shape", [(0, 76), (3, 0), (0, 0)])
+def test_tables_of_nothing_are_split_or_refused(tmp_path: Path, shape: tuple[int, int]) -> None:
+    torch.save({"t": torch.empty(shape).half()}, tmp_path / "t.pt")
+    options = Kind(64, "exact_row_wise_adagrad", "float16").options
+    code = 0 if shape == (0, 76) else 2
+    run("split", *options, tmp_path / "t.pt", tmp_path / "out.safetensors", code=code)
+    run("check", *options, tmp_path / "t.pt", code=code)
+
+
+def test_rows_of_a_big_endian_machine_are_refused(tmp_path: Path) -> None:
+    from ckptconv.errors import UnsupportedError
+    from ckptconv.rows.columns import column
+    from ckptconv.tensors import DTYPES, Convert, Stored, Swap
+    from ckptconv.tensors import File as SourceFile
+
+    half = DTYPES["float16"]
+    stored = Stored(SourceFile("t", 1 << 20), 0, half, (4, 76), (76, 1))
+    with pytest.raises(UnsupportedError, match="big-endian"):
+        column(Convert(stored, Swap(2), half), 0, DTYPES["int64"], None)
+
+
+def test_nothing_is_replaced_or_written_unless_it_is_asked_for(tmp_path: Path) -> None:
+    kind = Kind(8, "none", "float16")
+    source = saved(tmp_path / "t.pt", kind, rows_of(kind, 5))
+    out = tmp_path / "out.safetensors"
+    report = run("split", *kind.options, "--dry-run", "--json", source, out).json
+    assert report["dry_run"]
+    assert os.listdir(tmp_path) == ["t.pt"]
+    out.write_text("mine")
+    assert "--no-clobber" in run("split", *kind.options, "--no-clobber", source, out, code=1).err
+    assert out.read_text() == "mine"
+    assert "input itself" in run("split", *kind.options, saved(out, kind, rows_of(kind, 5)), out, code=2).err
+    assert "safetensors" in run("split", *kind.options, source, tmp_path / "out.pt", code=2).err
+
+
+def test_the_library_takes_paths_and_options_as_words(tmp_path: Path) -> None:
+    import ckptconv as library
+
+    kind = Kind(16, "adam", "float16", m2="bfloat16")
+    table = rows_of(kind, 100)
+    source, parts, packed = saved(tmp_path / "t.pt", kind, table), tmp_path / "p.safetensors", tmp_path / "q.pt"
+    layout = {"embedding_dim": 16, "optimizer": "adam", "momentum2_dtype": "bfloat16"}
+    assert library.split_rows(source, parts, **layout, jobs=1).counts["rows"] == 100
+    assert split_of(parts) == expected(kind, table)
+    library.pack_rows([parts], packed, name="again")
+    is_same_table(packed, "again", kind, table)
+    assert library.check_rows(str(source), **layout).rows == 100
+    with pytest.raises(library.CkptconvError):
+        library.split_rows(source, parts, embedding_dim=16, optimizer="adam")

@@ -7,20 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.errors import DifferenceError, UnsupportedError
+from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
 from ckptconv.kernels import numpy_module
 from ckptconv.move import Progress, TensorReader
 from ckptconv.options import Options
+from ckptconv.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import peak_rss
 from ckptconv.tensors import BLOCK, LazyTensor
 
 from .buckets import Buckets
+from .columns import part
 from .ids import Ids
 from .layout import METADATA_KEY, Asked, Layout
-from .pack import Parts
-from .split import layout_of, part
-from .tables import Paths, Table, as_paths, choose, contents, join, open_all
+from .parts import Parts
+from .tables import Paths, Table, as_paths, choose, contents, join, layout_of, open_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,6 +109,7 @@ def check(
         keys = part(rows.tensor, layout.fields()[0])
     report = CheckReport(paths[0], rows.name, asdict(layout), rows.tensor.shape[0])
     report.warnings.extend(warning for source in sources for warning in source.warnings)
+    _check_size(rows)
     if announce:
         announce(rows.tensor.nbytes)
     with SpoolingReaders(dict(chosen.storage_options), chosen.spool_dir) as readers:
@@ -120,6 +122,16 @@ def check(
         told = "; ".join(_told(finding) for finding in report.findings)
         raise DifferenceError(f"{report.input}: {report.table!r}: {told}.", what="rows", **asdict(report))
     return report
+
+
+def _check_size(table: Table) -> None:
+    """Raise LimitError for a table that repeats a few rows without end: to look at each would take forever."""
+    stored = sum(file.size for file in dict.fromkeys(table.tensor.inputs()))
+    if table.tensor.nbytes > MAX_GROWTH * stored + ROOM_TO_GROW:
+        raise LimitError(
+            f"{table.name!r} has {table.tensor.shape[0]} rows in {stored} bytes: it repeats the same ones.",
+            "Save a contiguous copy of it.",
+        )
 
 
 def _told(finding: Finding) -> str:

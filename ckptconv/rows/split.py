@@ -20,15 +20,15 @@ from ckptconv.planning import Output, output_of
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename, normalize
 from ckptconv.targets import Target, beside, resolve_output
-from ckptconv.tensors import Bits, Concat, Convert, LazyTensor, Narrow
+from ckptconv.tensors import Narrow
 
-from .layout import METADATA_KEY, PAD, Asked, Field, Layout, check_width, could_be, dump, make
-from .tables import Paths, Table, as_paths, column, open_table
+from .columns import padding, part
+from .layout import METADATA_KEY, PAD, Asked, Layout, dump
+from .proof import verifier_of_split
+from .tables import Paths, Table, as_paths, layout_of, open_table
 
 # Of the padding so many bytes of rows are looked at before it is decided whether it is kept.
 _LOOK = 1 << 18
-# Parts of a header that are bits of a field: the first of them, and how many.
-_DECODED = {"count": (0, 31), "used": (7, 1)}
 
 
 def split(
@@ -67,27 +67,13 @@ def split(
     while True:
         planned = plan_split(sources, found, layout, target, decode=decode, keep_padding=keep)
         try:
-            report = produce(
-                sources, [planned], chosen, started, progress=progress, announce=announce, publishing=publishing
-            )
+            verify = verifier_of_split(found, planned, chosen, progress) if chosen.verify else None
+            report = produce(sources, [planned], chosen, started, progress, announce, publishing, verify)
         except NotBlankError:
             # Rare: where padding is not zero, it is so from the first rows on, as a rule.
             keep = True
         else:
             return replace(report, counts=_counts(found, layout, kept=keep))
-
-
-def layout_of(table: Table, asked: Asked, where: str) -> Layout:
-    """The layout of `table`, which was `asked` for. Raises UsageError where it is not one that the table can have."""
-    items, dtype = table.tensor.shape[1], table.tensor.dtype.name
-    try:
-        layout = make(asked, dtype)
-    except UsageError as error:
-        if error.hint:
-            raise
-        raise UsageError(f"{where}: {error.message}", could_be(items, dtype, asked)) from error
-    check_width(layout, items, f"{where}: {table.name!r}")
-    return layout
 
 
 def plan_split(
@@ -104,21 +90,6 @@ def plan_split(
     if pad is not None and not keep_padding:
         file = FilePlan(file.name, file.size, (*file.parts, Blank(file.size, pad, PAD)))
     return output_of("rows", sources, target, Options(), (file,), {})
-
-
-def part(table: LazyTensor, field: Field) -> LazyTensor:
-    """The tensor that `field` of every row of `table` is."""
-    found = column(table, field.offset, field.dtype, field.items)
-    if field.name not in _DECODED:
-        return found
-    size = field.dtype.itemsize
-    return Convert(found, Bits(size, *_DECODED[field.name], size), field.dtype)
-
-
-def padding(table: LazyTensor, layout: Layout) -> LazyTensor | None:
-    """The bytes of every row that are in no field, [N, bytes]; None where there are none."""
-    gaps = [column(table, gap.offset, gap.dtype, gap.items) for gap in layout.gaps()]
-    return Concat(tuple(gaps), 1) if len(gaps) > 1 else gaps[0] if gaps else None
 
 
 def _has_padding(table: Table, layout: Layout, options: Options) -> bool:

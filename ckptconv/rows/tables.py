@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv import foreign, keymap
-from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.storage import normalize
-from ckptconv.tensors import DTYPES, Concat, Convert, DType, LazyTensor, Narrow, Stored, Tagged, View
+from ckptconv.tensors import Concat, LazyTensor
 
-from .layout import METADATA_KEY, WEIGHT_DTYPES, likeliest
+from .layout import METADATA_KEY, WEIGHT_DTYPES, Asked, Layout, check_width, could_be, likeliest, make
 
 # FBGEMM and TorchRec call an embedding table so; what lies beside it begins alike.
 _TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")
@@ -188,38 +188,17 @@ def _listed(names: Sequence[str]) -> str:
     return foreign.shown(list(names), _SHOWN) if names else "none at all"
 
 
-# ----------------------------------------------------------------------------------------------------------- columns
-
-
-def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> LazyTensor:
-    """From byte `offset` of each row of `table` [N, …], the bits of `items` elements of `dtype`: [N, items], or [N] for
-    None. Raises UnsupportedError for a table whose rows are not little-endian bytes as they lie."""
-    shape = (table.shape[0],) if items is None else (table.shape[0], items)
-    if isinstance(table, Tagged):
-        return column(table.tensor, offset, dtype, items)
-    if isinstance(table, Concat) and table.dim == 0:
-        return Concat(tuple(column(part, offset, dtype, items) for part in table.parts))
-    if isinstance(table, Narrow) and table.dim == 0:
-        return Narrow(column(table.tensor, offset, dtype, items), 0, table.start, table.length)
-    if isinstance(table, Convert):
-        raise UnsupportedError(
-            "The rows of this table are not stored as they are: it was saved on a big-endian machine, or negated."
-        )
-    row = table.shape[1] * table.dtype.itemsize
-    if isinstance(table, Stored) and (table.strides[1] == 1 or table.shape[1] == 1):
-        item = dtype.itemsize
-        distance = table.strides[0] * table.dtype.itemsize if table.shape[0] > 1 else row
-        if distance % item == 0:
-            return Stored(table.file, table.offset + offset, dtype, shape, (distance // item, 1)[: len(shape)])
-    size = dtype.itemsize * (items or 1)
-    view = View(table, DTYPES["uint8"], (table.shape[0], row))
-    return View(Narrow(view, 1, offset, size), dtype, shape)
-
-
-def check_rows(tensor: LazyTensor, count: int, what: str, where: str) -> None:
-    """Raise CorruptError unless `tensor` has a row, or an element, for each of `count` rows."""
-    if not tensor.shape or tensor.shape[0] != count:
-        raise CorruptError(f"{where}: {what} has the shape {list(tensor.shape)}, where the table has {count} rows.")
+def layout_of(table: Table, asked: Asked, where: str) -> Layout:
+    """The layout of `table`, which was `asked` for. Raises UsageError where it is not one that the table can have."""
+    items, dtype = table.tensor.shape[1], table.tensor.dtype.name
+    try:
+        layout = make(asked, dtype)
+    except UsageError as error:
+        if error.hint:
+            raise
+        raise UsageError(f"{where}: {error.message}", could_be(items, dtype, asked)) from error
+    check_width(layout, items, f"{where}: {table.name!r}")
+    return layout
 
 
 # ----------------------------------------------------------------------------------------------------------- opening

@@ -1,0 +1,59 @@
+"""The parts of the rows of a table, as tensors of their own: views of its bytes."""
+
+from __future__ import annotations
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.tensors import DTYPES, Bits, Concat, Convert, DType, LazyTensor, Narrow, Stored, Tagged, View, Zeros
+
+from .layout import Field, Layout
+
+# Parts of a header that are bits of a field: the first of them, and how many.
+_DECODED = {"count": (0, 31), "used": (7, 1)}
+
+
+def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> LazyTensor:
+    """From byte `offset` of each row of `table` [N, …], the bits of `items` elements of `dtype`: [N, items], or [N] for
+    None. Raises UnsupportedError for a table whose rows are not little-endian bytes as they lie."""
+    shape = (table.shape[0],) if items is None else (table.shape[0], items)
+    if isinstance(table, Tagged):
+        return column(table.tensor, offset, dtype, items)
+    if isinstance(table, Concat) and table.dim == 0:
+        return Concat(tuple(column(part, offset, dtype, items) for part in table.parts))
+    if isinstance(table, Zeros):
+        return Zeros(dtype, shape)
+    if isinstance(table, Narrow) and table.dim == 0:
+        return Narrow(column(table.tensor, offset, dtype, items), 0, table.start, table.length)
+    if isinstance(table, Convert):
+        raise UnsupportedError(
+            "The rows of this table are not stored as they are: it was saved on a big-endian machine, or negated."
+        )
+    row = table.shape[1] * table.dtype.itemsize
+    if isinstance(table, Stored) and (table.strides[1] == 1 or table.shape[1] == 1):
+        item = dtype.itemsize
+        distance = table.strides[0] * table.dtype.itemsize if table.shape[0] > 1 else row
+        if distance % item == 0:
+            return Stored(table.file, table.offset + offset, dtype, shape, (distance // item, 1)[: len(shape)])
+    size = dtype.itemsize * (items or 1)
+    view = View(table, DTYPES["uint8"], (table.shape[0], row))
+    return View(Narrow(view, 1, offset, size), dtype, shape)
+
+
+def check_rows(tensor: LazyTensor, count: int, what: str, where: str) -> None:
+    """Raise CorruptError unless `tensor` has a row, or an element, for each of `count` rows."""
+    if not tensor.shape or tensor.shape[0] != count:
+        raise CorruptError(f"{where}: {what} has the shape {list(tensor.shape)}, where the table has {count} rows.")
+
+
+def part(table: LazyTensor, field: Field) -> LazyTensor:
+    """The tensor that `field` of every row of `table` is."""
+    found = column(table, field.offset, field.dtype, field.items)
+    if field.name not in _DECODED:
+        return found
+    size = field.dtype.itemsize
+    return Convert(found, Bits(size, *_DECODED[field.name], size), field.dtype)
+
+
+def padding(table: LazyTensor, layout: Layout) -> LazyTensor | None:
+    """The bytes of every row that are in no field, [N, bytes]; None where there are none."""
+    gaps = [column(table, gap.offset, gap.dtype, gap.items) for gap in layout.gaps()]
+    return Concat(tuple(gaps), 1) if len(gaps) > 1 else gaps[0] if gaps else None

@@ -1,0 +1,162 @@
+"""The tensors that whole rows consist of, chosen among others, and the table that they make. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.tensors import DTYPES, Concat, Join, Joined, LazyTensor, View, Zeros
+
+from .columns import check_rows, column
+from .layout import METADATA_KEY, PAD, Asked, Field, Layout, make, parse
+from .tables import Contents
+
+DEFAULT_NAME = "weight"
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tensors that a table is packed of, by what they are; the layout of its rows, how many they are, and what the
+    table was called."""
+
+    layout: Layout
+    rows: int
+    tensors: dict[str, LazyTensor]
+    name: str
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def choose(cls, found: Contents, names: Mapping[str, str], asked: Asked) -> Parts:
+        """The parts in `found`. Raises a `CkptconvError` where one is missing, or does not fit."""
+        record = found.metadata.get(METADATA_KEY)
+        if record is not None:
+            layout, name = parse(record, found.path)
+            _check_agrees(layout, asked, found.path)
+        else:
+            weight = found.tensors.get(_name_of("weight", found, names))
+            if weight is None:
+                raise _missing("weight", found)
+            layout, name = make(_completed(asked, weight), weight.dtype.name), DEFAULT_NAME
+        known = {*(field.name for field in (*layout.fields(), *layout.fields(decode=True))), PAD}
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise UsageError(f"{unknown[0]!r} is no part of such a row.", f"It has {', '.join(sorted(known))}.")
+        places = {field: key for field in known if (key := _name_of(field, found, names)) in found.tensors}
+        missing = [name for name in names if name not in places]
+        if missing:
+            raise UsageError(f"There is no tensor {names[missing[0]]!r} in {found.path}.")
+        decoded = "metadata" not in places
+        wanted = layout.fields(decode=decoded)
+        lacking = [field.name for field in wanted if field.name not in places]
+        if lacking:
+            raise _missing("metadata" if decoded and len(lacking) == len(_HEADER) else lacking[0], found)
+        tensors = {field.name: found.tensors[places[field.name]] for field in wanted}
+        if not decoded:
+            twice = [part for part in _HEADER if part in places]
+            if twice and record is not None:
+                raise UsageError(f"{found.path} holds metadata and {twice[0]}, which say the same.", "Leave one out.")
+        rows = tensors["weight"].shape[0] if tensors["weight"].shape else 0
+        fitted = {field.name: _fitted(tensors[field.name], field, layout, rows, found.path) for field in wanted}
+        if PAD in places:
+            pad = found.tensors[places[PAD]]
+            fitted[PAD] = _fitted_pad(pad, layout, rows, found.path)
+        left = sorted(set(found.tensors) - set(places.values())) if record is not None else []
+        warnings = (f"not packed, as they are no parts of a row: {', '.join(left[:_SHOWN])}",) if left else ()
+        return cls(layout, rows, fitted, name, warnings)
+
+    @property
+    def pad(self) -> LazyTensor:
+        """What is between the parts, [N, bytes]: zero where nothing is said of it."""
+        return self.tensors.get(PAD) or Zeros(DTYPES["uint8"], (self.rows, self.layout.pad_bytes))
+
+    def table(self) -> LazyTensor:
+        """The table [N, items]."""
+        tensors = dict(self.tensors)
+        if _HEADER[0] in tensors:
+            parts = tuple(View(tensors[part], tensors[part].dtype, (self.rows,)) for part in _HEADER)
+            tensors["metadata"] = Joined(parts, _METADATA, DTYPES["int64"])
+        bytes_ = DTYPES["uint8"]
+        pieces: dict[int, LazyTensor] = {
+            f.offset: View(tensors[f.name], bytes_, (self.rows, f.nbytes)) for f in self.layout.fields()
+        }
+        at = 0
+        for gap in self.layout.gaps():
+            pieces[gap.offset] = column(self.pad, at, gap.dtype, gap.nbytes)
+            at += gap.nbytes
+        joined = Concat(tuple(piece for _, piece in sorted(pieces.items())), 1)
+        return View(joined, DTYPES[self.layout.weight_dtype], (self.rows, self.layout.row_items))
+
+
+# What the metadata consists of, and how: bytes, first bit, bits.
+_HEADER = ("timestamp", "count", "used")
+_METADATA = Join(((4, 0, 32), (4, 32, 31), (1, 63, 1)), 8)
+
+
+def _name_of(part: str, found: Contents, names: Mapping[str, str]) -> str:
+    """The name of the tensor that is `part` of the rows: as said, or called so, or the only one that ends so."""
+    if part in names or part in found.tensors:
+        return names.get(part, part)
+    ending = [name for name in found.tensors if name.endswith(f".{part}")]
+    return ending[0] if len(ending) == 1 else part
+
+
+def _missing(part: str, found: Contents) -> UsageError:
+    names = ", ".join(list(found.tensors)[:_SHOWN])
+    return UsageError(
+        f"{found.path} has no tensor called {part}, which every row has a part of. It has {names or 'none'}.",
+        f"Say which it is: --part {part}=NAME.",
+    )
+
+
+def _completed(asked: Asked, weight: LazyTensor) -> Asked:
+    """What was asked for, with the embedding dimension that the weight has."""
+    if len(weight.shape) != 2:
+        raise UnsupportedError(f"The weight has the shape {list(weight.shape)}, where it is [rows, D].")
+    if asked.embedding_dim not in (None, weight.shape[1]):
+        raise UsageError(f"The weight has rows of {weight.shape[1]}, and --embedding-dim says {asked.embedding_dim}.")
+    return replace(asked, embedding_dim=weight.shape[1])
+
+
+def _check_agrees(layout: Layout, asked: Asked, where: str) -> None:
+    """Raise UsageError where something was asked for that is not what the record says."""
+    said = make(replace(Asked(**vars(layout)), **_given(asked)), layout.weight_dtype) if _given(asked) else layout
+    if said != layout:
+        raise UsageError(f"{where} records {layout.describe()}, and something else was asked for.", "Leave it out.")
+
+
+def _given(asked: Asked) -> dict[str, Any]:
+    return {key: value for key, value in vars(asked).items() if value is not None}
+
+
+def _fitted(tensor: LazyTensor, field: Field, layout: Layout, rows: int, where: str) -> LazyTensor:
+    """`tensor` as `field` of the rows. Momentum may come as saved beside a table, its bits seen as the weight's dtype.
+
+    Raises CorruptError where the number of rows differs, UsageError for another width or dtype.
+    """
+    check_rows(tensor, rows, field.name, where)
+    shape = [rows] if field.items is None else [rows, field.items]
+    same_kind = tensor.dtype == field.dtype or (
+        field.dtype.kind == "u" and (tensor.dtype.kind, tensor.dtype.itemsize) == ("i", field.dtype.itemsize)
+    )
+    as_is = same_kind and tensor.numel == rows * (field.items or 1)
+    viewed = tensor.dtype.name == layout.weight_dtype and tensor.nbytes == rows * field.nbytes
+    if not (as_is or (viewed and field.offset >= layout.weight.stop)):
+        raise UsageError(
+            f"{where}: {field.name} is {list(tensor.shape)} of {tensor.dtype}, where rows of this layout take "
+            f"{shape} of {field.dtype}.",
+            "Its bits are never cast: give its dtype, or convert it first.",
+        )
+    return tensor
+
+
+def _fitted_pad(pad: LazyTensor, layout: Layout, rows: int, where: str) -> LazyTensor:
+    check_rows(pad, rows, PAD, where)
+    if pad.dtype.name != "uint8" or pad.nbytes != rows * layout.pad_bytes:
+        raise CorruptError(
+            f"{where}: {PAD} is {list(pad.shape)} of {pad.dtype}, where rows of this layout have {layout.pad_bytes} "
+            "bytes of padding."
+        )
+    return pad if len(pad.shape) == 2 else View(pad, pad.dtype, (rows, layout.pad_bytes))

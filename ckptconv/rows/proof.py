@@ -1,0 +1,75 @@
+"""Whether a table and its parts are the same bits: what `--verify` asks, the other way than they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ckptconv.conversion import Verifier
+from ckptconv.errors import DifferenceError
+from ckptconv.formats import open_source
+from ckptconv.formats.source import Source
+from ckptconv.move import Progress, TensorReader
+from ckptconv.options import Options
+from ckptconv.planning import Output
+from ckptconv.publishing import final_path
+from ckptconv.spool import SpoolingReaders
+from ckptconv.tensors import BLOCK, LazyTensor
+
+from .columns import padding, part
+from .layout import PAD, Asked
+from .parts import Parts
+from .tables import Table, contents
+
+
+def verifier_of_split(table: Table, output: Output, options: Options, progress: Progress | None) -> Verifier:
+    """What packs the parts of `table` again, and compares each row with that of the table."""
+
+    def pairs(source: Source) -> Iterator[tuple[str, LazyTensor, LazyTensor]]:
+        yield table.name, table.tensor, Parts.choose(contents(source), {}, Asked()).table()
+
+    return lambda places: _compare(pairs(_made(output, places, options)), output, options, progress)
+
+
+def verifier_of_pack(parts: Parts, name: str, output: Output, options: Options, progress: Progress | None) -> Verifier:
+    """What splits the table called `name` again, and compares each part with what it was made of."""
+
+    def pairs(source: Source) -> Iterator[tuple[str, LazyTensor, LazyTensor]]:
+        table = contents(source).tensors[name]
+        for field in parts.layout.fields(decode="metadata" not in parts.tensors):
+            yield field.name, parts.tensors[field.name], part(table, field)
+        pad = padding(table, parts.layout)
+        if pad is not None:
+            yield PAD, parts.pad, pad
+
+    return lambda places: _compare(pairs(_made(output, places, options)), output, options, progress)
+
+
+def _made(output: Output, places: Sequence[Mapping[str, str] | None], options: Options) -> Source:
+    """What was made, where it is staged, or where it is."""
+    (file,) = output.plan.files
+    at = places[0][file.name] if places[0] is not None else final_path(output.target, file)
+    return open_source(at, spool_dir=options.spool_dir, storage_options=options.storage_options)
+
+
+def _compare(
+    pairs: Iterator[tuple[str, LazyTensor, LazyTensor]], output: Output, options: Options, progress: Progress | None
+) -> int:
+    """Raise DifferenceError for the first byte in which two are not the same; how many bytes there are."""
+    compared = 0
+    with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+        for name, before, after in pairs:
+            one, other = TensorReader(before, readers), TensorReader(after, readers)
+            for start in range(0, max(before.nbytes, after.nbytes), BLOCK):
+                stop = min(start + BLOCK, before.nbytes)
+                if before.nbytes != after.nbytes or one.read(start, stop) != other.read(start, stop):
+                    raise DifferenceError(
+                        f"{output.target.path} is not the same: {name!r} differs in bytes {start} to {stop}. Nothing "
+                        "was put under its name.",
+                        "Make it again; if it differs again, the disk or the memory is damaged.",
+                        what="value",
+                        tensor=name,
+                    )
+                if progress:
+                    progress(stop - start)
+            compared += before.nbytes
+    return compared
