@@ -162,6 +162,11 @@ class _Pickler:
         if not made.function.name:  # a name alone
             self.next(_Save(made.args[0]))
             return
+        if _is_plain(made):
+            self.plain(made)
+            if value is not None:
+                self.out += self.remember(value)
+            return
 
         def finish() -> None:
             self.out += b"R" if value is None else b"R" + self.remember(value)
@@ -179,6 +184,35 @@ class _Pickler:
             _batches(made.items, b"s", b"u"),
             *build,
         )
+
+    def plain(self, value: Any) -> None:
+        """Write at once what holds nothing that comes again: tensors are made of little else."""
+        kind = type(value)
+        if kind is Call:
+            self.named(value.function)
+            self.plain(value.args)
+            self.out += b"R"
+        elif kind is PersistentId:
+            self.out += b"("
+            for part in (value.kind, value.cls):
+                self.save(part)
+            self.out += _unicode(value.key)
+            self.save(value.location)
+            self.out += _integer(value.numel) + b"tQ"
+        elif kind is tuple:
+            count = len(value)
+            if count > 3:
+                self.out += b"("
+            for each in value:
+                self.plain(each)
+            self.out += _TUPLES.get(count, b"t")
+        elif kind is OrderedDict:
+            self.named(_ORDERED)
+            self.out += b")R"
+        elif kind is int:
+            self.out += _integer(value)
+        else:
+            self.save(value)
 
     def tuple(self, value: tuple[Any, ...]) -> None:
         if not value:
@@ -212,6 +246,22 @@ class _Pickler:
             raise UnsupportedError(f"The name {str(value)[:100]!r} cannot be written into a pickle.")
         self.texts[value] = self.count
         self.out += b"c" + f"{value.module}\n{value.name}\n".encode() + self.put()
+
+
+_ORDERED = Global("collections", "OrderedDict")
+_ATOMS = frozenset((int, bool, str, Global, PersistentId, type(None)))
+
+
+def _is_plain(value: Any, depth: int = 3) -> bool:
+    """Whether a call, or one of its arguments, is made of nothing that could come again elsewhere, or hold itself."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind is Call:
+        return value.state is None and value.appended == value.items == () and _is_plain(value.args, depth - 1)
+    if kind is tuple:
+        return depth > 0 and all(_is_plain(each, depth - 1) for each in value)
+    return kind is OrderedDict and not value and not vars(value)
 
 
 class _Save(NamedTuple):
