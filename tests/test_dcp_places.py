@@ -6,16 +6,20 @@ import json
 import pickle
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
+import torch.distributed.checkpoint as dist_checkpoint
 from checkpoints import ckptconv_here
 from dcp_writer import Checkpoint, one, shards
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_dcp import checkpoint_of, converted, copy_of, expected_of, refused
+from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 
 import ckptconv
 
@@ -104,6 +108,17 @@ def test_a_model_in_one_file_is_not_mistaken_for_what_lies_below_it(tmp_path: Pa
     torch.save({"other": torch.zeros(2)}, tmp_path / "hub" / "pytorch_model.bin")
     assert set(ckptconv.open(tmp_path / "hub").weights) == {"other"}
     assert weights(tmp_path / "hub", tmp_path) == ONES
+
+
+@pytest.mark.parametrize("case", ["fsdp2_w2_nested", "hf_sharded_w2", "zstd_w2", "safetensors_fmt_w2"])
+def test_a_checkpoint_far_away(case: str, tmp_path: Path) -> None:
+    far = fsspec.filesystem("memory")
+    for path in checkpoint_of(case).iterdir():
+        far.pipe_file(f"/{tmp_path.name}/{case}/step-5/{path.name}", path.read_bytes())
+    expected = weights(checkpoint_of(case), tmp_path)
+    for url in (f"memory://{tmp_path.name}/{case}", f"memory://{tmp_path.name}/{case}/step-5"):
+        ckptconv.convert(url, tmp_path / "far.safetensors", fsync=False)
+        assert {name: tensor.tolist() for name, tensor in load_file(tmp_path / "far.safetensors").items()} == expected
 
 
 # ------------------------------------------------------------------------------------------------------ names and keys
@@ -223,6 +238,56 @@ def test_ranks_of_two_saves(tmp_path: Path) -> None:
     assert "not of one save" in refused(directory, tmp_path / "out.safetensors", 4)
 
 
+# --------------------------------------------------------------------------------------------- other writers, and old
+
+
+def test_metadata_as_the_first_releases_wrote_them(tmp_path: Path) -> None:
+    checkpoint = model()
+    for tensor in checkpoint.tensors.values():
+        tensor.properties = sharded_metadata.TensorProperties(dtype=torch.float32)  # type: ignore[union-attr, assignment]
+    metadata = checkpoint.metadata()
+    for name in ("storage_meta", "version"):
+        vars(metadata).pop(name, None)
+    directory = checkpoint.write(tmp_path / "c")
+    data = pickle.dumps(metadata)
+    assert b"torch.distributed._shard.sharded_tensor.metadata" in data
+    (directory / ".metadata").write_bytes(data)
+    assert weights(directory, tmp_path) == ONES
+
+
+@dataclass
+class _StorageInfo:
+    """Where an entry is, in the words of a writer that nobody knows."""
+
+    relative_path: str
+    offset: int
+    length: int
+
+
+def test_places_as_another_writer_tells_them(tmp_path: Path) -> None:
+    checkpoint = model()
+    checkpoint.places = [
+        (index, _StorageInfo(place.relative_path, place.offset, place.length)) for index, place in checkpoint.places
+    ]
+    assert weights(checkpoint.write(tmp_path / "c"), tmp_path) == ONES
+    checkpoint.places = [(index, complex(1, 2)) for index, _ in checkpoint.places]
+    assert "complex" in refused(checkpoint.write(tmp_path / "c"), tmp_path / "no.safetensors", 5)
+
+
+@pytest.mark.parametrize("what", ["a tensor", "a dtype", "a layout"])
+def test_what_is_not_known_is_named(what: str, tmp_path: Path) -> None:
+    checkpoint = model()
+    described: Any = checkpoint.tensors["model.w"]
+    if what == "a tensor":
+        checkpoint.tensors["model.w"] = _StorageInfo("x", 1, 2)  # type: ignore[assignment]
+    elif what == "a dtype":
+        described.properties.dtype = torch.uint4
+    else:
+        described.properties.layout = torch.sparse_coo
+    message = refused(checkpoint.write(tmp_path / "c"), tmp_path / "out.safetensors", 5)
+    assert {"a tensor": "_StorageInfo", "a dtype": "uint4", "a layout": "sparse_coo"}[what] in message
+
+
 # ------------------------------------------------------------------------------------------------ shards of safetensors
 
 
@@ -233,6 +298,13 @@ def test_shards_are_preferred_to_what_was_made_of_them(tmp_path: Path) -> None:
     save_file({name: torch.zeros(1) for name in expected_of("hf_sharded_w2")["tensors"]}, output / "model.safetensors")
     found = weights(output, tmp_path)
     assert found == weights(checkpoint_of("hf_sharded_w2"), tmp_path)
+
+
+def test_what_one_process_saves_for_hugging_face_is_an_ordinary_set(tmp_path: Path) -> None:
+    state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3)}
+    writer = dist_checkpoint.HuggingFaceStorageWriter(str(tmp_path / "c"), {"a": 1, "b": 2})
+    dist_checkpoint.save(state, storage_writer=writer, no_dist=True)
+    assert weights(tmp_path / "c", tmp_path) == {name: tensor.tolist() for name, tensor in state.items()}
 
 
 def test_a_shard_in_the_middle_is_missed(tmp_path: Path) -> None:
