@@ -146,7 +146,9 @@ CONVERTING = {
 # Of these, what chooses names and files of safetensors.
 NAMING = {"max_shard_size", "strip_prefix", "rename", "tied", "checksum"}
 # And what does not decide what an output holds.
-CARRYING_OUT = {"part", "dask", "manifest", "jobs", "memory", "no_fsync", "no_clobber", "checksum", "verify", "dry_run"}
+CARRYING_OUT = {
+    "part", "dask", "manifest", "depfile", "jobs", "memory", "no_fsync", "no_clobber", "checksum", "verify", "dry_run",
+}  # fmt: skip
 
 
 def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -303,13 +305,16 @@ def verify_(
     ] = "",
     per_rank: PerRank = False,
     drop_opaque: DropOpaque = False,
+    manifest: Annotated[
+        str, typer.Option("--manifest", metavar="FILE", help="What the conversion wrote with that; default: in OUTPUT.")
+    ] = "",
     **options: Any,
 ) -> None:
     """Is this output exactly that source?
 
     Reads both again, by other means than a conversion, and compares every name, dtype, shape, tied name and structure
-    record, and every element bit for bit. Give the options that the conversion was given. Exit code 1: it is not, and
-    the first difference is named.
+    record, and every element bit for bit. The options of the conversion are read from its manifest, in OUTPUT or
+    --manifest FILE; those given here come first. Exit code 1: it is not, and the first difference is named.
 
     \b
     ckptconv verify model.pt model.safetensors
@@ -337,6 +342,7 @@ def verify_(
             universal=universal,
             per_rank=per_rank,
             drop_opaque=drop_opaque,
+            manifest=manifest,
             **options,
         )
     shown.verified(done)

@@ -279,6 +279,9 @@ def _verified_lines(done: Verification, verbose: bool) -> list[str]:
     else:
         contents = _contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
         lines.append(f"verified {len(done.outputs)} files ({contents})")
+    if done.manifest:
+        told = ", ".join(f"{name}={value}" for name, value in done.options.items())
+        lines.append(f"converted with {told}, says {done.manifest}")
     tied = f", {count_of(len(done.aliases), 'tied name')} among them" if done.aliases else ""
     lines.append(
         f"equal to {done.input}: {count_of(done.tensors, 'tensor')}{tied}, {format_size(done.bytes_compared)} compared "

@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from . import foreign, keymap, select
@@ -27,7 +27,17 @@ from .spool import SpoolingReaders, is_pipe
 from .storage import basename, dirname, is_remote, join, look, normalize, peak_rss, read_text
 from .structure import dump, name_of, parse, tensors_of
 from .tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View, contiguous_strides, same_bytes, untagged
-from .written import SUFFIX, Written, read_directory, read_file
+from .written import (
+    MANIFEST,
+    OPTIONS,
+    SUFFIX,
+    Manifest,
+    Written,
+    check_manifest,
+    read_directory,
+    read_file,
+    read_manifest,
+)
 
 if TYPE_CHECKING:
     from .reference import Array
@@ -59,6 +69,7 @@ class VerifiedFile:
 class Verification:
     """What was compared and found equal. Sizes are in bytes.
 
+    `options` decided what was expected, as far as they are not the default: they were given, or stand in the manifest.
     `tensors` counts the names of the source that were looked up, of which `aliases` are stored under another name:
     {removed: kept}. `bytes_compared` are those of the output's tensors, each of which was compared.
     """
@@ -72,17 +83,20 @@ class Verification:
     bytes_compared: int
     bytes_read: int
     warnings: list[str]
+    options: dict[str, Any] = field(default_factory=dict)
+    manifest: str = ""
     seconds: float = 0.0
     peak_rss_bytes: int = 0
 
 
 class Target(NamedTuple):
-    """An output to verify: its path; what it is made of, "weights", "states" (the optimizer's) or "universal"; and
-    where its files are read, by name, if they are not in their place yet."""
+    """An output to verify: its path; what it is made of, "weights", "states" (the optimizer's) or "universal"; where
+    its files are read, by name, if they are not in their place yet; and its manifest, if it has one."""
 
     path: str
     made_of: str = "weights"
     at: Mapping[str, str] | None = None
+    manifest: Manifest | None = None
 
 
 @dataclass
@@ -116,7 +130,8 @@ def verify(
 ) -> Verification:
     """Compare `output` with what converting `source`, a path or an opened `Source`, gives with the same `options`.
 
-    `options` are those of the conversion, the fields of `Options`; `output` may be left out where `optimizer` or
+    `options` are those of the conversion, the fields of `Options`; those that are not given are taken from the output's
+    manifest, which stands in its directory or is `manifest`. `output` may be left out where `optimizer` or
     `universal` is given.
     `progress` is called with the bytes compared since the last call, `announce` once with how many there will be.
 
@@ -125,16 +140,22 @@ def verify(
     opening the source raises.
     """
     asked = Options(**options)
-    targets = [] if output is None else [Target(_place(normalize(output)))]
+    targets = [] if output is None else [_target(_place(normalize(output)), asked)]
+    if targets and targets[0].manifest:
+        asked = _with(targets[0].manifest, asked)
     if asked.optimizer:
-        targets.append(Target(_place(normalize(asked.optimizer)), "states"))
+        targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="states"))
     if asked.universal:
         targets.append(Target(normalize(asked.universal), "universal"))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     sources = [source] if isinstance(source, Source) else _open(normalize(source), targets, asked)
     pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
-    return verify_outputs(pairs, asked, progress=progress, announce=announce)
+    done = verify_outputs(pairs, asked, progress=progress, announce=announce)
+    usual, deciding = Options(), targets[0].manifest
+    done.options = {name: getattr(asked, name) for name in OPTIONS if getattr(asked, name) != getattr(usual, name)}
+    done.manifest = deciding.path if deciding and deciding.options else ""
+    return done
 
 
 def verify_outputs(
@@ -167,6 +188,21 @@ def verify_outputs(
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
     return done
+
+
+def _target(path: str, asked: Options) -> Target:
+    """The output under `path`, and what its manifest says it is made of."""
+    told = read_manifest(asked.manifest or join(path, MANIFEST), dict(asked.storage_options))
+    if asked.manifest and told is None:
+        raise UsageError(f"{asked.manifest} does not exist.")
+    return Target(path, "states" if told and told.kind == "optimizer" else "weights", manifest=told)
+
+
+def _with(manifest: Manifest, asked: Options) -> Options:
+    """The options of the conversion, from the manifest where they were not given."""
+    usual = Options()
+    left = {name: value for name, value in manifest.options.items() if getattr(asked, name) == getattr(usual, name)}
+    return replace(asked, **left, family=asked.family or manifest.family)
 
 
 def _place(path: str) -> str:
@@ -242,6 +278,8 @@ def _compare(
     pairs = _compare_names(source, expected, found, asked)
     _check_structure(expected, found)
     _check_shards(found, asked)
+    if target.manifest:
+        check_manifest(target.manifest, found)
     counted = Counter(found.homes.values())
     done.outputs.extend(VerifiedFile(file.path, file.size, counted[file.path]) for file in found.files)
     done.tensors += len(expected.tensors)

@@ -47,6 +47,7 @@ from ckptconv.tensors import (
 
 MANIFEST = ".ckptconv-manifest.json"
 INDEX = "model.safetensors.index.json"
+MANIFEST = ".ckptconv-manifest.json"
 CASES = sorted(path.name for path in ZERO.iterdir() if (path / "expected.safetensors").exists())
 
 
@@ -160,8 +161,43 @@ def test_every_kind_of_tensor_is_equal_under_every_dtype(
 )
 def test_the_options_of_the_conversion_are_taken(saved: Path, options: dict[str, Any], tmp_path: Path) -> None:
     convert(saved, tmp_path / "model", **options)
-    verified(saved, tmp_path / "model", **options)
+    with_manifest = verified(saved, tmp_path / "model")
+    assert with_manifest.manifest == str(tmp_path / "model" / MANIFEST)
+    assert with_manifest.options.keys() == options.keys()
+    (tmp_path / "model" / MANIFEST).unlink()
+    assert verified(saved, tmp_path / "model", **options).tensors == with_manifest.tensors
     difference(saved, tmp_path / "model")
+
+
+def test_a_manifest_tells_the_options_and_has_to_be_true(tmp_path: Path) -> None:
+    source = ZERO / "z3_bf16_w2/checkpoint"
+    convert(source, tmp_path / "model", dtype="bfloat16", optimizer=str(tmp_path / "states"), max_shard_size=300)
+    run = ckptconv_here("verify", source, tmp_path / "model")
+    assert run.code == 0, run.err
+    assert "dtype=bfloat16" in run.out
+    assert verified(source, tmp_path / "states").tensors > 30  # the manifest says what these are
+    path = tmp_path / "model" / MANIFEST
+    told = json.loads(path.read_text())
+    first = next(name for name in told["files"] if name.endswith(".safetensors"))
+    changes: list[Any] = [
+        lambda m: m["files"].popitem(),
+        lambda m: m["files"][first].update(size=1),
+        lambda m: m["files"][first]["tensors"].popitem(),
+        lambda m: m["aliases"].clear(),
+        lambda m: m.pop("files"),
+        lambda m: m.update(files=[1]),
+        lambda m: m["options"].update(dtype="float16"),
+        lambda m: m["options"].clear(),
+    ]
+    for number, change in enumerate(changes):
+        changed = json.loads(json.dumps(told))
+        change(changed)
+        path.write_text(json.dumps(changed))
+        assert difference(source, tmp_path / "model")["what"] in ("manifest", "dtype"), number
+    for name, value in (("dtype", 3), ("include", "a"), ("unknown", "x"), ("rename", [1])):
+        path.write_text(json.dumps({**told, "options": {name: value}}))
+        with pytest.raises(UsageError):
+            library.verify(source, tmp_path / "model")
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"include": ["model.t*"]}, {"key": "model"}])
