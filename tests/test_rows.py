@@ -341,6 +341,14 @@ def test_momentum_saved_in_the_weights_dtype_is_packed_as_the_bits_it_is(tmp_pat
     is_same_table(tmp_path / "packed.safetensors", "weight", kind, table)
 
 
+def test_options_that_say_what_is_recorded_change_nothing_and_others_are_refused(tmp_path: Path) -> None:
+    kind = Kind(8, "none", "float16")
+    run("split", *kind.options, saved(tmp_path / "t.pt", kind, rows_of(kind, 9)), tmp_path / "p.safetensors")
+    run("pack", *kind.options, tmp_path / "p.safetensors", tmp_path / "q.pt")
+    for options in (["--embedding-dim", "12"], ["--optimizer", "adam"], ["--weight-dtype", "float32"]):
+        assert "records" in run("pack", *options, tmp_path / "p.safetensors", tmp_path / "q.pt", code=2).err
+
+
 # -------------------------------------------------------------------------------- refusals
 
 

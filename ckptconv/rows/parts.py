@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ckptconv import foreign
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.tensors import DTYPES, Concat, Join, Joined, LazyTensor, View, Zeros
 
 from .columns import check_rows, column
-from .layout import METADATA_KEY, PAD, Asked, Field, Layout, make, parse
+from .layout import METADATA_KEY, PAD, Asked, Field, Layout, make, optimizer_named, parse
 from .tables import Contents
 
 DEFAULT_NAME = "weight"
@@ -31,41 +31,25 @@ class Parts:
     @classmethod
     def choose(cls, found: Contents, names: Mapping[str, str], asked: Asked) -> Parts:
         """The parts in `found`. Raises a `CkptconvError` where one is missing, or does not fit."""
-        record = found.metadata.get(METADATA_KEY)
-        if record is not None:
-            layout, name = parse(record, found.path)
-            _check_agrees(layout, asked, found.path)
-        else:
-            weight = found.tensors.get(_name_of("weight", found, names))
-            if weight is None:
-                raise _missing("weight", found)
-            layout, name = make(_completed(asked, weight), weight.dtype.name), DEFAULT_NAME
-        known = {*(field.name for field in (*layout.fields(), *layout.fields(decode=True))), PAD}
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise UsageError(f"{unknown[0]!r} is no part of such a row.", f"It has {', '.join(sorted(known))}.")
-        places = {field: key for field in known if (key := _name_of(field, found, names)) in found.tensors}
-        missing = [name for name in names if name not in places]
-        if missing:
-            raise UsageError(f"There is no tensor {names[missing[0]]!r} in {found.path}.")
-        decoded = "metadata" not in places
-        wanted = layout.fields(decode=decoded)
-        lacking = [field.name for field in wanted if field.name not in places]
+        layout, table = _layout(found, names, asked)
+        places = _places(found, layout, names)
+        fields = layout.fields(decode="metadata" not in places)
+        lacking = [field.name for field in fields if field.name not in places]
         if lacking:
-            raise _missing("metadata" if decoded and len(lacking) == len(_HEADER) else lacking[0], found)
-        tensors = {field.name: found.tensors[places[field.name]] for field in wanted}
-        if not decoded:
-            twice = [part for part in _HEADER if part in places]
-            if twice and record is not None:
-                raise UsageError(f"{found.path} holds metadata and {twice[0]}, which say the same.", "Leave one out.")
-        rows = tensors["weight"].shape[0] if tensors["weight"].shape else 0
-        fitted = {field.name: _fitted(tensors[field.name], field, layout, rows, found.path) for field in wanted}
+            # Without any of its parts, it is the metadata that is not there.
+            whole = set(_HEADER) <= set(lacking)
+            raise _missing("metadata" if whole else lacking[0], found)
+        weight = found.tensors[places["weight"]]
+        rows = weight.shape[0] if weight.shape else 0
+        tensors = {f.name: _fitted(found.tensors[places[f.name]], f, layout, rows, found.path) for f in fields}
         if PAD in places:
-            pad = found.tensors[places[PAD]]
-            fitted[PAD] = _fitted_pad(pad, layout, rows, found.path)
-        left = sorted(set(found.tensors) - set(places.values())) if record is not None else []
-        warnings = (f"not packed, as they are no parts of a row: {', '.join(left[:_SHOWN])}",) if left else ()
-        return cls(layout, rows, fitted, name, warnings)
+            tensors[PAD] = _fitted_pad(found.tensors[places[PAD]], layout, rows, found.path)
+        if METADATA_KEY not in found.metadata:
+            return cls(layout, rows, tensors, table)
+        used = {places[name] for name in tensors}
+        left = [name for name in found.tensors if name not in used]
+        warnings = (f"not packed, as they are no parts of a row: {foreign.shown(left)}",) if left else ()
+        return cls(layout, rows, tensors, table, warnings)
 
     @property
     def pad(self) -> LazyTensor:
@@ -78,9 +62,9 @@ class Parts:
         if _HEADER[0] in tensors:
             parts = tuple(View(tensors[part], tensors[part].dtype, (self.rows,)) for part in _HEADER)
             tensors["metadata"] = Joined(parts, _METADATA, DTYPES["int64"])
-        bytes_ = DTYPES["uint8"]
         pieces: dict[int, LazyTensor] = {
-            f.offset: View(tensors[f.name], bytes_, (self.rows, f.nbytes)) for f in self.layout.fields()
+            field.offset: View(tensors[field.name], DTYPES["uint8"], (self.rows, field.nbytes))
+            for field in self.layout.fields()
         }
         at = 0
         for gap in self.layout.gaps():
@@ -93,6 +77,32 @@ class Parts:
 # What the metadata consists of, and how: bytes, first bit, bits.
 _HEADER = ("timestamp", "count", "used")
 _METADATA = Join(((4, 0, 32), (4, 32, 31), (1, 63, 1)), 8)
+
+
+def _layout(found: Contents, names: Mapping[str, str], asked: Asked) -> tuple[Layout, str]:
+    """The layout of the rows, and what their table is called: as recorded, or as was asked for."""
+    record = found.metadata.get(METADATA_KEY)
+    if record is not None:
+        layout, table = parse(record, found.path)
+        _check_agrees(layout, asked, found.path)
+        return layout, table
+    weight = found.tensors.get(_name_of("weight", found, names))
+    if weight is None:
+        raise _missing("weight", found)
+    return make(_completed(asked, weight), weight.dtype.name), DEFAULT_NAME
+
+
+def _places(found: Contents, layout: Layout, names: Mapping[str, str]) -> dict[str, str]:
+    """The names of the tensors that are parts of such rows, by what they are. Raises UsageError for one of `names` that
+    is no part, or is not there."""
+    parts = list(dict.fromkeys(f.name for f in (*layout.fields(), *layout.fields(decode=True))))
+    for part, name in names.items():
+        if part not in (*parts, PAD):
+            raise UsageError(f"{part!r} is no part of such a row.", f"It has {', '.join((*parts, PAD))}.")
+        if name not in found.tensors:
+            raise UsageError(f"There is no tensor {name!r} in {found.path}.")
+    places = {part: _name_of(part, found, names) for part in (*parts, PAD)}
+    return {part: name for part, name in places.items() if name in found.tensors}
 
 
 def _name_of(part: str, found: Contents, names: Mapping[str, str]) -> str:
@@ -122,13 +132,12 @@ def _completed(asked: Asked, weight: LazyTensor) -> Asked:
 
 def _check_agrees(layout: Layout, asked: Asked, where: str) -> None:
     """Raise UsageError where something was asked for that is not what the record says."""
-    said = make(replace(Asked(**vars(layout)), **_given(asked)), layout.weight_dtype) if _given(asked) else layout
-    if said != layout:
-        raise UsageError(f"{where} records {layout.describe()}, and something else was asked for.", "Leave it out.")
-
-
-def _given(asked: Asked) -> dict[str, Any]:
-    return {key: value for key, value in vars(asked).items() if value is not None}
+    for key, value in vars(asked).items():
+        if value is not None and getattr(layout, key) != (optimizer_named(value) if key == "optimizer" else value):
+            raise UsageError(
+                f"{where} records {layout.describe()}, and something else was asked for: {value}.",
+                f"Leave out --{key.replace('_', '-')}.",
+            )
 
 
 def _fitted(tensor: LazyTensor, field: Field, layout: Layout, rows: int, where: str) -> LazyTensor:

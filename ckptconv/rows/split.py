@@ -100,7 +100,7 @@ def _has_padding(table: Table, layout: Layout, options: Options) -> bool:
         return False
     first = Narrow(pad, 0, 0, rows)
     with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
-        reader = TensorReader(first, readers, first.nbytes)
+        reader = TensorReader(first, readers, 2 * max(_LOOK, first.nbytes))
         return not is_zero(reader.read(0, first.nbytes))
 
 
