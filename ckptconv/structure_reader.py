@@ -581,7 +581,8 @@ def _dict_attributes(kind: type, attributes: Any) -> dict[str, Any]:
     """Attributes by name of an OrderedDict or a Counter, none of which may stand in for one of its methods."""
     expect(type(attributes) is dict, "attributes are not a dict")
     for name in attributes:
-        expect(type(name) is str and not hasattr(kind, name), f"{_short(name)} is not an attribute of {kind.__name__}")
+        allowed = type(name) is str and not hasattr(kind, name) and not name.startswith("__")
+        expect(allowed, f"{_short(name)} is not an attribute of {kind.__name__}")
     named: dict[str, Any] = attributes
     return named
 

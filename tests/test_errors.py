@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attacks.assemble import DATA, members, number, pickled, tensor, zipped
+from attacks.assemble import DATA, mapped, members, number, pickled, tensor, text, zipped
 from attacks.corpus import CASES
 from checkpoints import ckptconv_here
 
@@ -118,10 +118,11 @@ def test_message_and_hint_make_one_paragraph() -> None:
     assert str(DifferenceError("a differs from b.")) == "a differs from b."
 
 
-def test_no_number_is_in_two_minds(tmp_path: Path) -> None:
-    """A file of one number has no tensors: a question of use, not of damage."""
+def test_a_choice_without_tensors_is_a_question_of_use(tmp_path: Path) -> None:
+    """A state without tensors is kept by its record; a part of it that was asked for, and has none, is a slip."""
     path = tmp_path / "model.pt"
-    path.write_bytes(zipped(members(pickled(number(7)))))
-    run = ckptconv_here("pt2safetensors", path)
-    assert run.code == 2
-    assert run.err == f"ckptconv: There is no tensor in {path}: nothing to convert.\n"
+    path.write_bytes(zipped(members(pickled(mapped(text("weight"), tensor(), text("epoch"), number(7))))))
+    run = ckptconv_here("pt2safetensors", path, "--key", "epoch")
+    assert (run.code, run.out) == (2, "")
+    assert run.err == f"ckptconv: There is no tensor under 'epoch' of {path}: nothing to convert.\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]

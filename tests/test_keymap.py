@@ -1257,6 +1257,8 @@ def test_tensors_missing_and_left_over_are_named() -> None:
         record(["defaultdict", ["global", "os", "system"]]),
         record(["odict", 5]),
         record(["odict", ["dict", "items", 1]]),
+        record(["odict", ["dict", "__of_our_own", 1]]),
+        record(["counter", ["dict", "__of_our_own", 1]]),
         record(["odict", ["dict", 1, 1]]),
         record(["counter", ["dict", "update", 1]]),
         record(["global", "os"]),
