@@ -95,8 +95,9 @@ def convert(
     `output` ends in ".safetensors" for one file, else it is a directory; by default it stands beside the input. The
     name of a file for torch.load ends in .pt, .pth, .bin or .ckpt.
     `options` are the fields of `Options`. `progress` is called with the bytes written since the last call, from any
-    thread; `announce` once with how many there will be, before the first; `publishing` when all is staged, before the
-    first output gets its name. `executor` makes the files where it likes: any `concurrent.futures.Executor` whose
+    thread; if it has a method `working`, that is told the name of every file that is begun. `announce` is called once
+    with how many bytes there will be, before the first; `publishing` when all is staged, before the first output gets
+    its name. `executor` makes the files where it likes: any `concurrent.futures.Executor` whose
     workers see the inputs and the output under the same names. Raises a `CkptconvError`; then nothing new stands under
     a final name.
     """

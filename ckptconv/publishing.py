@@ -210,7 +210,10 @@ def publish(
                 work.staging.describe(_description(work.output, part[1], index))
         if executor:
             _elsewhere(tasks, executor, options, checksums, progress, done.tally)
+        working = getattr(progress, "working", None)
         for work, task in tasks if not executor else ():
+            if working:
+                working(task.file.name)
             result, seal = make(task, readers, progress, checksums)
             done.tally.add(result.tally)
             work.made[task.file.name] = result.made

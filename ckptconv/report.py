@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Seconds between two lines of progress where there is no terminal.
 INTERVAL = 5.0
+# Of a file's name, so much stands before a bar.
+SHORT = 24
 # Of so many output files each gets a line.
 FEW = 3
 # How the styles of an overview look on a terminal.
@@ -159,6 +161,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.total = self.done = 0
+        self.current = ""
         self.started = time.monotonic()
         self._lock = threading.Lock()
 
@@ -171,6 +174,10 @@ class Progress:
         with self._lock:
             self.done += count
             self.show(count)
+
+    def working(self, name: str) -> None:
+        """The output file `name` is begun."""
+        self.current = name.removesuffix(".safetensors")
 
     def show(self, count: int) -> None:
         """Show that `count` more bytes are done."""
@@ -198,7 +205,7 @@ class Lines(Progress):
         left = (self.total - self.done) / rate
         say(
             f"{self.done / self.total:.0%}, {format_size(self.done)} of {format_size(self.total)} "
-            f"at {format_size(rate)}/s, {left:.0f} s left"
+            f"at {format_size(rate)}/s, {left:.0f} s left, {self.current}".removesuffix(", ")
         )
 
 
@@ -214,6 +221,12 @@ class Bar(Progress):
         if self._bar is not None:
             self._bar.close()
         self._bar = tqdm(total=self.total, unit="B", unit_scale=True, leave=False, file=sys.stderr, dynamic_ncols=True)
+
+    def working(self, name: str) -> None:
+        super().working(name)
+        if self._bar is not None:
+            with contextlib.suppress(OSError):
+                self._bar.set_description_str(self.current[-SHORT:])
 
     def show(self, count: int) -> None:
         if self._bar is not None:

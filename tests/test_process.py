@@ -521,10 +521,17 @@ def test_long_runs_say_how_far_they_are_on_stderr(small: Path, tmp_path: Path) -
     for line in lines:
         assert line.startswith("ckptconv: ")
         assert " of 30.0 MB at " in line
-        assert line.endswith(" s left")
+        assert line.endswith(" s left, out")
         done.append(int(line.split()[1].rstrip("%,")))
     assert done == sorted(done)
     assert done[-1] <= 100
+
+
+def test_the_bar_says_which_file_is_being_made(small: Path, tmp_path: Path) -> None:
+    code, _, shown = on_a_terminal(SLOWLY, "pt2safetensors", small, tmp_path / "out", "--max-shard-size", "12MB")
+    assert code == 0
+    places = [shown.find(f"model-0000{number}-of-00003") for number in (1, 2, 3)]
+    assert -1 < places[0] < places[1] < places[2]
 
 
 @pytest.mark.parametrize("option", ["-q", "--quiet", "--no-progress"])
