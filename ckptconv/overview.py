@@ -15,7 +15,8 @@ LINES, CHILDREN = 40, 20
 WIDE = 60
 # A label gets at least this much of a screen.
 _NARROW = 16
-_BAR = 10
+# Cells of a size, of a share with the blanks before it, and of a bar.
+_SIZE, _PERCENT, _BAR = 9, 6, 10
 _FEW = 5
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -91,18 +92,20 @@ def _table_of_dtypes(summary: Mapping[str, Any], width: int | None) -> Iterator[
     for row, (_, total) in zip(table, totals, strict=True):
         line = [Span("  "), Span(padded(row[0], widths[0]), "name")]
         line += [Span("  " + padded(row[column], widths[column], right=True)) for column in (1, 2, 3)]
-        yield _fitted([*line, *_share(total["bytes"], summary["bytes"])], width)
+        room = None if width is None else width - sum(widths) - 8
+        yield _fitted([*line, *_share(total["bytes"], summary["bytes"], room)], width)
 
 
-def _share(part: int, whole: int) -> Line:
-    """A bar, and the share in percent."""
+def _share(part: int, whole: int, room: int | None) -> Line:
+    """The share in percent, and a bar, as far as there is room for them."""
     if not whole:
         return []
     eighths = round(part / whole * _BAR * 8)
     bar = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
     percent = part / whole * 100
     shown = "<1%" if 0 < percent < 1 else f"{percent:.0f}%"
-    return [Span(f"  {shown:>4}"), Span(f" {bar}".rstrip(), "good")]
+    line = [Span(f"  {shown:>4}"), Span(f" {bar}".rstrip(), "good")]
+    return line if room is None or room > _PERCENT + _BAR else line[:1] if room >= _PERCENT else []
 
 
 def _tree(summary: Mapping[str, Any], width: int | None, depth: int | None, verbose: bool) -> Iterator[Line]:
@@ -116,12 +119,10 @@ def _tree(summary: Mapping[str, Any], width: int | None, depth: int | None, verb
     described = [_described(row, depth) for row in found]
     label_width = max(cells(label) for label, _, _ in described)
     columns = [max(cells(row[column]) for row in described) for column in (1, 2)]
-    rest = 2 + 2 + columns[0] + 2 + columns[1] + 2 + 9 + 2 + 4 + 1 + _BAR
-    if width is None:
-        label_width = min(label_width, WIDE)
-    else:
-        bars = width - rest >= min(label_width, 2 * _NARROW)
-        label_width = max(min(label_width, width - rest + (0 if bars else 7 + _BAR)), _NARROW)
+    others = 2 + 2 + columns[0] + 2 + columns[1] + 2 + _SIZE
+    # Shares and bars get the room that labels leave.
+    label_width = min(label_width, WIDE if width is None else max(width - others, _NARROW))
+    room = None if width is None else width - others - label_width
     yield []
     for row, (label, dtype, shape) in zip(found, described, strict=True):
         if row.module is None:
@@ -142,10 +143,10 @@ def _tree(summary: Mapping[str, Any], width: int | None, depth: int | None, verb
             Span("  "),
             Span(padded(shape, columns[1])),
             Span("  "),
-            Span(size if module.tied else padded(size, 9, right=True), "dim" if module.tied else ""),
+            Span(size if module.tied else padded(size, _SIZE, right=True), "dim" if module.tied else ""),
         ]
-        if not module.tied and (width is None or width >= 2 + label_width + rest - 2):
-            line += _share(module.nbytes * row.alike, summary["bytes"])
+        if not module.tied:
+            line += _share(module.nbytes * row.alike, summary["bytes"], room)
         yield _fitted(line, width)
 
 
@@ -157,7 +158,7 @@ def _described(row: Row, depth: int | None) -> tuple[str, str, str]:
     indent = "  " * (row.depth - 1)
     label = indent + (row.label or "(itself)") + ("" if module.shape is not None else ".")
     if row.alike > 1:
-        label += f"  {row.alike:,} alike: one of them"
+        label += f" ({row.alike:,} alike)"
     dtype = next(iter(module.dtypes), "") if len(module.dtypes) <= 1 else f"{len(module.dtypes)} dtypes"
     if module.shape is None:
         shown = count_of(module.tensors * row.alike, "tensor")
@@ -175,7 +176,7 @@ def _largest(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
     yield [Span("  largest:", "title")]
     shapes = [" × ".join(map(str, by_name[name]["shape"])) or "scalar" for name in largest]
     widths = max(map(cells, largest)), max(map(cells, shapes))
-    name_width = min(widths[0], WIDE if width is None else max(width - widths[1] - 26, _NARROW))
+    name_width = min(widths[0], WIDE if width is None else max(width - widths[1] - 28, _NARROW))
     for name, shape in zip(largest, shapes, strict=True):
         row = by_name[name]
         label = name if width is None else cut(name, name_width)

@@ -152,7 +152,7 @@ def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
         assert not [line for line in shown if cells(line) > width]
         assert all(line.isprintable() for line in shown)
     if width >= 80:
-        assert any("layers.0…23.  24 alike" in line for line in shown)
+        assert any("layers.0…23. (24 alike)" in line for line in shown)
         assert any("9.66 GB" in line or "19.3 GB" in line for line in shown)
 
 

@@ -60,7 +60,7 @@ def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py")}
-    assert names == modules | {"ckptconv/py.typed"}
+    assert names == modules | {"ckptconv/py.typed", "ckptconv/page.html"}
 
 
 def test_it_installs_and_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
@@ -78,6 +78,9 @@ def test_it_installs_and_runs_in_an_environment_of_its_own(wheel: Path, tmp_path
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "model.safetensors").stat().st_size > 24
+    shown = [command[0], "inspect", "-q", "--html", "page.html", "model.safetensors"]
+    subprocess.run(shown, cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "page.html").stat().st_size > 10_000
     code = "import ckptconv; print(ckptconv.__file__)"
     where = subprocess.check_output([python, "-c", code], cwd=tmp_path, env=environment, text=True)
     assert where.startswith(str(place))
