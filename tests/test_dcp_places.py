@@ -115,10 +115,10 @@ def test_a_checkpoint_far_away(case: str, tmp_path: Path) -> None:
     far = fsspec.filesystem("memory")
     for path in checkpoint_of(case).iterdir():
         far.pipe_file(f"/{tmp_path.name}/{case}/step-5/{path.name}", path.read_bytes())
-    expected = weights(checkpoint_of(case), tmp_path)
+    converted(checkpoint_of(case), tmp_path / "near.safetensors")
     for url in (f"memory://{tmp_path.name}/{case}", f"memory://{tmp_path.name}/{case}/step-5"):
         ckptconv.convert(url, tmp_path / "far.safetensors", fsync=False)
-        assert {name: tensor.tolist() for name, tensor in load_file(tmp_path / "far.safetensors").items()} == expected
+        assert (tmp_path / "far.safetensors").read_bytes() == (tmp_path / "near.safetensors").read_bytes()
 
 
 # ------------------------------------------------------------------------------------------------------ names and keys
