@@ -193,7 +193,9 @@ def _is_http(fs: Any) -> bool:
 def stamp(row: Mapping[str, Any]) -> str:
     """What tells this version of a file from others, as far as its file system says; "" if it does not."""
     value = next((row[key] for key in _STAMPS if row.get(key)), "")
-    return f"{value.timestamp():f}" if isinstance(value, datetime.datetime) else str(value)
+    # Some tell a time in one way when they list a directory, and in another when they are asked for a file.
+    seconds = value.timestamp() if isinstance(value, datetime.datetime) else value
+    return f"{seconds:f}" if isinstance(seconds, float) else str(seconds)
 
 
 # ----------------------------------------------------------------------------------------------------------- ranges
