@@ -8,13 +8,33 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ckptconv.tensors import BLOCK, Conjugate, Cut, File, Gather, LazyTensor, Move, Negate, Order, Swap
+from ckptconv.tensors import (
+    BLOCK,
+    Bits,
+    Conjugate,
+    Cut,
+    File,
+    Gather,
+    Join,
+    LazyTensor,
+    Move,
+    Negate,
+    Order,
+    Swap,
+    Together,
+)
 
 
 def read(move: Move) -> np.ndarray:
     """The source bytes of a move, packed."""
     if isinstance(move.source, bytes):
         return np.frombuffer(move.source, "u1")
+    if isinstance(move.source, Together):
+        out, covered = np.zeros(move.source.nbytes, "u1"), np.zeros(move.source.nbytes, "i4")
+        for inner in move.source.moves:
+            put(out, covered, inner, result(inner, read(inner)))
+        assert (covered == 1).all()
+        return out
     if move.file.packed:
         content = inflated(move.file)
         return np.frombuffer(b"".join(content[at : at + move.source.length] for at in move.source.offsets()), "u1")
@@ -49,9 +69,31 @@ def result(move: Move, data: np.ndarray) -> np.ndarray:
             data = (-data.view({"float32": "f4", "float64": "f8", "complex64": "c8"}[kernel.dtype])).view("u1")
         elif isinstance(kernel, Conjugate):
             data = data.view({"complex64": "c8", "complex128": "c16"}[kernel.dtype]).conj().view("u1")
+        elif isinstance(kernel, Bits):
+            numbers = [number >> kernel.shift & (1 << kernel.width) - 1 for number in unsigned(data, kernel.itemsize)]
+            data = packed(numbers, kernel.result)
+        elif isinstance(kernel, Join):
+            count = len(data) // sum(size for size, _, _ in kernel.kinds)
+            joined, at = [0] * count, 0
+            for size, shift, width in kernel.kinds:
+                kind = unsigned(data[at : at + count * size], size)
+                assert all(number < 1 << width for number in kind)
+                joined = [whole | number << shift for whole, number in zip(joined, kind, strict=True)]
+                at += count * size
+            data = packed(joined, kernel.result)
         else:
             raise TypeError(kernel)
     return data
+
+
+def unsigned(data: np.ndarray, size: int) -> list[int]:
+    """Little-endian integers of `size` bytes."""
+    content = data.tobytes()
+    return [int.from_bytes(content[at : at + size], "little") for at in range(0, len(content), size)]
+
+
+def packed(numbers: list[int], size: int) -> np.ndarray:
+    return np.frombuffer(b"".join(number.to_bytes(size, "little") for number in numbers), "u1")
 
 
 def put(out: np.ndarray, covered: np.ndarray, move: Move, data: np.ndarray) -> None:

@@ -17,13 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptconv.errors import UsageError
-from ckptconv.kernels import apply, is_supported, scatter
+from ckptconv.kernels import apply, is_supported, is_zero, pick, scatter
 from ckptconv.tensors import (
     DTYPES,
+    Bits,
     Cast,
     Conjugate,
     Cut,
     Gather,
+    Join,
     Kernel,
     Negate,
     Runs,
@@ -591,3 +593,59 @@ assert "OPENBLAS_NUM_THREADS" not in os.environ
 assert not os.path.exists("/proc/self/task") or len(os.listdir("/proc/self/task")) == 1
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# ------------------------------------------------------------------------------------------------- runs and bits
+
+
+@moderately
+@given(
+    st.integers(0, 20),
+    st.integers(1, 40),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=2),
+    st.booleans(),
+)
+def test_runs_are_picked_as_they_are_named_and_scattered_back(
+    offset: int, length: int, spaced: list[tuple[int, int]], given_room: bool
+) -> None:
+    grid: list[tuple[int, int]] = []
+    extent = length
+    for count, gap in spaced:  # innermost first, so that no run overlaps another
+        grid.insert(0, (count, extent + gap))
+        extent += (count - 1) * (extent + gap)
+    runs = Runs(offset, length, tuple(grid))
+    data = np.random.default_rng(0).integers(0, 256, runs.stop + 5, dtype="u1").tobytes()
+    expected = b"".join(data[at : at + length] for at in runs.offsets())
+    room = memoryview(bytearray(runs.nbytes)) if given_room else None
+    assert bytes(pick(memoryview(data), runs, room)) == expected
+    back = memoryview(bytearray(len(data)))
+    scatter(back, runs, expected)
+    assert b"".join(bytes(back[at : at + length]) for at in runs.offsets()) == expected
+    with pytest.raises(ValueError, match="bytes"):
+        pick(memoryview(data)[: runs.stop - 1], runs)
+
+
+def test_zero_is_zero_in_every_byte() -> None:
+    assert is_zero(memoryview(bytes(1000)))
+    assert is_zero(memoryview(b""))
+    assert not any(is_zero(memoryview(bytes(at) + b"\x80" + bytes(99 - at))) for at in range(100))
+
+
+@moderately
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**31 - 1), st.booleans()), max_size=50))
+def test_bits_are_taken_out_of_numbers_and_put_into_them_again(rows: list[tuple[int, int, bool]]) -> None:
+    whole = struct.pack(f"<{len(rows)}Q", *(low | high << 32 | top << 63 for low, high, top in rows))
+    parts = [
+        (Bits(8, 0, 32, 4), struct.pack(f"<{len(rows)}I", *(low for low, _, _ in rows))),
+        (Bits(8, 32, 31, 4), struct.pack(f"<{len(rows)}I", *(high for _, high, _ in rows))),
+        (Bits(8, 63, 1, 1), bytes(top for _, _, top in rows)),
+    ]
+    assert [run(kernel, whole) for kernel, _ in parts] == [expected for _, expected in parts]
+    join = Join(((4, 0, 32), (4, 32, 31), (1, 63, 1)), 8)
+    assert run(join, b"".join(part for _, part in parts)) == whole
+
+
+@pytest.mark.parametrize(("count", "flag", "said"), [(1 << 31, 1, "2147483648"), (5, 2, "has 1 bits")])
+def test_numbers_that_do_not_fit_where_they_are_put_are_refused(count: int, flag: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run(Join(((4, 0, 31), (1, 31, 1)), 4), struct.pack("<IB", count, flag))

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from ckptconv.tensors import (
     DTYPES,
+    Bits,
     Concat,
     Convert,
     File,
     Inline,
+    Join,
+    Joined,
     LazyTensor,
     Narrow,
     Partitioned,
@@ -25,6 +28,7 @@ from ckptconv.tensors import (
     Tagged,
     TensorFacts,
     View,
+    Zeros,
     contiguous_strides,
     is_contiguous,
     same_bytes,
@@ -58,15 +62,21 @@ def reference(tensor: LazyTensor) -> np.ndarray:
         return reference(tensor.tensor).take(range(tensor.start, tensor.start + tensor.length), axis=tensor.dim)
     if isinstance(tensor, View):
         return reference(tensor.tensor).reshape(*tensor.shape, item)
+    if isinstance(tensor, Convert) and isinstance(tensor.kernel, Bits):
+        return reference(tensor.tensor)[..., -1:]
     if isinstance(tensor, Convert):
         return reference(tensor.tensor)[..., ::-1]
+    if isinstance(tensor, Joined):
+        return np.concatenate([reference(part) for part in tensor.parts], axis=-1)
+    if isinstance(tensor, Zeros):
+        return np.zeros((*tensor.shape, item), "u1")
     raise TypeError(tensor)
 
 
 @st.composite
 def leaves(draw: st.DrawFn, file: File) -> LazyTensor:
     dtype = DTYPES[draw(st.sampled_from(["uint8", "int16", "float32"]))]
-    kind = draw(st.sampled_from(["stored", "strided", "partitioned", "inline"]))
+    kind = draw(st.sampled_from(["stored", "strided", "partitioned", "inline", "zeros"]))
     if kind == "partitioned":
         world, numel = draw(st.integers(1, 5)), draw(st.integers(1, 60))
         bases = tuple(draw(st.integers(0, 20_000)) for _ in range(world))
@@ -76,6 +86,8 @@ def leaves(draw: st.DrawFn, file: File) -> LazyTensor:
     if kind == "inline":
         count = int(np.prod(shape)) * dtype.itemsize
         return Inline(draw(st.binary(min_size=count, max_size=count)), dtype, shape)
+    if kind == "zeros":
+        return Zeros(dtype, shape)
     strides = contiguous_strides(shape)
     if kind == "strided":
         wider = contiguous_strides(tuple(extent + draw(st.integers(0, 2)) for extent in shape))
@@ -87,7 +99,7 @@ def leaves(draw: st.DrawFn, file: File) -> LazyTensor:
 @st.composite
 def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
     tensor = draw(leaves(file))
-    for step in draw(st.lists(st.sampled_from(["concat", "narrow", "view", "swap"]), max_size=3)):
+    for step in draw(st.lists(st.sampled_from(["concat", "narrow", "view", "swap", "last byte", "join"]), max_size=3)):
         if step in ("concat", "narrow") and tensor.shape:
             dim = draw(st.integers(0, len(tensor.shape) - 1))
             cuts = []
@@ -99,6 +111,15 @@ def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
             tensor = View(tensor, tensor.dtype, (tensor.numel,))
         elif step == "swap":
             tensor = Convert(tensor, Swap(tensor.dtype.itemsize), tensor.dtype)
+        elif step == "last byte":
+            item = tensor.dtype.itemsize
+            tensor = Convert(tensor, Bits(item, 8 * (item - 1), 8, 1), DTYPES["uint8"])
+        elif step == "join" and tensor.dtype.itemsize < 8:
+            # Of two numbers, the bytes of one before those of the other.
+            item = tensor.dtype.itemsize
+            kernel = Join(((item, 0, 8 * item), (item, 8 * item, 8 * item)), 2 * item)
+            wide = {1: "int16", 2: "int32", 4: "int64"}[item]
+            tensor = Joined((tensor, View(tensor, tensor.dtype, tensor.shape)), kernel, DTYPES[wide])
     return tensor
 
 
