@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
 
 from .errors import FailedError, UsageError
 
-# How often a task is tried again, on another worker where one has died. It takes over nothing: a file is made anew.
+# How often a task is tried again that did not come to an end. It takes over nothing: a file is made anew.
 RETRIES = 3
 # Seconds in which a scheduler has to answer.
 PATIENCE = 30
@@ -34,5 +35,7 @@ def dask_executor(address: str) -> Iterator[Executor]:
             f"The dask scheduler at {address} does not answer: {' '.join(str(error).split()) or type(error).__name__}.",
             "Give the address that it shows when it starts, such as tcp://10.0.0.1:8786.",
         ) from error
+    # What goes wrong is said in one paragraph, and not in its log too.
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
     with client:
         yield client.get_executor(retries=RETRIES, pure=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .checksums import Checksums
+from .errors import CkptconvError, FailedError
 from .formats.torch_container import Records
 from .manifest import Made
 from .move import Progress, Tally, carry_out
@@ -86,8 +87,22 @@ def make(
     return result, seal
 
 
-def make_elsewhere(task: Task, known: Elsewhere) -> Result:
-    """Make a file to the end in this process, whichever it is."""
+def make_elsewhere(task: Task, known: Elsewhere) -> Result | CkptconvError:
+    """Make a file to the end in this process, whichever it is.
+
+    What keeps it from being made is returned: not every executor brings any exception home as it was.
+    """
+    try:
+        return _made(task, known)
+    except CkptconvError as error:
+        return error
+    except MemoryError:
+        return FailedError(f"There is not enough memory for {task.file.name} where it was to be made.")
+    except Exception as error:
+        return FailedError(f"{task.file.name} could not be made: {type(error).__name__}: {error}.")
+
+
+def _made(task: Task, known: Elsewhere) -> Result:
     checksums = None if known.records is None else Checksums(known.records)
     plan = Plan((task.file,), "")
     with SpoolingReaders(dict(known.storage_options), known.spool_dir) as readers, task.staging.working():

@@ -307,6 +307,8 @@ def _elsewhere(
             for future in ended:
                 work, task = futures[future]
                 result = future.result()
+                if isinstance(result, CkptconvError):
+                    raise result
                 work.made[task.file.name] = result.made
                 work.staging.take_note(task.file.name)
                 tally.add(result.tally)

@@ -1,0 +1,207 @@
+"""A conversion whose files are made by an executor's workers: threads, processes, a dask cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ZERO, ckptconv, ckptconv_here
+
+import ckptconv as library
+from ckptconv.errors import CorruptError, FailedError
+
+SHARD = 1_000_000
+COUNT = 7
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is converted to seven shards."""
+    path = tmp_path_factory.mktemp("model") / "model.pt"
+    torch.save({f"layer{n}": torch.full((250, 1000), float(n)) for n in range(COUNT)}, path)
+    return path
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    output = tmp_path_factory.mktemp("expected") / "out"
+    assert ckptconv_here("pt2safetensors", model, output, "--max-shard-size", SHARD).code == 0
+    return contents(output)
+
+
+class Inline(Executor):
+    """Does at once what it is given; can lose the n-th task."""
+
+    def __init__(self, lost: int = -1) -> None:
+        self.submitted: list[Any] = []
+        self.lost = lost
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.submitted.append(args[0])
+        try:
+            if len(self.submitted) - 1 == self.lost:
+                raise BrokenProcessPool("a worker died")
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def test_threads_and_processes_make_the_same_as_one_process(
+    model: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    for number, make in enumerate(
+        (lambda: ThreadPoolExecutor(2), lambda: ProcessPoolExecutor(2, mp_context=get_context("spawn")))
+    ):
+        done: list[int] = []
+        total: list[int] = []
+        with make() as executor:
+            report = library.convert(
+                model, tmp_path / str(number), max_shard_size=SHARD, executor=executor, progress=done.append,
+                announce=total.append,
+            )  # fmt: skip
+        assert contents(tmp_path / str(number)) == expected
+        assert sum(done) == total[0] == report.bytes_written
+        assert report.bytes_read > COUNT * SHARD
+
+
+def test_one_task_for_each_file_the_largest_first(model: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
+    executor = Inline()
+    library.convert(model, tmp_path / "out", max_shard_size=SHARD, executor=executor)
+    assert {task.file.name for task in executor.submitted} == set(expected) - {".ckptconv-manifest.json"}
+    sizes = [task.file.size for task in executor.submitted]
+    assert sizes == sorted(sizes, reverse=True)
+    assert contents(tmp_path / "out") == expected
+
+
+def test_outputs_of_every_kind(tmp_path: Path) -> None:
+    source = ZERO / "z3_bf16_w2" / "checkpoint"
+    for place, executor in (("one", None), ("many", ThreadPoolExecutor(2))):
+        at = tmp_path / place
+        at.mkdir()
+        library.convert(
+            source, at / "model", optimizer=str(at / "states.safetensors"), universal=str(at / "universal"),
+            executor=executor,
+        )  # fmt: skip
+    assert contents(tmp_path / "one") == contents(tmp_path / "many")
+
+
+def test_checksums_are_checked_where_the_files_are_made(model: Path, tmp_path: Path) -> None:
+    report = library.convert(model, tmp_path / "out", max_shard_size=SHARD, checksum=True, executor=Inline())
+    assert report.checksums == COUNT
+    broken = tmp_path / "broken.pt"
+    data = bytearray(model.read_bytes())
+    data[data.index(torch.full((4,), 3.0).numpy().tobytes())] ^= 1
+    broken.write_bytes(data)
+    with pytest.raises(CorruptError, match="layer3"):
+        library.convert(broken, tmp_path / "new", max_shard_size=SHARD, checksum=True, executor=Inline())
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_broken_pool_is_an_error_and_the_next_run_goes_on(
+    model: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    with pytest.raises(FailedError, match="BrokenProcessPool: a worker died"):
+        library.convert(model, tmp_path / "out", max_shard_size=SHARD, executor=Inline(lost=3))
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+    report = library.convert(model, tmp_path / "out", max_shard_size=SHARD)
+    assert report.reused >= 3
+    assert contents(tmp_path / "out") == expected
+
+
+# -------------------------------------------------------------------------------------------------------------- dask
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """The address of a scheduler, and two workers, each a process of its own."""
+    pytest.importorskip("distributed")
+    place = tmp_path_factory.mktemp("dask")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(place)}
+    run = [
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_scheduler",
+        "--port",
+        "0",
+        "--host",
+        "127.0.0.1",
+        "--no-dashboard",
+    ]
+    log = place / "scheduler.log"
+    with open(log, "wb") as out:
+        main = subprocess.Popen(run, stdout=out, stderr=out, env=environment, cwd=place)
+    address = None
+    for _ in range(600):
+        address = re.search(r"Scheduler at:\s+(tcp://\S+)", log.read_text())
+        if address:
+            break
+        time.sleep(0.1)
+    assert address, log.read_text()
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", address[1], "--nthreads", "1", "--no-nanny"]
+    command += ["--no-dashboard", "--preload", str(Path(__file__).with_name("slow_worker.py"))]
+    workers = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, cwd=place)
+        for _ in range(2)
+    ]
+    yield address[1], workers
+    for process in [*workers, main]:
+        process.kill()
+        process.wait()
+
+
+def test_a_dask_cluster_makes_the_same_although_a_worker_is_killed(
+    model: Path, expected: dict[str, bytes], tmp_path: Path, scheduler: tuple[str, list[subprocess.Popen[bytes]]]
+) -> None:
+    address, workers = scheduler
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), str(out)]
+    command += ["--max-shard-size", str(SHARD), "--dask", address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A worker dies while it makes a file: when it has said which, and before that is done.
+    while process.poll() is None and not list(out.glob(f".ckptconv-*/.begun-{workers[0].pid}")):
+        time.sleep(0.02)
+    assert process.poll() is None, process.communicate()
+    workers[0].send_signal(signal.SIGKILL)
+    shown, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert "wrote" in shown
+    assert contents(out) == expected
+
+
+def test_a_scheduler_that_does_not_answer_is_a_paragraph(model: Path, tmp_path: Path) -> None:
+    code = "from ckptconv import cluster, cli; import sys; cluster.PATIENCE = 1; cli.main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "pt2safetensors", str(model), str(tmp_path / "out")]
+    done = subprocess.run(
+        [*command, "--dask", "tcp://127.0.0.1:9"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert "does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_dask_it_says_what_to_install(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "distributed.py").write_text("raise ImportError('No module named distributed')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    run = ckptconv("pt2safetensors", model, tmp_path / "out", "--dask", "tcp://127.0.0.1:9", env=environment)
+    assert run.code == 2
+    assert "ckptconv[dask]" in run.err
