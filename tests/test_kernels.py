@@ -645,7 +645,7 @@ def test_bits_are_taken_out_of_numbers_and_put_into_them_again(rows: list[tuple[
     assert run(join, b"".join(part for _, part in parts)) == whole
 
 
-@pytest.mark.parametrize(("count", "flag", "said"), [(1 << 31, 1, "2147483648"), (5, 2, "has 1 bits")])
+@pytest.mark.parametrize(("count", "flag", "said"), [(1 << 31, 1, "2147483648"), (5, 2, "1 bits")])
 def test_numbers_that_do_not_fit_where_they_are_put_are_refused(count: int, flag: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         run(Join(((4, 0, 31), (1, 31, 1)), 4), struct.pack("<IB", count, flag))
