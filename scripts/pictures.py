@@ -26,7 +26,7 @@ SCENES = {
         "ckptconv zero-to-fp32 checkpoints model.safetensors",
         "ckptconv verify checkpoints model.safetensors",
     ],
-    "inspect": ["ckptconv inspect checkpoints"],
+    "inspect": ["ckptconv inspect --depth 3 --as fp32 checkpoints"],
     "errors": [
         "ckptconv zero-to-fp32 -t global_step4 checkpoints model",
         "rm checkpoints/global_step3/bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt",
