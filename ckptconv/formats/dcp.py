@@ -247,7 +247,13 @@ class _Checkpoint:
         inputs: dict[str, Any] = {}
         if _is_described(names):
             pickles = _pickles(directory, names, entries, inputs)
-            found = cls(directory, read_description(pickles), entries, "torch.distributed.checkpoint", inputs)
+            found = cls(
+                directory,
+                read_description(pickles, of_ranks=METADATA not in names),
+                entries,
+                "torch.distributed.checkpoint",
+                inputs,
+            )
         elif any(map(_SHARD.fullmatch, names)):
             described = _read_shards(directory, names, entries, inputs)
             return cls(directory, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
@@ -357,14 +363,13 @@ def _read_shards(directory: str, names: Mapping[str, Entry], entries: Entries, i
         entries.bytes_read += header.bytes_read
         inputs[name] = header.identity
         for found, (offsets, stored) in offsets_of(header.tensors, header.metadata, reader.file.path).items():
-            saved = described.tensors.setdefault(found, SavedTensor(stored.dtype, (0,) * len(offsets), []))
+            saved = described.tensors.setdefault(found, SavedTensor(stored.dtype, (0,) * len(offsets)))
             if saved.dtype != stored.dtype or len(saved.shape) != len(offsets):
                 raise CorruptError(f"{reader.file.path}: {named(found)} is of another kind than in the other shards.")
             ends = (offset + size for offset, size in zip(offsets, stored.shape, strict=True))
             saved.shape = tuple(map(max, saved.shape, ends))
-            chunk = Chunk(offsets, stored.shape, stored)
-            if stored.numel and all((each.offsets, each.sizes) != chunk[:2] for each in saved.chunks):
-                saved.chunks.append(chunk)
+            if stored.numel:
+                saved.add_once(Chunk(offsets, stored.shape, stored))
     described.paths = {name: (name,) for name in described.tensors}
     return described
 

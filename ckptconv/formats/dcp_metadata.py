@@ -52,7 +52,14 @@ class SavedTensor:
 
     dtype: DType
     shape: Shape
-    chunks: list[Chunk]
+    chunks: list[Chunk] = field(default_factory=list)
+    _boxes: set[tuple[Shape, Shape]] = field(default_factory=set)
+
+    def add_once(self, chunk: Chunk) -> None:
+        """Add a chunk, unless there is one of that place and size."""
+        if chunk[:2] not in self._boxes:
+            self._boxes.add(chunk[:2])
+            self.chunks.append(chunk)
 
     @property
     def nbytes(self) -> int:
@@ -191,8 +198,8 @@ def _vocabulary() -> Vocabulary:
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
-def read_description(pickles: Iterable[tuple[str, bytes]]) -> Description:
-    """What the pickles say together, each given with its path: one, or one of every rank in their order.
+def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) -> Description:
+    """What the pickles say together, each given with its path: one, or with `of_ranks` one of every rank, in order.
 
     Of what several ranks describe alike, the first is taken. Raises CorruptError where they contradict themselves or
     each other, UnsafeError for an attack, UnsupportedError for what no release known writes.
@@ -205,7 +212,7 @@ def read_description(pickles: Iterable[tuple[str, bytes]]) -> Description:
         del data
         found.opaque.update(dict.fromkeys(map(str, loaded.opaque)))
         found.mentioned.update(dict.fromkeys(map(str, loaded.globals)))
-        _add(found, loaded, where)
+        _add(found, loaded, where, of_ranks)
     found.paths = {name: path for name, path in found.paths.items() if name in found.tensors or name in found.values}
     found.nested = bool(found.paths)
     for name in (*found.tensors, *found.values):
@@ -218,8 +225,8 @@ def read_description(pickles: Iterable[tuple[str, bytes]]) -> Description:
     return found
 
 
-def _add(found: Description, loaded: Loaded, where: str) -> None:
-    """Add what one pickle describes."""
+def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
+    """Add what one pickle describes: everything, or what one rank has."""
     root = _state(loaded.value, where, "it")
     entries, places = root.get("state_dict_metadata"), root.get("storage_data")
     if type(entries) is not dict or type(places) is not dict:
@@ -232,7 +239,7 @@ def _add(found: Description, loaded: Loaded, where: str) -> None:
             raise CorruptError(f"{where} names a tensor by something that is not text.")
         own = placed.pop(name, {})
         if type(entry) is Opaque and entry.cls == _TENSOR:
-            _add_tensor(found, name, _state(entry, where, named(name)), own, where)
+            _add_tensor(found, name, _state(entry, where, named(name)), own, where, of_rank)
         elif type(entry) is Opaque and entry.cls == _VALUE:
             _add_value(found, name, own, where)
         else:
@@ -298,7 +305,12 @@ def _check_inside(name: str, where: str) -> None:
 
 
 def _add_tensor(
-    found: Description, name: str, state: Mapping[str, Any], own: dict[Shape | None, Place], where: str
+    found: Description,
+    name: str,
+    state: Mapping[str, Any],
+    own: dict[Shape | None, Place],
+    where: str,
+    of_rank: bool,
 ) -> None:
     properties, boxes = state.get("properties"), state.get("chunks")
     if type(properties) is not tuple or type(boxes) is not list or "size" not in state:
@@ -314,7 +326,7 @@ def _add_tensor(
         raise CorruptError(f"{where}: {named(name)} {reason}.") from None
     known = found.tensors.get(name)
     if known is None:
-        known = found.tensors[name] = SavedTensor(dtype, shape, [])
+        known = found.tensors[name] = SavedTensor(dtype, shape)
     elif (known.dtype, known.shape) != (dtype, shape):
         raise CorruptError(
             f"{where} describes {named(name)} as {dtype} of shape {list(shape)}, and another rank as {known.dtype} of "
@@ -325,7 +337,7 @@ def _add_tensor(
     if name in found.values:
         raise CorruptError(f"{where} describes {named(name)} as a tensor, and another rank as a value.")
     # Ranks that describe themselves each hold a copy of what is not spread over them.
-    before = {(chunk.offsets, chunk.sizes) for chunk in known.chunks}
+    add = known.add_once if of_rank else known.chunks.append
     for box in boxes:
         if type(box) is not tuple or len(box) != 2:
             raise UnsupportedError(f"{where}: a chunk of {named(name)} is of a kind that is not known.")
@@ -341,8 +353,7 @@ def _add_tensor(
             raise CorruptError(
                 f"{where} does not say where the data of {named(name)} at {list(offsets)} is, or has two such chunks."
             )
-        if box not in before:
-            known.chunks.append(Chunk(offsets, sizes, place))
+        add(Chunk(offsets, sizes, place))
     if own:
         offset = next(iter(own))
         raise CorruptError(f"{where} has data of {named(name)} at {list(offset or ())}, where it has no chunk.")
