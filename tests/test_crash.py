@@ -1,0 +1,301 @@
+"""kill -9 at any moment: no bad file under a final name, never a wrong index, and the next run completes the work.
+
+`python tests/test_crash.py 200` kills two hundred conversions, at random calls to the system and at random times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptconv
+from ckptconv.errors import CkptconvError, CorruptError, FailedError
+
+SHARDS = 8
+INDEX = "model.safetensors.index.json"
+MANIFEST = ".ckptconv-manifest.json"
+# What changes something on the disk.
+CALLS = ("open", "pwrite", "write", "ftruncate", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir")
+
+
+@dataclass
+class Crashing:
+    """A conversion to eight shards, the output that was there before, and what is to be there in the end."""
+
+    model: Path
+    old: dict[str, bytes]
+    new: dict[str, bytes]
+    options: dict[str, Any]
+
+    def convert(self, output: Path, **options: Any) -> Any:
+        return ckptconv.convert(self.model, output, **{**self.options, **options})
+
+    def output(self, place: Path) -> Path:
+        """A place where the old output is."""
+        if place.exists():
+            shutil.rmtree(place)
+        place.mkdir()
+        for name, data in self.old.items():
+            (place / name).write_bytes(data)
+        return place
+
+
+def prepared(place: Path) -> Crashing:
+    torch.save({f"layer{n}": torch.full((64, 1000), float(n)) for n in range(SHARDS)}, place / "model.pt")
+    torch.save({f"layer{n}": torch.full((64, 1000), float(-n)) for n in range(SHARDS + 1)}, place / "old.pt")
+    options = {"max_shard_size": 256_000}
+    ckptconv.convert(place / "old.pt", place / "old", **options)
+    ckptconv.convert(place / "model.pt", place / "new", **options)
+    return Crashing(place / "model.pt", contents(place / "old"), contents(place / "new"), options)
+
+
+@pytest.fixture(scope="module")
+def crashing(tmp_path_factory: pytest.TempPathFactory) -> Crashing:
+    return prepared(tmp_path_factory.mktemp("crashing"))
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+
+
+def in_child(work: Callable[[], Any], until: float | None = None) -> int:
+    """Run `work` in a child process, and kill it after `until` seconds; how it ended."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        with contextlib.suppress(BaseException):
+            work()
+            code = 0
+        os._exit(code)
+    if until is not None:
+        time.sleep(until)
+        os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def counted(after: int, act: Callable[[], None]) -> list[int]:
+    """Have `act` called before the call to the system that comes after so many; the list holds how many there were."""
+    made = [0]
+
+    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any, **options: Any) -> Any:
+            made[0] += 1
+            if made[0] == after:
+                act()
+            return call(*arguments, **options)
+
+        return counting
+
+    for name in CALLS:
+        setattr(os, name, wrapped(getattr(os, name)))
+    return made
+
+
+def check(crashing: Crashing, found: dict[str, bytes]) -> None:
+    """Whatever is under a final name is whole, and an index belongs to all that is there."""
+    for name, data in found.items():
+        assert data in (crashing.old.get(name), crashing.new.get(name)), f"{name} is neither old nor new"
+    if INDEX in found:
+        shown = {name: data for name, data in found.items() if name != MANIFEST}
+        whole = crashing.old if found[INDEX] == crashing.old[INDEX] else crashing.new
+        assert shown == {name: data for name, data in whole.items() if name != MANIFEST}
+
+
+def kill_again_and_again(crashing: Crashing, place: Path, kills: int, seed: int) -> tuple[int, int]:
+    """How often a conversion was killed before it was done, and how often the next run had less to do."""
+    chance = random.Random(seed)
+    killed = reused = 0
+    report = place / "calls"
+
+    def count() -> None:
+        made = counted(-1, lambda: None)
+        crashing.convert(place / "out")
+        report.write_text(str(made[0]))
+
+    crashing.output(place / "out")
+    begun = time.monotonic()
+    assert in_child(count) == 0
+    usual, calls = time.monotonic() - begun, int(report.read_text())
+    for number in range(kills):
+        output = crashing.output(place / "out")
+        options = {"jobs": chance.choice([1, 2]), "fsync": chance.random() < 0.7}
+        at, until = None, None
+        if number % 4:
+            at = chance.randint(1, calls)
+        else:
+            until = chance.uniform(0, usual)
+
+        def work(at: int | None = at, options: dict[str, Any] = options, output: Path = output) -> None:
+            if at is not None:
+                counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            crashing.convert(output, **options)
+
+        ended = in_child(work, until)
+        assert ended in (0, -signal.SIGKILL), (seed, number, at, ended)
+        found = contents(output)
+        try:
+            check(crashing, found)
+            again = crashing.convert(output, **options)
+            assert contents(output) == crashing.new
+            assert not [path for path in output.iterdir() if path.is_dir()]
+        except (AssertionError, CkptconvError) as error:
+            raise AssertionError(f"seed {seed}, kill {number}, at call {at}, after {until} s: {error}") from error
+        if ended and found.get(INDEX) != crashing.new[INDEX]:
+            killed += 1
+            reused += again.reused > 0
+    return killed, reused
+
+
+def test_a_kill_at_any_moment_leaves_nothing_bad_and_the_next_run_goes_on(crashing: Crashing, tmp_path: Path) -> None:
+    killed, reused = kill_again_and_again(crashing, tmp_path, kills=40, seed=0)
+    assert killed >= 20
+    assert reused >= killed / 2
+
+
+def test_killed_again_and_again_it_gets_done_in_the_end(crashing: Crashing, tmp_path: Path) -> None:
+    """Each run is killed a few calls after the last one: none has to do everything."""
+    output = crashing.output(tmp_path / "out")
+    for _ in range(100):
+        ended = in_child(lambda: (counted(60, lambda: os.kill(os.getpid(), 9)), crashing.convert(output)))
+        check(crashing, contents(output))
+        if not ended:
+            break
+        assert ended == -signal.SIGKILL
+    assert contents(output) == crashing.new
+
+
+# ------------------------------------------------------------------------------------- full disks, and changed inputs
+
+
+@contextlib.contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, call: str, after: int, error: Exception) -> Iterator[None]:
+    usual = getattr(os, call)
+    left = [after]
+
+    def refused(*arguments: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+        return usual(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refused)
+        yield
+
+
+def test_a_disk_that_gets_full_is_not_left_full(
+    crashing: Crashing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = crashing.output(tmp_path / "out")
+    full = OSError(28, "No space left on device")
+    with failing(monkeypatch, "pwrite", 5, full), pytest.raises(FailedError, match="no space left"):
+        crashing.convert(output)
+    assert contents(output) == crashing.old
+    assert not [path for path in output.iterdir() if path.is_dir()]
+
+
+def test_a_disk_that_fails_for_a_while_costs_only_what_was_not_finished(
+    crashing: Crashing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = crashing.output(tmp_path / "out")
+    stale = OSError(116, "Stale file handle")
+    with failing(monkeypatch, "pwrite", 5, stale), pytest.raises(FailedError, match="goes on from there"):
+        crashing.convert(output)
+    assert contents(output) == crashing.old
+    assert crashing.convert(output).reused >= 3
+    assert contents(output) == crashing.new
+
+
+def test_files_that_may_not_grow_so_large_are_refused_whole(crashing: Crashing, tmp_path: Path) -> None:
+    output = crashing.output(tmp_path / "out")
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        with pytest.raises(FailedError, match="ulimit -f"):
+            crashing.convert(output)
+
+    assert in_child(limited) == 0
+    assert contents(output) == crashing.old
+
+
+def test_all_of_an_output_has_to_fit_before_the_first_byte_is_written(
+    crashing: Crashing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its files would fit, and all of them do not; what is finished already needs no more room."""
+    output = crashing.output(tmp_path / "out")
+    usual = os.statvfs
+    room = [sum(len(data) for data in crashing.new.values()) // 2]
+
+    def small(path: Any) -> Any:
+        found = usual(path)
+        fields = {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
+        return type("Found", (), {**fields, "f_bavail": room[0], "f_frsize": 1})()
+
+    monkeypatch.setattr(os, "statvfs", small)
+    writes = counted_writes(monkeypatch)
+    with pytest.raises(FailedError, match="bytes free"):
+        crashing.convert(output)
+    assert not writes
+    assert contents(output) == crashing.old
+
+
+def counted_writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+    usual = os.pwrite
+
+    def counting(fd: int, data: Any, offset: int) -> int:
+        found.append(len(data))
+        return usual(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", counting)
+    return found
+
+
+@pytest.mark.parametrize("change", ["append", "touch", "remove"])
+def test_an_input_that_changes_while_it_is_read_spoils_all_of_it(
+    crashing: Crashing, tmp_path: Path, change: str
+) -> None:
+    model, output = tmp_path / "model.pt", crashing.output(tmp_path / "out")
+    shutil.copyfile(crashing.model, model)
+    done: list[int] = []
+
+    def progress(size: int) -> None:
+        if not done:
+            if change == "append":
+                with open(model, "ab") as file:
+                    file.write(b"more")
+            elif change == "touch":
+                os.utime(model, (1, 1))
+            else:
+                model.unlink()
+        done.append(size)
+
+    with pytest.raises(CorruptError, match=r"model\.pt changed while it was read"):
+        ckptconv.convert(model, output, progress=progress, **crashing.options)
+    assert contents(output) == crashing.old
+    assert not [path for path in output.iterdir() if path.is_dir()]
+
+
+if __name__ == "__main__":
+    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "made").mkdir()
+        ends = kill_again_and_again(prepared(Path(directory) / "made"), Path(directory), wanted, first)
+    print(json.dumps({"killed": ends[0], "reused": ends[1]}))
