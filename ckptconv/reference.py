@@ -85,6 +85,15 @@ class Reference:
         parts = [self.box(tensor, *box).reshape(-1) for box in _boxes(tensor.shape, start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, _code(tensor.dtype)), *parts])
 
+    def raw(self, tensor: LazyTensor, start: int, stop: int) -> bytes:
+        """The bytes of elements `start` to `stop` in C order."""
+        if isinstance(tensor, Tagged):
+            tensor = tensor.tensor
+        if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
+            item = tensor.dtype.itemsize
+            return self._bytes(tensor.file, tensor.offset + start * item, (stop - start) * item)
+        return self.flat(tensor, start, stop).tobytes()
+
     def box(self, tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Array:
         """The elements from index `starts[d]` on, `counts[d]` of them, along every dimension d."""
         np = _numpy()
