@@ -27,6 +27,7 @@ from .spool import SpoolingReaders, is_pipe
 from .storage import basename, dirname, is_remote, join, look, normalize, peak_rss, read_text
 from .structure import dump, name_of, parse, tensors_of
 from .tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View, contiguous_strides, same_bytes, untagged
+from .unpickle import no_garbage
 from .written import (
     MANIFEST,
     OPTIONS,
