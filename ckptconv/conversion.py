@@ -25,6 +25,7 @@ from .storage import dirname, is_remote, join, look, normalize, peak_rss
 from .targets import Target, beside, default_output, of_rank, resolve_output
 from .tensors import File
 from .unpickle import no_garbage
+from .uploads import notes
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -161,6 +162,10 @@ def produce(
     if tally.overflows:
         values = "1 value was" if tally.overflows == 1 else f"{tally.overflows:,} values were"
         warnings.append(f"{values} too large for {chosen.dtype} and became infinite.")
+    for each in outputs:
+        if is_remote(each.target.path):
+            sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
+            warnings.extend(notes(sent, chosen.buffers(far=True) // 2))
     warnings.extend(text for each in outputs if each.restored for text in each.restored.warnings())
     if not any(each.tensors for each in outputs):
         warnings.append(f"{sources[0].path} holds no tensor: only its structure is kept.")

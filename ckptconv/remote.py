@@ -100,6 +100,15 @@ def why(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def hint(error: BaseException) -> str:
+    """What a user may do about an error; "" if nothing comes to mind."""
+    if isinstance(error, PermissionError) or "Credential" in type(error).__name__ or _status(error) in (401, 403):
+        return "Check the credentials, and what they may do: the environment's, fsspec's, or --storage-options."
+    if is_transient(error):
+        return "It was tried several times: try it again later."
+    return ""
+
+
 # ---------------------------------------------------------------------------------------------------- trying again
 
 

@@ -133,7 +133,7 @@ def _look_remote(path: str, options: Options | None) -> Entry:
     except CkptconvError:
         raise
     except Exception as error:
-        raise FailedError(f"{path} cannot be looked at: {remote.why(error)}.") from error
+        raise FailedError(f"{path} cannot be looked at: {remote.why(error)}.", remote.hint(error)) from error
     return Entry("missing", File(path, 0)) if row is None else _entry(path, row)
 
 
@@ -172,7 +172,7 @@ def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:
     except CkptconvError:
         raise
     except Exception as error:
-        raise FailedError(f"{directory} cannot be listed: {remote.why(error)}.") from error
+        raise FailedError(f"{directory} cannot be listed: {remote.why(error)}.", remote.hint(error)) from error
     entries = {}
     for row in rows:
         name = PurePosixPath(row["name"].rstrip("/")).name
@@ -351,7 +351,7 @@ class RemoteReader(Reader):
             check_unchanged([self.file], self._options)
             raise FailedError(f"{path} cannot be read: again and again, {error}.") from error
         except Exception as error:
-            raise FailedError(f"{path} cannot be read: {remote.why(error)}.") from error
+            raise FailedError(f"{path} cannot be read: {remote.why(error)}.", remote.hint(error)) from error
 
 
 class DescriptionReader(RemoteReader):

@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import io
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import Queue
 from typing import Any
 
@@ -19,6 +19,7 @@ from . import remote
 from .errors import CkptconvError, FailedError, UsageError
 from .staging import Staging
 from .storage import Writer, join
+from .units import format_size
 
 Options = Mapping[str, Any]
 
@@ -48,13 +49,30 @@ def part_size(size: int, memory: int) -> int:
     return max(wanted, -(-least // unit) * unit)
 
 
+def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
+    """What to say of files, given by name and size, whose parts have to be larger than `memory` allows for."""
+    large = [(name, size, part_size(size, memory)) for name, size in files]
+    return [
+        f"{name} is sent in parts of {format_size(part)}, two of which take more memory than was allowed: a store takes "
+        f"{PARTS:,} parts of {format_size(size)}."
+        for name, size, part in large
+        if part > part_size(0, memory)
+    ]
+
+
 # --------------------------------------------------------------------------------------------------------- uploads
 
 
 class Upload:
-    """One file on its way. Parts are counted from 0; `parallel` says that several may be sent at a time."""
+    """One file on its way. Parts are counted from 0; `parallel` says that several may be sent at a time.
+
+    Once `given_up` is set, what fails is not tried again.
+    """
 
     parallel = False
+
+    def __init__(self) -> None:
+        self.given_up = threading.Event()
 
     def send(self, number: int, data: memoryview) -> None:
         raise NotImplementedError
@@ -108,6 +126,7 @@ class S3Upload(Upload):
     parallel = True
 
     def __init__(self, fs: Any, inner: str, size: int) -> None:
+        super().__init__()
         self._fs, self._inner, self._size = fs, inner, size
         self._bucket, self._key, _ = fs.split_path(inner)
         self._where = {"Bucket": self._bucket, "Key": self._key}
@@ -117,7 +136,7 @@ class S3Upload(Upload):
 
     def _call(self, method: str, **arguments: Any) -> Any:
         settings = self._fs.s3_additional_kwargs  # such as encryption; s3fs drops what a method does not take
-        return remote.retrying(lambda: self._fs.call_s3(method, settings, **self._where, **arguments))
+        return remote.retrying(lambda: self._fs.call_s3(method, settings, **self._where, **arguments), self.given_up)
 
     def send(self, number: int, data: memoryview) -> None:
         if not self._id:
@@ -156,6 +175,7 @@ class FileUpload(Upload):
     """A file of fsspec's that is opened without `autocommit`, and committed when told to."""
 
     def __init__(self, fs: Any, inner: str, size: int, part: int) -> None:
+        super().__init__()
         self._file = fs.open(inner, "wb", block_size=part, autocommit=False)
 
     def send(self, number: int, data: memoryview) -> None:
@@ -188,6 +208,7 @@ class RenamedUpload(Upload):
     """A file under a hidden name beside its own, for file systems that know only that."""
 
     def __init__(self, fs: Any, inner: str, size: int, part: int) -> None:
+        super().__init__()
         self._fs, self._inner = fs, inner
         directory, _, name = inner.rpartition("/")
         self._hidden = f"{directory}/{HIDDEN}{name}"
@@ -346,6 +367,7 @@ class UploadWriter(Writer):
     def close(self) -> None:
         """Let what is being sent be sent, and no more."""
         self._failure = self._failure or FailedError(f"{self._url}: writing was given up.")
+        self._upload.given_up.set()
         self._end()
 
     def complete(self) -> None:
@@ -360,11 +382,8 @@ def failure(url: str, error: BaseException) -> CkptconvError:
     """What a user is told where `url` cannot be written."""
     if isinstance(error, CkptconvError):
         return error
-    hints = {
-        PermissionError: "Check the credentials and what they may do; see --storage-options.",
-        FileNotFoundError: "Does the bucket or container exist?",
-    }
-    hint = next((text for kind, text in hints.items() if isinstance(error, kind)), "")
+    missing = "Does the bucket or container exist?"
+    hint = missing if isinstance(error, FileNotFoundError) else remote.hint(error)
     return FailedError(f"{url} cannot be written: {remote.why(error)}. Nothing was put under its name.", hint)
 
 
