@@ -222,9 +222,9 @@ def ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
     server that gives whole files only is a NoRangesError. `size` is the file's, in bytes.
     """
     if _is_http(fs):
-        return lambda start, stop, put: _run(fs, _from_http(fs, inner, start, stop, put))
+        return lambda start, stop, put: run(fs, _from_http(fs, inner, start, stop, put))
     if {"s3", "s3a"} & set(protocols(fs)):
-        return lambda start, stop, put: _run(fs, _from_s3(fs, inner, version, start, stop, put))
+        return lambda start, stop, put: run(fs, _from_s3(fs, inner, version, start, stop, put))
     if fs.async_impl:
         return lambda start, stop, put: put(0, fs.cat_file(inner, start=start, end=stop))
 
@@ -257,13 +257,15 @@ def gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
 
 def whole(fs: Any, inner: str, put: Put) -> None:
     """Read a file of a server of HTTP from beginning to end. What was put is put again where it is tried again."""
-    retrying(lambda: _run(fs, _from_http(fs, inner, 0, None, put)))
+    retrying(lambda: run(fs, _from_http(fs, inner, 0, None, put)))
 
 
-def _run(fs: Any, coroutine: Coroutine[Any, Any, None]) -> None:
+def run(fs: Any, coroutine: Coroutine[Any, Any, T]) -> T:
+    """What `coroutine` gives, which runs in the thread of an asynchronous file system."""
     from fsspec.asyn import sync
 
-    sync(fs.loop, lambda: coroutine)
+    made: T = sync(fs.loop, lambda: coroutine)
+    return made
 
 
 async def _from_s3(fs: Any, inner: str, version: str, start: int, stop: int, put: Put) -> None:

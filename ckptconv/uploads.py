@@ -53,8 +53,8 @@ def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
     """What to say of files, given by name and size, whose parts have to be larger than `memory` allows for."""
     large = [(name, size, part_size(size, memory)) for name, size in files]
     return [
-        f"{name} is sent in parts of {format_size(part)}, two of which take more memory than was allowed: a store takes "
-        f"{PARTS:,} parts of {format_size(size)}."
+        f"{name} is sent in parts of {format_size(part)}, which take more memory than was allowed: of a file of "
+        f"{format_size(size)} a store takes {PARTS:,} parts at most."
         for name, size, part in large
         if part > part_size(0, memory)
     ]
@@ -142,9 +142,16 @@ class S3Upload(Upload):
         if not self._id:
             self._small += bytes(data)
             return
-        made = self._call("upload_part", UploadId=self._id, PartNumber=number + 1, Body=_Body(data))
+        made = remote.retrying(lambda: remote.run(self._fs, self._send(number + 1, _Body(data))), self.given_up)
         sums = {key: value for key, value in made.items() if key.startswith("Checksum") and key != "ChecksumType"}
         self._etags[number] = {"PartNumber": number + 1, "ETag": made["ETag"], **sums}
+
+    async def _send(self, number: int, body: _Body) -> Any:
+        # Not by call_s3, which tries again with a body that it has read to the end.
+        await self._fs.set_session()
+        method = (await self._fs.get_s3(self._bucket)).upload_part
+        arguments = {**self._where, "UploadId": self._id, "PartNumber": number, "Body": body}
+        return await method(**self._fs._get_s3_method_kwargs(method, self._fs.s3_additional_kwargs, **arguments))
 
     def complete(self) -> None:
         if not self._id:
