@@ -33,7 +33,7 @@ WASTE = 25
 # More is worth while where requests would be smaller than this on average, as long as a gap is not larger than that.
 TINY, WIDE_GAP = 64 << 10, 256 << 10
 # What may be fetched into a temporary file ahead of its use, and how much room there must be for each byte of it.
-MOST_SPOOLED, ROOM = 512 << 20, 4
+MOST_SPOOLED, ROOM = 1 << 30, 4
 # As many requests are under way, and twice as many tasks are looked at for a longer span.
 REQUESTS = 8
 STACK = 512 << 10

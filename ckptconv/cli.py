@@ -729,6 +729,10 @@ def _run(arguments: list[str]) -> int:
     if not arguments:
         app(["--help"], standalone_mode=False, prog_name="ckptconv")
         return UsageError.exit_code
+    if any("://" in argument for argument in arguments):
+        from .storage import spare_memory
+
+        spare_memory()
     try:
         code = app(arguments, standalone_mode=False, prog_name="ckptconv")
         sys.stdout.flush()

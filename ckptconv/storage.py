@@ -708,6 +708,23 @@ def check_space(
 # ----------------------------------------------------------------------------------------------------- the process
 
 
+def spare_memory() -> None:
+    """Have the C library give back what is freed, and all threads share its pool: some 5 MiB less.
+
+    For a process of our own, and as far as its C library is GNU's.
+    """
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, value in ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 1 << 18), (_TRIM_THRESHOLD, 1 << 18)):
+            mallopt(parameter, value)
+
+
+# Source: malloc.h of the GNU C library.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+
+
 def peak_rss() -> int:
     """The most memory this process has held, in bytes; 0 where the system does not tell.
 

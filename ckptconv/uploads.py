@@ -32,6 +32,7 @@ GOOD_PART = 64 << 20
 SMALL = 1 << 16
 # Unfinished uploads of our names that are older than this (seconds) belong to no living process.
 STALE = 24 * 3600
+SENT_AT_A_TIME = 1 << 17
 # Threads are given small stacks: they wait for the network, nothing else.
 STACK = 512 << 10
 
@@ -110,7 +111,8 @@ class _Body(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        out = memoryview(buffer).cast("B")
+        # Little at a time: whoever asks for all of it would hold it twice.
+        out = memoryview(buffer).cast("B")[:SENT_AT_A_TIME]
         data = self._data[self._at : self._at + len(out)]
         out[: len(data)] = data
         self._at += len(data)
