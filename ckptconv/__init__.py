@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .conversion import Report, convert
     from .errors import CkptconvError
+    from .finishing import finish
     from .formats import open_source as open  # noqa: A004
     from .formats.source import Source
     from .keymap import flatten, unflatten
@@ -29,6 +30,7 @@ _HOMES = {
     "Verification": ("verification", "Verification"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
+    "finish": ("finishing", "finish"),
     "flatten": ("keymap", "flatten"),
     "load_state_dict": ("mapped", "load_state_dict"),
     "open": ("formats", "open_source"),
@@ -47,6 +49,7 @@ __all__ = [
     "__version__",
     "check_rows",
     "convert",
+    "finish",
     "flatten",
     "load_state_dict",
     "open",

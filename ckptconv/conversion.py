@@ -18,7 +18,7 @@ from .formats.source import Source
 from .move import Progress
 from .options import Options
 from .planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output
-from .publishing import Done, final_path, last_path, publish
+from .publishing import Done, files_of, final_path, last_path, publish
 from .spool import is_pipe
 from .staging import FileStaging
 from .storage import dirname, is_remote, join, look, normalize, peak_rss
@@ -150,6 +150,7 @@ def produce(
     checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
     watched = checksums if chosen.checksum else None
     done = Done()
+    mine = files_of(outputs, chosen.part)
     if not chosen.dry_run:
         with _depfile(sources, outputs, inputs, chosen):
             done = publish(outputs, read, equal, chosen, announce, progress, publishing, watched, verify, executor)
@@ -176,9 +177,8 @@ def produce(
         input=sources[0].path,
         outputs=[
             OutputFile(final_path(each.target, file), file.size, each.tensors if each.restored else file.tensors)
-            for number, each in enumerate(outputs)
-            for file in each.plan.files
-            if done.files is None or file.name in done.files[number]
+            for each, files in zip(outputs, mine, strict=True)
+            for file in files
         ],
         format=sources[0].format,
         tensors=sum(each.tensors for each in outputs),
@@ -190,7 +190,7 @@ def produce(
         notes=[note for one in sources for note in one.notes],
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read + checksums.extra_bytes,
-        bytes_written=tally.bytes_written if not chosen.dry_run else sum(each.plan.nbytes for each in outputs),
+        bytes_written=sum(file.size for files in mine for file in files) - done.reused_bytes,
         bytes_verified=tally.bytes_verified,
         reused=done.reused,
         checksums=checksums.checked,

@@ -10,6 +10,7 @@ none was made}}}}.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import zlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -85,23 +86,25 @@ def heading(
 
 def document(head: Mapping[str, Any], files: Mapping[str, Made]) -> bytes:
     """The manifest of an output that consists of `files`, by name."""
-    lines = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in head.items()]
-    entries = []
-    for name, made in files.items():
-        listed = ",\n".join(f"   {json.dumps(tensor)}: {_quoted(crc)}" for tensor, crc in made.crcs.items())
-        inner = f"\n{listed}\n  " if listed else ""
-        entries.append(f'  {json.dumps(name)}: {{"size": {made.size}, "tensors": {{{inner}}}}}')
-    text = ",\n ".join([*lines, '"files": {\n' + ",\n".join(entries) + "\n }"])
-    return f"{{\n {text}\n}}\n".encode()
+    out = io.BytesIO()
+    out.write(b"{\n")
+    for key, value in head.items():
+        out.write(f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)},\n".encode())
+    out.write(b' "files": {')
+    for number, (name, made) in enumerate(files.items()):
+        start = "," if number else ""
+        out.write(f'{start}\n  {json.dumps(name)}: {{"size": {made.size}, "tensors": {{'.encode())
+        for index, (tensor, crc) in enumerate(made.crcs.items()):
+            value = "null" if crc is None else f'"{crc:08x}"'
+            out.write(f"{',' if index else ''}\n   {json.dumps(tensor)}: {value}".encode())
+        out.write(b"\n  }}" if made.crcs else b"}}")
+    out.write(b"\n }\n}\n")
+    return out.getvalue()
 
 
 def together(documents: Sequence[bytes]) -> bytes:
     """One manifest of all outputs of a conversion: that of the only one, or {"outputs": [those of each]}."""
     return documents[0] if len(documents) == 1 else b'{"outputs": [\n' + b",\n".join(documents) + b"]}\n"
-
-
-def _quoted(crc: int | None) -> str:
-    return "null" if crc is None else f'"{crc:08x}"'
 
 
 # ------------------------------------------------------------------------------------------------- records of files
@@ -120,9 +123,13 @@ def spans(file: FilePlan, crcs: Mapping[str, int] | None) -> Iterator[tuple[int,
 
 def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, Any]) -> bytes:
     """The record that `file` is finished. `facts` are those by which it is known again."""
-    head = json.dumps({"name": file.name, "size": file.size, **facts})
-    rows = (f"[{at},{size},{json.dumps(crc)},{json.dumps(name)}]" for at, size, crc, name in spans(file, crcs))
-    return f'{head[:-1]}, "spans": [{",".join(rows)}]}}'.encode()
+    out = io.BytesIO()
+    out.write(json.dumps({"name": file.name, "size": file.size, **facts})[:-1].encode())
+    out.write(b', "spans": [')
+    for number, (at, size, crc, name) in enumerate(spans(file, crcs)):
+        out.write(f"{',' if number else ''}[{at},{size},{json.dumps(crc)},{json.dumps(name)}]".encode())
+    out.write(b"]}")
+    return out.getvalue()
 
 
 def read_record(data: bytes) -> dict[str, Any] | None:

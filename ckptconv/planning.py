@@ -16,7 +16,7 @@ from .options import Options
 from .outputs import safetensors, universal
 from .plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
 from .restore import Restored, plan_restored
-from .storage import basename, dirname, is_remote
+from .storage import basename, dirname, is_remote, normalize
 from .structure import FILE_NAME, METADATA_KEY
 from .targets import OUTPUT_NAMES, Target, not_a_directory
 from .tensors import LazyTensor
@@ -95,7 +95,10 @@ def _resolved(path: str) -> str:
 def check_output(output: Output, inputs: Iterable[str], options: Options) -> None:
     """Raise UsageError for an output that would replace an input, or a file larger than was asked for."""
     target = _resolved(output.target.path)
-    for path in map(_resolved, inputs):
+    inputs = list(map(_resolved, inputs))
+    if options.manifest and _resolved(normalize(options.manifest)) in (target, *inputs):
+        raise UsageError(f"The manifest would replace {options.manifest} itself.", "Write it to another place.")
+    for path in inputs:
         directory, name = dirname(path), basename(path)
         if path == target or (directory == target and OUTPUT_NAMES.fullmatch(name)):
             raise UsageError(f"The output would replace {path}, the input itself.", "Write it to another place.")

@@ -40,8 +40,6 @@ class Done:
     tally: Tally = field(default_factory=Tally)
     reused: int = 0
     reused_bytes: int = 0
-    # Of each output the names of the files that were staged, where it was one part of it.
-    files: list[list[str]] | None = None
 
 
 def final_path(target: Target, file: FilePlan) -> str:
@@ -170,7 +168,7 @@ def publish(
     memory = options.buffers(sends or receives) // (2 if sends else 1)
     with ExitStack() as stack:
         readers = stack.enter_context(SpoolingReaders(storage_options, options.spool_dir))
-        chosen = _files_of(outputs, part)
+        chosen = files_of(outputs, part)
         if not executor and any(file.packed for file in inputs):
             readers.expect(packed_in(Plan(tuple(files), "") for files in chosen))
         if not part or not part[0]:
@@ -234,9 +232,7 @@ def publish(
         syncing.finish()
         check_unchanged(dict.fromkeys(file.stored for file in inputs), storage_options)
         done.tally.bytes_read += readers.bytes_unpacked
-        done.tally.bytes_written = whole - done.reused_bytes
         if part:
-            done.files = names
             for work in works:
                 work.staging.leave()
             return done
@@ -254,7 +250,7 @@ def publish(
     return done
 
 
-def _files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[list[FilePlan]]:
+def files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[list[FilePlan]]:
     """Of each output the files that are to be made now: all, or those of one part."""
     if not part:
         return [list(output.plan.files) for output in outputs]

@@ -211,6 +211,12 @@ def test_a_part_that_was_done_is_not_done_again(model: Path, tmp_path: Path) -> 
     assert report["reused"] == len(report["outputs"])
 
 
+def test_a_dry_run_of_a_part_says_what_it_would_do(model: Path, tmp_path: Path) -> None:
+    report = part(model, tmp_path / "out", "0/2", "--dry-run", "--json").json
+    assert not (tmp_path / "out").exists()
+    assert report["outputs"] == part(model, tmp_path / "out", "0/2", "--json").json["outputs"]
+
+
 def test_a_run_of_the_whole_takes_over_what_parts_have_done(model: Path, tmp_path: Path) -> None:
     done(part(model, tmp_path / "out", "0/2"))
     report = ckptconv_here("pt2safetensors", model, tmp_path / "out", *SHARDED, "--json").json

@@ -278,6 +278,14 @@ def test_manifests_are_the_same_for_the_same_input_wherever_it_lies_and_however_
     assert str(tmp_path) not in (tmp_path / "one" / MANIFEST).read_text()
 
 
+def test_a_manifest_never_replaces_what_it_is_about(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.safetensors"
+    for place in (model, out):
+        assert ckptconv_here("pt2safetensors", model, out, "--manifest", place).code == 2
+    assert not out.exists()
+    assert torch.load(model)
+
+
 def test_transposed_tensors_have_their_checksum_too(tmp_path: Path) -> None:
     """They are moved in tiles, and never are in order in memory."""
     wide = torch.arange(1500 * 1100, dtype=torch.int32).reshape(1500, 1100).t()
