@@ -147,6 +147,8 @@ def produce(
         check_growth(each, sum(file.size for file in each.plan.inputs()))
         check_output(each, [one.path for one in sources if not one.shards] + [file.path for file in inputs], chosen)
     equal = [pair for one in sources for pair in one.equal]
+    if chosen.optimizer or chosen.universal:
+        equal.extend(pair for one in sources for pair in one.equal_states)
     checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
     watched = checksums if chosen.checksum else None
     done = Done()

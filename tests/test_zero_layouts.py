@@ -26,6 +26,7 @@ from zero_writer import (
     Model,
     Save,
     Tensors,
+    change_states,
     expected,
     expected_states,
     states_of,
@@ -552,6 +553,18 @@ def test_tied_masters_of_two_stages_must_be_equal(tmp_path: Path) -> None:
     refused(checkpoint, CorruptError, "tied_modules.embed.weight", "stored twice", "differ")
 
 
+@pytest.mark.parametrize("asked", ["optimizer", "universal"])
+def test_states_of_tied_masters_must_be_equal_where_they_are_asked_for(asked: str, tmp_path: Path) -> None:
+    parts, layers, whole = stages(2)
+    save = Save(stage=1, world=1)
+    checkpoint = write_pipeline(tmp_path / "checkpoint", parts, layers, save)
+    path = str(tmp_path / ("states.safetensors" if asked == "optimizer" else "universal"))
+    convert(checkpoint, family="deepspeed", fsync=False, **{asked: path})
+    change_states(next((checkpoint / TAG).glob("*zero_pp_rank_0_mp_rank_01_optim_states.pt")), "exp_avg_sq")
+    refused(checkpoint, CorruptError, "tied_modules.embed.weight.exp_avg_sq", "stored twice", "differ", **{asked: path})
+    check(tmp_path, checkpoint, expected(whole))
+
+
 def test_a_frozen_layer_that_only_looks_like_a_tied_one_is_not_lost(tmp_path: Path) -> None:
     parts, layers, whole = stages(2)
     layers[7] = {"weight": values(11, 6, seed=52)}
@@ -692,6 +705,22 @@ def test_slices_are_merged_as_universal_checkpoint_info_says(
         for name, states in moments.items():
             for key, state in states.items():
                 assert torch.equal(bits(got[f"state.{name}.{key}"]), bits(state)), (name, key)
+
+
+def test_states_of_a_replicated_parameter_are_those_of_the_first_rank(tmp_path: Path) -> None:
+    """Each rank adds up the gradients for itself: the states may differ where the parameter does not."""
+    replicated = values(4, 2, seed=1)
+    checkpoint = write_slices(
+        tmp_path / "checkpoint",
+        [Model([{"w": replicated}]) for _ in range(2)],
+        Save(stage=1, world=1, client={"universal_checkpoint_info": {"tp_replicated_parameter_patterns": ["w"]}}),
+    )
+    change_states(next((checkpoint / TAG).glob("*zero_pp_rank_0_mp_rank_01_optim_states.pt")), "exp_avg")
+    optimizer = tmp_path / "states.safetensors"
+    convert(checkpoint, optimizer=str(optimizer), family="deepspeed", fsync=False)
+    got = load_file(optimizer)
+    for key, state in states_of(replicated).items():
+        assert torch.equal(bits(got[f"state.w.{key}"]), bits(state)), key
 
 
 def merge_one(tmp_path: Path, slices: list[torch.Tensor], info: dict[str, Any]) -> torch.Tensor:

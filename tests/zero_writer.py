@@ -165,6 +165,15 @@ def expected_states(model: Model) -> Tensors:
     }
 
 
+def change_states(path: Path, key: str) -> None:
+    """Add one to the states `key` of all parameters in a file of an optimizer."""
+    with stand_ins():
+        saved = torch.load(path, weights_only=False)
+        for state in saved["optimizer_state_dict"]["base_optimizer_state"]["state"].values():
+            state[key] += 1
+        torch.save(saved, path)
+
+
 # --------------------------------------------------------------------------------------------------------- one rank set
 
 

@@ -289,8 +289,9 @@ def merge_ranks(ranks: Sequence[Weights], patterns: Patterns) -> Weights:
             merged.frozen[name] = merger.join(name, [_parameter(rank, name) for rank in ranks])
     for name in first.buffers:
         merged.buffers[name] = merger.equal(name, [rank.buffers[name] for rank in ranks])
-    # States are looked at only where they are converted.
-    merger.pairs = merged.equal_states
+    # Every rank sums the gradients of a replicated parameter for itself: its states may differ by a rounding. The first
+    # rank's are taken.
+    merger.pairs = []
     for name in names:
         merged.states[name] = dict(merger.states(name))
     merged.states = {name: state for name, state in merged.states.items() if state}
