@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -44,6 +45,12 @@ def dtype_name(tensor: Any) -> str:
 # ---------------------------------------------------------------------------------------------------- live to inert
 
 
+def is_storage(value: Any) -> bool:
+    """Whether `value` is the memory of torch's tensors, with a dtype or without."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, (torch.TypedStorage, torch.UntypedStorage))
+
+
 def is_plain(tensor: Any) -> bool:
     """Whether a tensor of torch is elements in a storage, so that it can be stored as they are."""
     torch = sys.modules["torch"]
@@ -58,6 +65,11 @@ def is_plain(tensor: Any) -> bool:
 def bare(tensor: Any) -> tuple[Any, TensorFacts]:
     """A plain tensor of torch detached, and what its bytes do not tell. Raises UsageError if it has no storage."""
     torch = sys.modules["torch"]
+    if is_storage(tensor):
+        dtype = getattr(tensor, "dtype", torch.uint8)
+        tensor = torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor)
+        data, facts = bare(tensor)
+        return data, replace(facts, kind="storage")
     kind = type(tensor)
     attributes = vars(tensor) or None
     data = tensor
@@ -351,6 +363,22 @@ def tensor(leaf: Any, kind: str, requires_grad: bool, strides: Sequence[int] | N
     elif fresh or requires_grad or data.requires_grad:
         data = data.detach()
     return data.requires_grad_() if requires_grad and _differentiable(data) else data
+
+
+def storage(tensor: Any) -> Any:
+    """A typed storage, as torch.load gives it, with the elements of a flat tensor."""
+    torch = sys.modules["torch"]
+    made = torch.storage.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True)
+    hold(made, tensor)
+    return made
+
+
+def hold(storage: Any, tensor: Any) -> None:
+    """Make a flat tensor's elements those of a typed storage: its own memory, even in the middle of a larger one."""
+    memory, start = tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size()
+    if (start, memory.nbytes()) != (0, tensor.nbytes):
+        memory = memory[start : start + tensor.nbytes]
+    storage._untyped_storage = memory
 
 
 def _differentiable(tensor: Any) -> bool:

@@ -231,6 +231,7 @@ class Decoder:
         self.attributes: list[tuple[Any, Any]] = []
         self.views: dict[Hashable, tuple[int, list[live.View]]] = {}
         self.opaques: list[Opaque] = []
+        self.memories: list[tuple[Any, Any]] = []
 
     def tree(self) -> Any:
         self._check_names()
@@ -452,6 +453,7 @@ class Decoder:
             tensor = seen_as(untagged(tensor) if isinstance(tensor, LazyTensor) else tensor, leaf["view"])
         kind = self._text(leaf.get("kind", "tensor"))
         expect(kind, "a tensor has no kind")
+        expect(kind != "storage" or len(tensor.shape) == 1, "a storage is not flat")
         grad = leaf.get("requires_grad", kind == "parameter")
         expect(type(grad) is bool, "requires_grad is neither true nor false")
         if isinstance(tensor, LazyTensor):
@@ -466,6 +468,10 @@ class Decoder:
                 views.append(live.View(tensor, offset, layout))
             if attributes is not None:
                 self.attributes.append((tensor, attributes))
+            if kind == "storage":
+                memory = live.storage(tensor)
+                self.memories.append((memory, tensor))
+                tensor = memory
         self.used.add(name)
         if "is" in leaf:
             self.tensors[leaf["is"]] = tensor
@@ -522,6 +528,8 @@ class Decoder:
             _check_opaque(opaque)
         for nbytes, views in self.views.values():
             live.share(views, nbytes)
+        for memory, tensor in self.memories:
+            live.hold(memory, tensor)
 
 
 _ORDINARY = TensorFacts()

@@ -284,7 +284,9 @@ class Encoder:
             stack.extend(form.children(value))
 
     def _is_leaf(self, value: Any) -> bool:
-        return isinstance(value, LazyTensor) or (live.is_tensor(value) and live.is_plain(value))
+        if live.is_tensor(value):
+            return live.is_plain(value)
+        return isinstance(value, LazyTensor) or live.is_storage(value)
 
     def _add_leaf(self, value: Any) -> bool:
         """Note one more occurrence of a tensor; whether it is the first."""

@@ -1293,6 +1293,7 @@ def test_tensors_missing_and_left_over_are_named() -> None:
         record({"name": "missing"}),
         record({"name": "t", "unknown": 1}),
         record({"name": "t", "kind": 1}),
+        record({"name": "t", "kind": "storage"}),
         record({"name": "t", "kind": ["list"]}),
         record({"name": "t", "requires_grad": 1}),
         record({"name": "t", "is": "x"}),

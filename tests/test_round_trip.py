@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from strict import assert_same
 from trees import containers, keys_with, tie_into_a_cycle
 
+import ckptconv as ckptconv_module
 from ckptconv.tensors import DTYPES
 
 
@@ -705,3 +706,60 @@ def test_many_tensors_take_little_each(tmp_path: Path) -> None:
         done = ckptconv(*arguments, "--json", "--no-fsync")
         assert done.code == 0, done.err
         assert done.json["peak_rss_bytes"] < (64 << 20) + 2048 * count
+
+
+# ----------------------------------------------------------------------------------------------- storages by themselves
+
+
+def of_storage(storage: Any) -> tuple[type, torch.dtype, list[int]]:
+    return type(storage), storage.dtype, storage.untyped().tolist()
+
+
+def memory_of(value: Any) -> int:
+    return value.untyped().data_ptr() if isinstance(value, torch.TypedStorage) else value.untyped_storage().data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex128]
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_typed_storages_stay_storages_and_share_their_memory(dtype: torch.dtype, zipped: bool, tmp_path: Path) -> None:
+    tensor = torch.arange(6).to(dtype)
+    state = {
+        "s": tensor.storage(),
+        "t": tensor[1:3],
+        "again": [tensor.storage()],
+        "other": tensor.clone().storage(),
+        "empty": torch.empty(0, dtype=dtype).storage(),
+    }
+    path = saved(tmp_path, state, _use_new_zipfile_serialization=zipped)
+    original = loaded(path)
+    ways = {
+        "back": loaded(back(path), weights_only=True),
+        "pt": ckptconv_module.load_state_dict(path),
+        "safetensors": ckptconv_module.load_state_dict(tmp_path / "x.safetensors"),
+        "library": ckptconv_module.unflatten(*ckptconv_module.flatten(state)),
+    }
+    assert ckptconv_here("verify", path, tmp_path / "x.safetensors").code == 0
+    for way, got in ways.items():
+        assert list(got) == list(original), way
+        for name in ("s", "other", "empty"):
+            assert of_storage(got[name]) == of_storage(original[name]), (way, name)
+        assert of_storage(got["again"][0]) == of_storage(original["s"]), way
+        assert torch.equal(got["t"], original["t"]), way
+        assert memory_of(got["s"]) == memory_of(got["again"][0]) != memory_of(got["other"]), way
+        assert got["t"].data_ptr() == memory_of(got["s"]) + dtype.itemsize, way
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_untyped_storages_come_back_as_torch_reads_them(tmp_path: Path) -> None:
+    eight = torch.arange(4.0).to(torch.float8_e4m3fn)
+    path = saved(tmp_path, {"u": torch.ones(3).untyped_storage(), "t": eight, "s": eight.untyped_storage()})
+    original, got = loaded(path), loaded(back(path), weights_only=True)
+    for name in ("u", "s"):
+        assert of_storage(got[name]) == of_storage(original[name]), name
+    assert torch.equal(got["t"].view(torch.uint8), original["t"].view(torch.uint8))
+    assert memory_of(got["t"]) == memory_of(got["s"]) != memory_of(got["u"])
+    ours = ckptconv_module.unflatten(*ckptconv_module.flatten({"u": torch.ones(3).untyped_storage()}))
+    assert of_storage(ours["u"]) == of_storage(original["u"])

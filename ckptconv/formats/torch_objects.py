@@ -12,12 +12,10 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors import (
-    BLOCK,
     DTYPES,
     Cast,
     Conjugate,
@@ -26,9 +24,7 @@ from ckptconv.tensors import (
     File,
     Inline,
     LazyTensor,
-    Move,
     Negate,
-    Order,
     Stored,
     Swap,
     Tagged,
@@ -48,37 +44,48 @@ _SHAPES_KEPT = 1024
 # --------------------------------------------------------------------------------------------------------- storages
 
 
-@dataclass(eq=False, slots=True)
-class Storage(LazyTensor):
+class Storage(Tagged):
     """The memory that tensors are views of: `size` bytes from byte `offset` of `file`.
 
-    It is a tensor itself, flat, of the dtype of its class (uint8 for an untyped one): a pickle may hold it bare.
+    A pickle may hold it bare: then it is a leaf itself, flat, of the dtype of its class (uint8 for an untyped one).
     `identity` is what the tensors that share it have in common, and no others. `meta`: it has no data.
     `swapped`: the file's byte order is not little-endian.
     """
 
-    file: File
-    offset: int
-    size: int
-    dtype: DType
-    key: str
-    identity: Hashable
-    meta: bool = False
-    swapped: bool = False
+    # Most are never leaves: the tensor and its facts are made when they are asked for, and not compared.
+    __slots__ = ("dtype", "file", "identity", "key", "meta", "offset", "size", "swapped")
+    __setattr__ = object.__setattr__
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __init__(
+        self,
+        file: File,
+        offset: int,
+        size: int,
+        dtype: DType,
+        key: str,
+        identity: Hashable,
+        meta: bool = False,
+        swapped: bool = False,
+    ) -> None:
+        self.file = file
+        self.offset = offset
+        self.size = size
+        self.dtype = dtype  # type: ignore[misc]
+        self.key = key
+        self.identity = identity
+        self.meta = meta
+        self.swapped = swapped
 
     @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (self.size // self.dtype.itemsize,)
+    def tensor(self) -> LazyTensor:
+        count = self.size // self.dtype.itemsize
+        return _in_order(Stored(self.file, self.offset, self.dtype, (count,), (1,)), self)
 
-    def inputs(self) -> Iterator[File]:
-        yield self.file
-
-    def origin(self) -> tuple[str, int]:
-        return self.file.path, self.offset
-
-    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
-        flat = Stored(self.file, self.offset, self.dtype, self.shape, (1,))
-        return _in_order(flat, self).moves(start, stop, order, limit)
+    @property
+    def facts(self) -> TensorFacts:
+        return TensorFacts("storage", storage=self.identity, storage_nbytes=self.size, strides=(1,))
 
 
 class StorageId(NamedTuple):

@@ -66,9 +66,11 @@ _QUANTIZERS: tuple[dict[str, Callable[[Any], bool]], ...] = (
     {"scales": _is_tensor, "zero_points": _is_tensor, "axis": _is_number},
 )
 _REBUILDING = {"nested": "_rebuild_nested_tensor", "meta": "_rebuild_meta_tensor_no_storage"}
-# The kinds of tensors that are no class of their own; a buffer is an attribute.
+# The kinds of tensors that are no class of their own; a buffer is an attribute. The memory of tensors is one that may
+# stand for itself.
 PLAIN_KINDS = frozenset({"tensor", "buffer"})
-KINDS = PLAIN_KINDS | {"parameter"}
+STORAGE = "storage"
+KINDS = PLAIN_KINDS | {"parameter", STORAGE}
 
 # The classes of typed storages; tensors of other dtypes lie in untyped ones.
 _CLASSES = {
@@ -209,15 +211,29 @@ class TorchTree:
             return Call(Global("copy_reg", "__newobj__"), (value.cls, *value.args), state, value.appended, value.items)
         return Call(value.cls, value.args, state, value.appended, value.items)
 
-    def _leaf(self, leaf: LazyTensor) -> Call:
-        """A tensor, and what it is beside its bytes: a parameter, a subclass, attributes."""
+    def _leaf(self, leaf: LazyTensor) -> Call | PersistentId:
+        """A tensor, and what it is beside its bytes: a parameter, a subclass, attributes; or a storage."""
         facts = leaf.facts if isinstance(leaf, Tagged) else TensorFacts()
+        if facts.kind == STORAGE:
+            return self._storage(leaf, facts)
         parameter = facts.kind == "parameter"
         made = self._tensor(leaf, facts, facts.requires_grad and not parameter)
         if parameter:
             return _parameter(made, facts.requires_grad, facts.attributes)
         subclass = facts.kind not in PLAIN_KINDS and not self._plain
         return _described(made, facts.kind if subclass else "torch.Tensor", facts.attributes)
+
+    def _storage(self, leaf: LazyTensor, facts: TensorFacts) -> PersistentId:
+        """A storage that stands for itself. torch gives it back with the dtype of its class."""
+        room, offset, _ = self._place(leaf, facts)
+        cls = room.cls or "Byte"  # what an untyped one comes back as
+        if offset or room.nbytes != leaf.nbytes or cls != _CLASSES.get(leaf.dtype.name):
+            raise UnsupportedError(
+                f"A storage of {leaf.nbytes} bytes of {leaf.dtype} is shared with tensors of other dtypes, or that lie "
+                "outside of it, which cannot be written for torch.",
+                "Leave it out with --exclude.",
+            )
+        return _persistent(room)
 
     def _tensor(self, leaf: LazyTensor, facts: TensorFacts, requires_grad: bool) -> Call:
         room, offset, strides = self._place(leaf, facts)
