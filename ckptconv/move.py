@@ -12,6 +12,7 @@ fetch what the next ones need, and send what was made.
 
 from __future__ import annotations
 
+import signal
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -649,15 +650,19 @@ def _in_threads(queue: Iterator[Task], workers: list[_Worker], progress: Progres
     threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
     try:
         usual = threading.stack_size(STACK)
+        # A signal comes before a thread is started or after it, and to none of those that are.
+        heard = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             for thread in threads:
                 thread.start()
         except RuntimeError:
-            # No room for another: those that run do the work, or else this one.
-            if threads[0].ident is None:
-                work(workers[0])
+            pass
         finally:
             threading.stack_size(usual)
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        if threads[0].ident is None:
+            # No room for another: those that run do the work, or else this one.
+            work(workers[0])
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
