@@ -26,8 +26,9 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
     dtype that safetensors has no code for, UsageError for a name it cannot hold, FailedError for a header it refuses.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-DTYPE_RANK[item[1].dtype.name], item[0]))
-    # Text at once: as dicts, the entries of a header take five times the memory.
-    entries = [f'"{METADATA}":{_json(dict(sorted(metadata.items())))}']
+    # Bytes at once: as dicts, the entries of a header take five times the memory, as texts twice.
+    header = bytearray(8)
+    header += _encoded(name, f'{{"{METADATA}":{_json(dict(sorted(metadata.items())))}')
     texts: dict[tuple[str, tuple[int, ...]], str] = {}
     at = 0
     for key, tensor in ordered:
@@ -42,10 +43,10 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
             shape = ",".join(map(str, _shape(tensor)))
             text = texts[kind] = f'"dtype":"{_code(name, key, tensor)}","shape":[{shape}]'
         end = at + tensor.nbytes
-        entries.append(f'{_json(key)}:{{{text},"data_offsets":[{at},{end}]}}')
+        header += _encoded(name, f',{_json(key)}:{{{text},"data_offsets":[{at},{end}]}}')
         at = end
-    head = _header(name, entries)
-    del entries
+    head = _finished(name, header)
+    del header
     parts: list[Literal | Data] = [Literal(0, head)]
     at = len(head)
     for key, tensor in ordered:
@@ -70,25 +71,30 @@ def _shape(tensor: LazyTensor) -> list[int]:
     return shape
 
 
-def _header(name: str, entries: list[str]) -> bytes:
-    """The beginning of a file: the header's length, and the header of these entries."""
+def _encoded(file: str, text: str) -> bytes:
     try:
-        text = f"{{{','.join(entries)}}}".encode()
+        return text.encode()
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.end]
         raise UsageError(
-            f"{name}: a tensor's name holds {bad!r}, half of a surrogate pair, which is not Unicode text. Nothing was "
+            f"{file}: a tensor's name holds {bad!r}, half of a surrogate pair, which is not Unicode text. Nothing was "
             "written.",
             "Rename it with --rename.",
         ) from error
-    padding = -len(text) % 8
-    length = len(text) + padding
+
+
+def _finished(file: str, header: bytearray) -> bytes:
+    """The beginning of a file: eight bytes for the header's length, and the header, which lacks its end."""
+    header += b"}"
+    header += b" " * (-len(header) % 8)
+    length = len(header) - 8
     if length > MAX_HEADER:
         raise FailedError(
-            f"{name}: its header would have {length} bytes, and safetensors allows {MAX_HEADER}. Nothing was written.",
+            f"{file}: its header would have {length} bytes, and safetensors allows {MAX_HEADER}. Nothing was written.",
             "Write several files: a directory as OUTPUT, with a smaller --max-shard-size.",
         )
-    return b"".join((length.to_bytes(8, "little"), text, b" " * padding))
+    header[:8] = length.to_bytes(8, "little")
+    return bytes(header)
 
 
 def index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[str, str]) -> FilePlan:
