@@ -13,9 +13,11 @@ import torch
 from checkpoints import DATA, Run, bits, ckptconv_here
 from safetensors import safe_open
 from safetensors.torch import load_file
+from strict import assert_same
 
 import ckptconv
 from ckptconv import keymap
+from ckptconv.errors import CorruptError
 from ckptconv.move import carry_out
 from ckptconv.plan import Data, FilePlan
 from ckptconv.spool import SpoolingReaders
@@ -250,7 +252,28 @@ def test_a_single_file_of_it_is_explained(command: str, tmp_path: Path) -> None:
     assert "dcp2safetensors" in run.err or "Name the directory" in run.err
 
 
-def test_other_commands_name_the_right_one(tmp_path: Path) -> None:
-    run = ckptconv_here("pt2safetensors", checkpoint_of("fsdp2_w2_nested"), tmp_path / "out.safetensors")
+@pytest.mark.parametrize("command", ["pt2safetensors", "zero-to-fp32", "safetensors2pt"])
+@pytest.mark.parametrize("name", [".", ".metadata"])
+def test_other_commands_name_the_right_one(command: str, name: str, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of("fsdp2_w2_nested")
+    output = tmp_path / ("out.pt" if command == "safetensors2pt" else "out.safetensors")
+    run = ckptconv_here(command, checkpoint / name, output)
     assert run.code == 2
-    assert "ckptconv dcp2safetensors" in run.err
+    assert "is a checkpoint of torch.distributed.checkpoint" in run.err
+    assert f"Use: ckptconv dcp2safetensors {checkpoint} OUTPUT" in run.err
+    assert not output.exists()
+
+
+def test_the_metadata_alone_lacks_its_files(tmp_path: Path) -> None:
+    """Without a command that wants another family, it stands for its directory: what is missing there is named."""
+    shutil.copy(checkpoint_of("fsdp2_w2_nested") / ".metadata", tmp_path)
+    run = ckptconv_here("inspect", tmp_path / ".metadata")
+    assert run.code == 4
+    assert "of the files that hold its tensors: '__" in run.err
+    with pytest.raises(CorruptError, match="of the files that hold its tensors: '__"):
+        ckptconv.load_state_dict(tmp_path / ".metadata")
+
+
+def test_the_metadata_is_loaded_with_all_that_it_describes() -> None:
+    one, other = (ckptconv.load_state_dict(checkpoint_of("fsdp2_w2_nested") / name) for name in (".metadata", "."))
+    assert_same(one, other)
