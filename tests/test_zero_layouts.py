@@ -805,6 +805,34 @@ def test_affine_maps_place_every_block(tmp_path: Path) -> None:
             CorruptError,
             "cannot be joined",
         ),
+        (
+            {"parameter_with_sub_params": [{"patterns": ["w"], "shape": (3, 2), "partition_dim": 0}]},
+            CorruptError,
+            "3 sub-parameters do not divide 4",
+        ),
+        (
+            {"parameter_with_sub_params": [{"patterns": ["w"], "shape": (4, 2), "partition_dim": 2}]},
+            CorruptError,
+            "no shape",
+        ),
+        (
+            {"parameter_with_sub_params": 1},
+            CorruptError,
+            "parameter_with_sub_params in universal_checkpoint_info is not",
+        ),
+        ({"sub_param_shard_widths": [1]}, CorruptError, "sub_param_shard_widths in universal_checkpoint_info is not"),
+        ({"affine_map": {1: 2}}, CorruptError, "affine_map in universal_checkpoint_info is not a dict with names"),
+        (
+            {"original_vocab_size": "7"},
+            CorruptError,
+            "original_vocab_size in universal_checkpoint_info is not a number",
+        ),
+        ({"original_vocab_size": -1}, CorruptError, "original_vocab_size in universal_checkpoint_info is not"),
+        (
+            {"affine_map": {"version": 1, "params": {"w": {"logical_shape": [-4], "ranks": {}}}}},
+            CorruptError,
+            "malformed",
+        ),
         ({"affine_map": {"version": 2}}, UnsupportedError, "version"),
         ({"affine_map": {"version": 1, "params": {"w": {"logical_shape": [4, 2]}}}}, CorruptError, "malformed"),
     ],
@@ -958,6 +986,44 @@ def test_frozen_parts_of_another_save_are_not_mixed(tmp_path: Path) -> None:
     name = "zero_pp_rank_1_mp_rank_00_model_states.pt"
     shutil.copy(other / TAG / name, checkpoint / TAG / name)
     refused(checkpoint, CorruptError, name, "shapes of frozen parameters", "not of one save")
+
+
+@pytest.mark.parametrize(
+    ("optim", "words"),
+    [
+        ({"base_optimizer_state": {"state": [], "param_groups": []}}, "base_optimizer_state.state is not a dict"),
+        ({"base_optimizer_state": {"state": {0: 1}, "param_groups": []}}, "base_optimizer_state.state is not a dict"),
+        ({"base_optimizer_state": {"state": {}, "param_groups": [1]}}, "base_optimizer_state.param_groups is not"),
+        ({"base_optimizer_state": {"state": {}, "param_groups": {}}}, "base_optimizer_state.param_groups is not"),
+        ({"base_optimizer_state": 1}, "dict or list was expected"),
+        ({"partition_count": [-2]}, "where sizes were expected"),
+        ({"partition_count": ["2"]}, "where sizes were expected"),
+        ({"zero_stage": 4}, "where a number from 0 to 3 was expected"),
+    ],
+)
+def test_entries_that_no_optimizer_has_are_named(optim: dict[str, Any], words: str, tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=2, optim=optim))
+    refused(checkpoint, CorruptError, "optim_states.pt", words)
+
+
+@pytest.mark.parametrize(
+    ("client", "words"),
+    [
+        ({"buffer_names": [1]}, "buffer_names holds something other than names"),
+        ({"shared_params": {"a": 1}}, "shared_params holds something other than pairs of names"),
+        ({"shared_params": ["abc"]}, "shared_params holds something other than pairs of names"),
+        ({"shared_params": "ab"}, "dict or list was expected"),
+    ],
+)
+def test_entries_that_no_model_file_has_are_named(client: dict[str, Any], words: str, tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=2, client=client))
+    refused(checkpoint, CorruptError, "model_states.pt", words)
+
+
+def test_stages_of_a_pipeline_are_not_ranks_to_be_converted_one_by_one(tmp_path: Path) -> None:
+    parts, layers, _ = stages(2)
+    checkpoint = write_pipeline(tmp_path / "checkpoint", parts, layers, Save(stage=1))
+    refused(checkpoint, UsageError, "pipeline-parallel checkpoint: its stages are one model", per_rank=True)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
