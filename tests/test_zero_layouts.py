@@ -999,6 +999,7 @@ def test_frozen_parts_of_another_save_are_not_mixed(tmp_path: Path) -> None:
         ({"partition_count": [-2]}, "where sizes were expected"),
         ({"partition_count": ["2"]}, "where sizes were expected"),
         ({"zero_stage": 4}, "where a number from 0 to 3 was expected"),
+        ({"single_partition_of_fp32_groups": [1, 2]}, "where 1-D tensors were expected"),
     ],
 )
 def test_entries_that_no_optimizer_has_are_named(optim: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -1013,11 +1014,23 @@ def test_entries_that_no_optimizer_has_are_named(optim: dict[str, Any], words: s
         ({"shared_params": {"a": 1}}, "shared_params holds something other than pairs of names"),
         ({"shared_params": ["abc"]}, "shared_params holds something other than pairs of names"),
         ({"shared_params": "ab"}, "dict or list was expected"),
+        ({"shared_params": {"x": "y"}}, "'x' is tied to 'y', which is nowhere in the checkpoint"),
+        ({"buffer_names": ["nothing"]}, "the buffer 'nothing' is named, and is not in module"),
+        ({"param_shapes": [1]}, "where names and shapes were expected"),
+        ({"param_shapes": [{"w": "x"}]}, "gives 'w' the shape"),
+        ({"param_shapes": [{"w": torch.Size([2])}, {"w": torch.Size([2])}]}, "'w' occurs in two groups of parameters"),
+        ({"module": 1}, "dict was expected"),
     ],
 )
 def test_entries_that_no_model_file_has_are_named(client: dict[str, Any], words: str, tmp_path: Path) -> None:
-    checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=2, client=client))
+    checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=2, release=RELEASES["0.13.0"], client=client))
     refused(checkpoint, CorruptError, "model_states.pt", words)
+
+
+def test_an_empty_latest_and_a_file_that_is_none_of_deepspeed_are_named(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=2))
+    (checkpoint / "latest").write_text("\n")
+    refused(checkpoint, CorruptError, "latest is empty", "the save was interrupted", TAG)
 
 
 def test_stages_of_a_pipeline_are_not_ranks_to_be_converted_one_by_one(tmp_path: Path) -> None:
