@@ -118,7 +118,7 @@ def convert(
     with no_garbage():
         sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen, bool(targets))
         if not targets:
-            targets = {weights_output: resolve_output(default_output(sources[0]), chosen)}
+            targets = {weights_output: resolve_output(default_output(sources[0], chosen.storage_options), chosen)}
             chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
         work = [(one, plan, of_rank(target, one)) for one in sources for plan, target in targets.items()]
         outputs = [plan(one, target, chosen) for one, plan, target in work]

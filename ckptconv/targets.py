@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import FailedError, UsageError
 from .formats import safetensors as safetensors_input
@@ -83,16 +84,16 @@ def not_a_directory(path: str) -> UsageError:
     )
 
 
-def default_output(source: Source) -> str:
+def default_output(source: Source, storage_options: Mapping[str, Any]) -> str:
     """Where an output goes that was given no name: beside the input."""
-    is_directory = not is_remote(source.path) and look(source.path).kind == "directory"
-    if is_remote(source.path) or (is_directory and not source.shards):
+    is_directory = look(source.path, dict(storage_options)).kind == "directory"
+    if is_directory and not source.shards:
         raise UsageError("An output is needed: a directory, or a name that ends in .safetensors.")
     if source.shards:
         return source.path if is_directory else dirname(source.path)
     stem, _ = os.path.splitext(source.path)
-    directory, name = os.path.split(stem)
-    return os.path.join(directory, _SHARD_STEM.sub("model", name)) + safetensors.SUFFIX
+    directory, slash, name = stem.rpartition("/")
+    return directory + slash + _SHARD_STEM.sub("model", name) + safetensors.SUFFIX
 
 
 def of_rank(target: Target, source: Source) -> Target:

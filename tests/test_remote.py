@@ -171,6 +171,12 @@ def test_the_command_line_takes_urls_storage_options_and_the_environment(
     assert s3.get(f"{name}/a.safetensors") == s3.get(f"{name}/b.safetensors") == expected
 
 
+def test_without_an_output_it_goes_beside_the_input(model: Path, plain: Path, s3: S3) -> None:
+    name = fresh()
+    convert(s3.put(model, f"{name}/model.pt"), storage_options=s3.options)
+    assert s3.get(f"{name}/model.safetensors") == (plain / "plain.safetensors").read_bytes()
+
+
 # -------------------------------------------------------------------------------------------------- uploads, commit
 
 
