@@ -100,6 +100,22 @@ def test_a_missing_parameter_is_named(tmp_path: Path) -> None:
     assert "l1.weight" in run.err
 
 
+def test_weights_that_are_missing_or_named_elsewhere_are_refused(tmp_path: Path) -> None:
+    directory = universal_of("z2_bf16_w2", tmp_path)
+    latest = directory.parent / "latest_universal"
+    for text, code, words in (
+        ("nowhere", 4, "names 'nowhere', and there is no such directory beside it"),
+        ("../steps", 3, "which is not the name of a directory beside it"),
+    ):
+        latest.write_text(text)
+        run = ckptconv("zero-to-fp32", directory.parent, tmp_path / "model.safetensors")
+        assert (run.code, words in run.err) == (code, True), run.err
+    (directory / "zero/l1.weight/fp32.pt").unlink()
+    run = ckptconv("zero-to-fp32", directory, tmp_path / "model.safetensors")
+    assert run.code == 4
+    assert "l1.weight has no fp32.pt: the weights of 'l1.weight' are missing" in run.err
+
+
 def test_nothing_is_left_of_one_that_failed(tmp_path: Path) -> None:
     checkpoint = copy_of("z2_bf16_w2", tmp_path)
     optim = tag_of(checkpoint) / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
