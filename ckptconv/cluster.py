@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
@@ -14,6 +15,7 @@ from .errors import FailedError, UsageError
 RETRIES = 3
 # Seconds in which a scheduler has to answer.
 PATIENCE = 30
+_ADDRESS = "Give the address that it shows when it starts, such as tcp://10.0.0.1:8786."
 
 
 @contextlib.contextmanager
@@ -24,16 +26,20 @@ def dask_executor(address: str) -> Iterator[Executor]:
     """
     try:
         from distributed import Client
+        from distributed.comm.registry import backends
     except ImportError as error:
         raise UsageError(
             "--dask needs the package distributed, which is not installed.", "pip install 'ckptconv[dask]'"
         ) from error
+    scheme, separator, _ = address.partition("://")
+    if scheme not in backends if separator else not re.fullmatch(r".+:\d+", address):
+        raise UsageError(f"--dask {address!r} is not the address of a scheduler.", _ADDRESS)
     try:
         client: Any = Client(address, timeout=PATIENCE, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise FailedError(
             f"The dask scheduler at {address} does not answer: {' '.join(str(error).split()) or type(error).__name__}.",
-            "Give the address that it shows when it starts, such as tcp://10.0.0.1:8786.",
+            _ADDRESS,
         ) from error
     # What goes wrong is said in one paragraph, and not in its log too.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)

@@ -19,6 +19,7 @@ from .parts import assign
 from .publishing import directory_staging, tree_staging
 from .staging import FilePartStaging, FileStaging, StagedDirectory, described
 from .storage import is_remote, normalize, peak_rss
+from .targets import check_file
 
 _RANK = re.compile(r"mp_rank_\d+")
 # Of files that are missing so many are named for a part.
@@ -190,6 +191,7 @@ def _staged_manifest(
 ) -> FileStaging | None:
     if not path:
         return None
+    check_file(normalize(path), "--manifest")
     staging = FileStaging(normalize(path), planned[0].plan_id, fsync)
     stack.enter_context(staging)
     data = together(documents)

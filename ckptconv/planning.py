@@ -18,7 +18,7 @@ from .plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
 from .restore import Restored, plan_restored
 from .storage import basename, dirname, is_remote, normalize
 from .structure import FILE_NAME, METADATA_KEY
-from .targets import OUTPUT_NAMES, Target, not_a_directory
+from .targets import OUTPUT_NAMES, Target, check_file, not_a_directory
 from .tensors import LazyTensor
 
 # An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
@@ -96,8 +96,16 @@ def check_output(output: Output, inputs: Iterable[str], options: Options) -> Non
     """Raise UsageError for an output that would replace an input, or a file larger than was asked for."""
     target = _resolved(output.target.path)
     inputs = list(map(_resolved, inputs))
-    if options.manifest and _resolved(normalize(options.manifest)) in (target, *inputs):
-        raise UsageError(f"The manifest would replace {options.manifest} itself.", "Write it to another place.")
+    for option, what, asked in (
+        ("--manifest", "manifest", options.manifest),
+        ("--depfile", "rule for make", options.depfile),
+    ):
+        if asked and _resolved(normalize(asked)) in (target, *inputs):
+            raise UsageError(f"The {what} would replace {asked} itself.", "Write it to another place.")
+        if asked:
+            check_file(normalize(asked), option)
+    if options.manifest and options.depfile and _resolved(options.manifest) == _resolved(options.depfile):
+        raise UsageError(f"--manifest and --depfile both name {options.manifest}.", "Write one to another place.")
     for path in inputs:
         directory, name = dirname(path), basename(path)
         if path == target or (directory == target and OUTPUT_NAMES.fullmatch(name)):

@@ -77,6 +77,19 @@ def resolve_output(path: str, options: Options) -> Target:
     return Target(path, is_file, is_torch=is_torch)
 
 
+def check_file(path: str, option: str) -> None:
+    """Raise UsageError where the file that `option` asks for cannot be: that is said before an output has its name."""
+    if is_remote(path):
+        return
+    if look(path).kind == "directory":
+        raise UsageError(f"{option} {path} is a directory, and a file is to be written. Nothing was written.")
+    if look(dirname(path)).kind != "directory":
+        raise UsageError(
+            f"{option} {path} cannot be written: there is no directory {dirname(path)}. Nothing was written.",
+            "Make it first.",
+        )
+
+
 def not_a_directory(path: str) -> UsageError:
     return UsageError(
         f"{path} is the name of a file, and an output that does not end in .safetensors is a directory.",

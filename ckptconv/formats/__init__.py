@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,11 @@ from ckptconv.storage import Entry, basename, dirname, is_remote, listing, look,
 
 from . import dcp, deepspeed, safetensors, torch_file, torch_index, universal, zero_files
 from .source import Source
+from .torch_zip import what_it_is
 
 # For each family of formats what a path of it is, and the command that takes it.
 FAMILIES = {
-    deepspeed.FAMILY: ("a DeepSpeed checkpoint", "zero-to-fp32 {}"),
+    deepspeed.FAMILY: ("a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT"),
     torch_file.FAMILY: ("a single file", "pt2safetensors {}"),
     dcp.FAMILY: ("a checkpoint of torch.distributed.checkpoint", "dcp2safetensors {} OUTPUT"),
     safetensors.FAMILY: ("in safetensors already", "safetensors2pt {} OUTPUT.pt"),
@@ -74,8 +76,10 @@ def _open(
         # What its HuggingFaceStorageWriter makes of a model in one process is an ordinary set.
         return safetensors.read(path, options)
     if family and found and family != found:
+        if found == torch_file.FAMILY:
+            _check_beginning(path, options)
         kind, command = FAMILIES[found]
-        raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {command.format(path)}")
+        raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {command.format(shlex.quote(path))}")
     if (found or family) == dcp.FAMILY:
         return dcp.read(path, options)
     if found == safetensors.FAMILY:
@@ -86,7 +90,10 @@ def _open(
             return universal.read(directory, exclude_frozen=exclude_frozen, options=options)
         return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
     if entry.kind != "file":
-        raise UsageError(f"{path} is {entry.described}, where a checkpoint was expected, and holds none that is known.")
+        raise UsageError(
+            f"{path} is {entry.described}, where a checkpoint was expected, and holds none that is known.",
+            _within(names) if entry.kind == "directory" else "",
+        )
     if torch_index.is_index(path):
         return torch_index.read(path, options=options)
     source = torch_file.read(path, options)
@@ -137,17 +144,45 @@ def _is_safetensors(path: str, options: dict[str, Any]) -> bool:
     """By what it begins with; or by its name, unless it begins as a zip archive does."""
     if path.endswith(safetensors.INDEX_SUFFIX):
         return True
+    head, size = _beginning(path, 16, options)
+    named = path.endswith(safetensors.SUFFIX) and not head.startswith(b"PK\x03\x04")
+    return named or safetensors.looks_like(head, size)
+
+
+def _check_beginning(path: str, options: dict[str, Any]) -> None:
+    """Raise the error for a file that no command takes, such as a web page: another command is no help with it."""
+    what = what_it_is(*_beginning(path, 512, options))
+    if what:
+        raise type(what)(f"{path} {what.message}", what.hint)
+
+
+def _beginning(path: str, count: int, options: dict[str, Any]) -> tuple[bytes, int]:
+    """The first bytes of a file, `count` of them if it has as many, and its size."""
     reader = open_reader(path, options)
     try:
-        head = reader.read_at(0, min(reader.file.size, 16))
+        return reader.read_at(0, min(reader.file.size, count)), reader.file.size
     finally:
         reader.close()
-    named = path.endswith(safetensors.SUFFIX) and not head.startswith(b"PK\x03\x04")
-    return named or safetensors.looks_like(head, reader.file.size)
+
+
+def _within(names: Mapping[str, Entry], most: int = 5) -> str:
+    """What a directory holds that is no checkpoint, and what to do."""
+    if not names:
+        return "It is empty."
+    shown = sorted(names)
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return f"Name a file, or the checkpoint's own directory. It holds {', '.join(shown[:most])}{more}."
 
 
 def _nearby(path: str, options: dict[str, Any]) -> str:
-    """Names beside a path that does not exist, which may be what was meant."""
+    """What may have been meant by a path that does not exist: where it leads, or names beside it."""
+    if os.path.islink(path):
+        return f"It is a symbolic link to {os.readlink(path)}, which is not there."
+    if path.startswith("~"):
+        return f"The shell did not expand the ~. Did you mean {os.path.expanduser(path)}?"
+    scheme, colon, rest = path.partition(":/")
+    if colon and scheme.isalnum() and not rest.startswith("/"):
+        return f"Did you mean {scheme}://{rest}?"
     parent = dirname(path)
     if is_remote(path) or look(parent, options).kind != "directory":
         return ""

@@ -257,7 +257,8 @@ class _Archive:
                 "Copy or download it again.",
             )
         return CorruptError(
-            f"{self.file.path} is not a torch checkpoint: it is no zip archive, and begins with {head[:16]!r}."
+            f"{self.file.path} is not a torch checkpoint: it is no zip archive, and begins with {head[:16]!r}.",
+            "Look where it came from: it may be another file than its name says.",
         )
 
     def _read_directory(self) -> None:
@@ -514,6 +515,7 @@ class _Archive:
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and look at what the server says."
 _UNPACK = "Unpack it first."
+_OTHERS = "Files of PyTorch, DeepSpeed and safetensors are read."
 # What begins so: the error, what it is, what to do.
 _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str, str], ...] = (
     (
@@ -530,9 +532,9 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
     (b"BZh", _UNSUPPORTED, "is compressed with bzip2.", _UNPACK),
     (b"\xfd7zXZ\0", _UNSUPPORTED, "is compressed with xz.", _UNPACK),
     (b"7z\xbc\xaf\x27\x1c", _UNSUPPORTED, "is a 7z archive.", _UNPACK),
-    (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", ""),
-    (b"GGUF", _UNSUPPORTED, "is a GGUF file.", ""),
-    (b"\x93NUMPY", _UNSUPPORTED, "is a numpy array (.npy).", ""),
+    (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", _OTHERS),
+    (b"GGUF", _UNSUPPORTED, "is a GGUF file.", _OTHERS),
+    (b"\x93NUMPY", _UNSUPPORTED, "is a numpy array (.npy).", _OTHERS),
 )
 
 

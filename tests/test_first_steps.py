@@ -1,0 +1,108 @@
+"""What someone meets who types a command for the first time, and something else than was meant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import Run, ckptconv_here
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(3)}, "model.pt")
+    return tmp_path / "model.pt"
+
+
+def refused(run: Run, code: int, *parts: str) -> None:
+    assert run.code == code, run.out + run.err
+    for part in parts:
+        assert part in run.err
+    assert "Traceback" not in run.err
+
+
+# ------------------------------------------------------------------------------------------------------ other inputs
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<!DOCTYPE html><html>Not found</html>", "is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"),
+        (b"", "is empty (0 bytes)"),
+    ],
+)
+@pytest.mark.parametrize("command", ["zero-to-fp32", "dcp2safetensors", "safetensors2pt", "pt2safetensors"])
+def test_a_file_that_no_command_takes_is_called_what_it_is(
+    command: str, content: bytes, said: str, model: Path
+) -> None:
+    Path("page.pt").write_bytes(content)
+    output = "out.pt" if command == "safetensors2pt" else "out.safetensors"
+    run = ckptconv_here(command, "page.pt", output)
+    refused(run, 4, "page.pt", said)
+    assert not Path(output).exists()
+
+
+def test_the_right_command_is_one_that_can_be_pasted(model: Path) -> None:
+    model.rename("my model.pt")
+    refused(ckptconv_here("zero-to-fp32", "my model.pt", "out"), 2, "ckptconv pt2safetensors 'my model.pt'")
+    Path("run").mkdir()
+    Path("run/latest").write_text("global_step1")
+    refused(ckptconv_here("pt2safetensors", "run"), 2, "ckptconv zero-to-fp32 run OUTPUT")
+
+
+def test_a_path_that_is_not_there_is_explained(model: Path) -> None:
+    os.symlink("gone.pt", "link.pt")
+    refused(ckptconv_here("inspect", "link.pt"), 2, "symbolic link to gone.pt")
+    refused(ckptconv_here("inspect", "~/model.pt"), 2, "did not expand the ~", os.path.expanduser("~/model.pt"))
+    refused(ckptconv_here("inspect", "s3:/bucket/model.pt"), 2, "Did you mean s3://bucket/model.pt?")
+
+
+def test_of_a_directory_without_a_checkpoint_it_says_what_is_there(model: Path) -> None:
+    Path("nothing").mkdir()
+    refused(ckptconv_here("inspect", "nothing"), 2, "holds none that is known", "It is empty.")
+    Path("nothing/notes.txt").write_text("none")
+    refused(ckptconv_here("inspect", "nothing"), 2, "It holds notes.txt")
+
+
+# ------------------------------------------------------------------------------------------- files beside the output
+
+
+@pytest.mark.parametrize("option", ["--manifest", "--depfile"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("directory", "is a directory"),
+        ("gone/file", "there is no directory gone"),
+        ("model.pt", "would replace model.pt"),
+        ("out.safetensors", "would replace out.safetensors"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_said_before_the_output_has_its_name(
+    option: str, name: str, said: str, model: Path
+) -> None:
+    Path("directory").mkdir()
+    before = model.read_bytes()
+    refused(ckptconv_here("pt2safetensors", model.name, "out.safetensors", option, name), 2, said)
+    assert not Path("out.safetensors").exists()
+    assert model.read_bytes() == before
+
+
+def test_two_files_of_one_name_are_refused(model: Path) -> None:
+    refused(ckptconv_here("pt2safetensors", model.name, "--manifest", "x", "--depfile", "x"), 2, "both name x")
+
+
+def test_parts_are_not_finished_where_the_manifest_cannot_be_written(model: Path) -> None:
+    for part in ("0/2", "1/2"):
+        assert ckptconv_here("pt2safetensors", model.name, "out", "--part", part).code == 0
+    refused(ckptconv_here("finish", "out", "--manifest", "gone/file"), 2, "there is no directory")
+    assert not Path("out/model.safetensors").exists()
+    assert ckptconv_here("finish", "out").code == 0
+
+
+@pytest.mark.parametrize("address", ["foo", "foo://x", "tcp"])
+def test_what_is_no_address_of_a_scheduler_is_said_at_once(address: str, model: Path) -> None:
+    refused(ckptconv_here("pt2safetensors", model.name, "--dask", address), 2, "is not the address of a scheduler")
