@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_type_hints
 
@@ -26,7 +26,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 MOST_JOBS = 256
 MOST_ITEMS = 100_000_000
 MOST_IDS = (1 << 63) - 1
-DtypeName = Literal["float32", "bfloat16", "float16", "keep"]
+DtypeName = Literal["float32", "bfloat16", "float16", "keep", "fp32", "bf16", "fp16"]
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 TiedChoice = Literal["alias", "duplicate"]
 
 
@@ -52,6 +53,15 @@ class _Words:
 class _Quick:
     """A command that is ready sooner where typer does as it did when this was written (0.29), and else like any."""
 
+    def get_help(self, ctx: Any) -> str:
+        """The help, in which arguments are called by their names alone, without braces and types."""
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            if hasattr(parameter, "_usage_display_name") and parameter.metavar:
+                name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
+                parameter._usage_display_name = lambda name=name: name
+                parameter.display_type_rich = lambda ctx: ""
+        return super().get_help(ctx)  # type: ignore[misc, no-any-return]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
             if hasattr(parameter, "get_runtime_param") and hasattr(parameter, "type_descriptor"):
@@ -68,10 +78,21 @@ class _Group(_Quick, typer.core.TyperGroup):
     pass
 
 
+ABOUT = """
+Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.
+
+\b
+Examples:
+  ckptconv inspect model.pt                  what is it, and what is in it?
+  ckptconv pt2safetensors model.pt           makes model.safetensors
+  ckptconv zero-to-fp32 checkpoints/ model/  of a DeepSpeed run
+
+ckptconv COMMAND --help has the options of each, and more examples.
+"""
 app = typer.Typer(
     name="ckptconv",
     cls=_Group,
-    help="Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.",
+    help=ABOUT,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -82,8 +103,13 @@ app = typer.Typer(
     },
 )
 
-Input = Annotated[str, typer.Argument(metavar="INPUT", show_default=False)]
-Destination = Annotated[str | None, typer.Argument(metavar="OUTPUT", show_default=False)]
+Input = Annotated[
+    str, typer.Argument(metavar="INPUT", show_default=False, help="The file, sharded set or its index; - is a pipe.")
+]
+Destination = Annotated[
+    str | None,
+    typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .safetensors, or a directory."),
+]
 Tag = Annotated[
     str, typer.Option("--tag", "-t", metavar="TAG", help="The tag to convert; default: what `latest` says.")
 ]
@@ -101,29 +127,47 @@ def _option(kind: Any, default: Any, *names: str, **settings: Any) -> tuple[Any,
 
 # Options that every command takes, by parameter name: annotation and default.
 SHOWING = {
-    "json": _option(bool, False, "--json", help="One JSON object on stdout."),
-    "quiet": _option(bool, False, "--quiet", "-q", help="Show warnings and errors only."),
-    "verbose": _option(bool, False, "--verbose", "-v", help="Show more."),
-    "storage_options": _option(str, "", metavar="JSON", help="Options for fsspec's file systems."),
+    "json": _option(bool, False, "--json", help="Print one JSON object, also of a failure."),
+    "quiet": _option(bool, False, "--quiet", "-q", help="Print warnings and errors only."),
+    "verbose": _option(bool, False, "--verbose", "-v", help="Print all names, where a few are shown."),
+    "storage_options": _option(
+        str, "", metavar="JSON", help="Settings of a store, for fsspec, such as '{\"anon\": true}'."
+    ),
     "inert": _option(bool, False, "--inert", help="Take even files that carry an attack; nothing in them runs."),
 }
 # Options that every conversion takes.
 CONVERTING = {
     "max_shard_size": _option(
-        str | None, None, metavar="SIZE", help="Split the output into files of at most SIZE: 5GB, 2GiB."
+        str | None,
+        None,
+        metavar="SIZE",
+        help="Split the output into files of at most SIZE: 5GB, 2GiB. Default: files as the input has them; 5GB for "
+        "zero-to-fp32 and dcp2safetensors.",
     ),
     "dtype": _option(
-        DtypeName | None, None, metavar="DTYPE", help="float32, bfloat16, float16 or keep; floating tensors only."
+        DtypeName | None,
+        None,
+        metavar="DTYPE",
+        help="Cast floating tensors to float32, bfloat16, float16 (or fp32, bf16, fp16); keep: leave them. Default: "
+        "float32 for zero-to-fp32, else keep.",
     ),
     "key": _option(str, "", metavar="PATH", help="Only this subtree, as in state_dict or optimizer.state; . is all."),
-    "include": _option(list[str] | None, None, metavar="GLOB", help="Only names that match; repeatable."),
-    "exclude": _option(list[str] | None, None, metavar="GLOB", help="No names that match; repeatable."),
-    "strip_prefix": _option(str, "", metavar="PREFIX", help="Take PREFIX off the names."),
-    "rename": _option(list[str] | None, None, metavar="REGEX=REPL", help="Rename, as re.sub does; repeatable."),
-    "tied": _option(TiedChoice, "alias", help="Store tied tensors once, or under each of their names."),
-    "jobs": _option(str | None, None, metavar="N", help="Threads."),
-    "memory": _option(str, "8MiB", metavar="SIZE", help="Bound on all buffers together."),
-    "no_fsync": _option(bool, False, "--no-fsync", help="Do not wait for the disk."),
+    "include": _option(
+        list[str] | None, None, metavar="GLOB", help="Only names that match, such as 'model.*'; repeatable."
+    ),
+    "exclude": _option(
+        list[str] | None, None, metavar="GLOB", help="No names that match, such as '*.bias'; repeatable."
+    ),
+    "strip_prefix": _option(str, "", metavar="PREFIX", help="Take PREFIX, such as model., off the beginning of names."),
+    "rename": _option(
+        list[str] | None, None, metavar="REGEX=REPL", help="Rename, as re.sub does: '^module=model'; repeatable."
+    ),
+    "tied": _option(
+        TiedChoice, "alias", help="Store tied tensors once (alias), or under each of their names (duplicate)."
+    ),
+    "jobs": _option(str | None, None, metavar="N", help="Work in N threads; default: what suits the machine."),
+    "memory": _option(str, "8MiB", metavar="SIZE", help="Most memory for all buffers together."),
+    "no_fsync": _option(bool, False, "--no-fsync", help="Do not wait for the disk: a power cut may lose the output."),
     "no_clobber": _option(bool, False, "--no-clobber", help="Refuse to replace an output."),
     "verify": _option(bool, False, "--verify", help="Compare the output with the input before it gets its name."),
     "checksum": _option(
@@ -135,7 +179,12 @@ CONVERTING = {
     "part": _option(
         str, "", metavar="I/N", help="Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system."
     ),
-    "dask": _option(str, "", metavar="ADDRESS", help="Spread the work over a dask.distributed cluster."),
+    "dask": _option(
+        str,
+        "",
+        metavar="ADDRESS",
+        help="Spread the work over the dask.distributed cluster with the scheduler there: tcp://10.0.0.1:8786.",
+    ),
     "manifest": _option(str, "", metavar="FILE", help="Write there what was made of what, with checksums."),
     "depfile": _option(str, "", metavar="FILE", help="Write a rule for make there: which files the output is made of."),
     "dry_run": _option(bool, False, "--dry-run", help="Show the plan, write nothing."),
@@ -197,8 +246,9 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
     Nested state keeps its structure in a record beside the tensors. Without OUTPUT, x.pt becomes x.safetensors.
 
     \b
-    ckptconv pt2safetensors model.pt
-    ckptconv pt2safetensors --key state_dict epoch=3.ckpt model.safetensors
+    Examples:
+      ckptconv pt2safetensors model.pt
+      ckptconv pt2safetensors --key state_dict epoch=3.ckpt model.safetensors
     """
     _convert("pt2safetensors", "torch", source, output, options)
 
@@ -206,8 +256,13 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
 @app.command("safetensors2pt", cls=_Command)
 @_taking({name: option for name, option in CONVERTING.items() if name not in NAMING})
 def safetensors2pt(
-    source: Input,
-    output: Annotated[str, typer.Argument(metavar="OUTPUT", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(metavar="INPUT", show_default=False, help="A .safetensors file, an index or a directory.")
+    ],
+    output: Annotated[
+        str,
+        typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .pt, .pth, .bin or .ckpt."),
+    ],
     drop_opaque: DropOpaque = False,
     **options: Any,
 ) -> None:
@@ -218,7 +273,8 @@ def safetensors2pt(
     .bin or .ckpt.
 
     \b
-    ckptconv safetensors2pt model.safetensors model.pt
+    Examples:
+      ckptconv safetensors2pt model.safetensors model.pt
     """
     _convert("safetensors2pt", "safetensors", source, output, {**options, "drop_opaque": drop_opaque})
 
@@ -226,7 +282,9 @@ def safetensors2pt(
 @app.command("zero-to-fp32", cls=_Command)
 @_taking(CONVERTING)
 def zero_to_fp32(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", show_default=False)],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", show_default=False, help="The directory with `latest`, or a tag's.")
+    ],
     output: Destination = None,
     tag: Tag = "",
     exclude_frozen_parameters: ExcludeFrozen = False,
@@ -249,8 +307,9 @@ def zero_to_fp32(
     .safetensors. Optimizer states are not read, unless --optimizer asks for them; OUTPUT may then be left out.
 
     \b
-    ckptconv zero-to-fp32 runs/7b/checkpoints model/
-    ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
+    Examples:
+      ckptconv zero-to-fp32 runs/7b/checkpoints model/
+      ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
     """
     if output is None and not (optimizer or universal):
         raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
@@ -267,14 +326,16 @@ def zero_to_fp32(
 @app.command("dcp2safetensors", cls=_Command)
 @_taking(CONVERTING)
 def dcp2safetensors(
-    directory: Annotated[str, typer.Argument(metavar="DIR", show_default=False)],
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
+    ],
     output: Destination = None,
     optimizer: Annotated[
         str, typer.Option("--optimizer", metavar="PATH", help="Write the optimizer states there, by parameter.")
     ] = "",
     **options: Any,
 ) -> None:
-    """Join the shards of a torch.distributed.checkpoint directory.
+    """Join the files of a torch.distributed.checkpoint (FSDP).
 
     DIR holds .metadata and .distcp files, or is what FSDP, torchtitan, OLMo-core, accelerate or Lightning put such a
     directory in. The model is converted, under its own names: what is below `model`, `state_dict` or `module`, else
@@ -282,8 +343,9 @@ def dcp2safetensors(
     ends in .safetensors; it may be left out with --optimizer.
 
     \b
-    ckptconv dcp2safetensors checkpoints/step-1000 model/
-    ckptconv dcp2safetensors --optimizer optimizer/ checkpoints/step-1000 model.safetensors
+    Examples:
+      ckptconv dcp2safetensors checkpoints/step-1000 model/
+      ckptconv dcp2safetensors step-1000 model/ --optimizer optimizer/
     """
     if output is None and not optimizer:
         raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
@@ -293,8 +355,12 @@ def dcp2safetensors(
 @app.command("verify", cls=_Command)
 @_taking({name: option for name, option in CONVERTING.items() if name not in CARRYING_OUT})
 def verify_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", show_default=False)],
-    output: Destination = None,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", show_default=False, help="What was converted, of any format.")
+    ],
+    output: Annotated[
+        str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="What the conversion wrote.")
+    ] = None,
     tag: Tag = "",
     exclude_frozen_parameters: ExcludeFrozen = False,
     optimizer: Annotated[
@@ -317,9 +383,10 @@ def verify_(
     --manifest FILE; those given here come first. Exit code 1: it is not, and the first difference is named.
 
     \b
-    ckptconv verify model.pt model.safetensors
-    ckptconv verify --dtype bfloat16 runs/7b/checkpoints model/
-    ckptconv verify model.safetensors model.pt
+    Examples:
+      ckptconv verify model.pt model.safetensors
+      ckptconv verify --dtype bfloat16 runs/7b/checkpoints model/
+      ckptconv verify model.safetensors model.pt
     """
     from .units import parse_size
     from .verification import verify
@@ -327,6 +394,7 @@ def verify_(
     shown = _output("verify", options)
     limit = options["max_shard_size"]
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
+    options["dtype"] = SHORT_DTYPES.get(options["dtype"], options["dtype"])
     options["storage_options"] = _storage_options(options["storage_options"])
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options[name] or ())
@@ -351,7 +419,15 @@ def verify_(
 rows = typer.Typer(
     name="rows",
     cls=_Group,
-    help="Embedding tables saved as whole rows: header, weight and optimizer state of a row together.",
+    help="""Split, pack and check embedding tables of whole rows.
+
+In these, header, weight and optimizer state of a row lie together.
+
+\b
+Examples:
+  ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts
+  ckptconv rows pack parts kv.pt
+""",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -380,7 +456,9 @@ MAKING = {
     name: CONVERTING[name]
     for name in ("jobs", "memory", "no_fsync", "no_clobber", "spool_dir", "dry_run", "verify", *SHOWING, "no_progress")
 }
-Tables = Annotated[list[str], typer.Argument(metavar="TABLE...", show_default=False)]
+Tables = Annotated[
+    list[str], typer.Argument(metavar="TABLE...", show_default=False, help="Where the table is, or its shards.")
+]
 Tensors = Annotated[
     list[str] | None,
     typer.Option(
@@ -393,21 +471,25 @@ Tensors = Annotated[
 @_taking({**LAYOUT, **MAKING})
 def rows_split(
     table: Tables,
-    output: Annotated[str, typer.Argument(metavar="OUTPUT", show_default=False)],
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", show_default=False, help="One .safetensors file, or a directory.")
+    ],
     tensor: Tensors = None,
     decode: Annotated[
         bool, typer.Option("--decode", help="Write timestamp, count and used in the place of metadata.")
     ] = False,
     **options: Any,
 ) -> None:
-    """Split a table of whole rows into weight_id, metadata, weight and the optimizer's states.
+    """Split a table of whole rows into its parts.
 
-    TABLE is a .pt file, or safetensors; several are joined. Padding that is not zero is kept as pad, so that rows pack
+    They are weight_id, metadata, weight and the optimizer's states. TABLE is a .pt file, or safetensors; several are
+    joined. Padding that is not zero is kept as pad, so that rows pack
     gives back the very same table.
 
     \b
-    ckptconv rows split --embedding-dim 64 --optimizer exact_row_wise_adagrad table.pt parts.safetensors
-    ckptconv rows split --embedding-dim 128 --optimizer adam --tensor embeddings.t1.weight model.pt parts.safetensors
+    Examples:
+      ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts/
+      ckptconv rows split --embedding-dim 8 --optimizer adam --tensor t.weight kv.pt t/
     """
     from .rows.split import split
 
@@ -417,8 +499,10 @@ def rows_split(
 @rows.command("pack", cls=_Command)
 @_taking({**LAYOUT, **MAKING})
 def rows_pack(
-    source: Annotated[list[str], typer.Argument(metavar="SOURCE...", show_default=False)],
-    output: Annotated[str, typer.Argument(metavar="OUTPUT", show_default=False)],
+    source: Annotated[list[str], typer.Argument(metavar="SOURCE...", show_default=False, help="Where the parts are.")],
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", show_default=False, help="A .safetensors or .pt file, or a directory.")
+    ],
     part: Annotated[
         list[str] | None,
         typer.Option("--part", metavar="PART=NAME", help="The tensor that is PART of the rows; repeatable."),
@@ -426,15 +510,16 @@ def rows_pack(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the table is called.")] = "",
     **options: Any,
 ) -> None:
-    """Pack what rows split made, or tensors like these, into a table of whole rows.
+    """Pack such parts into a table of whole rows.
 
     What rows split made needs no options. Other tensors need --optimizer, and --part where they are called otherwise
     than weight_id, metadata, weight, momentum1, momentum2, prev_iter and pad. OUTPUT is safetensors, or a file for
     torch.load if it ends in .pt, .pth, .bin or .ckpt.
 
     \b
-    ckptconv rows pack parts.safetensors table.pt
-    ckptconv rows pack --optimizer adam --part weight=embeddings.t1.weight model.safetensors table.safetensors
+    Examples:
+      ckptconv rows pack parts/ kv.pt
+      ckptconv rows pack --optimizer adam --part weight=t1.weight model.pt kv.pt
     """
     from .rows.pack import pack
 
@@ -456,15 +541,16 @@ def rows_check(
     ] = None,
     **options: Any,
 ) -> None:
-    """Check a table of whole rows, or what rows split made of it.
+    """Check a table of whole rows, or its parts.
 
     Its ids are unique; and what is saved beside the table agrees with it, as far as it is there: weight_id, bucket,
     metadata, momentum. Says whether headers have global or local ids, as files before August 2025 have. Exit code 1:
     something is wrong, and the first rows where it is are named.
 
     \b
-    ckptconv rows check --embedding-dim 64 --optimizer exact_row_wise_adagrad model.pt
-    ckptconv rows check parts.safetensors
+    Examples:
+      ckptconv rows check --embedding-dim 64 --optimizer adagrad kv.pt
+      ckptconv rows check parts/
     """
     from .rows.check import check
     from .units import parse_count
@@ -534,7 +620,10 @@ def _make_rows(
     }
 )
 def finish_(
-    outputs: Annotated[list[str], typer.Argument(metavar="OUTPUT...", show_default=False)], **options: Any
+    outputs: Annotated[
+        list[str], typer.Argument(metavar="OUTPUT...", show_default=False, help="What was made in parts.")
+    ],
+    **options: Any,
 ) -> None:
     """Publish outputs that were made in parts.
 
@@ -542,9 +631,10 @@ def finish_(
     missing ones are named.
 
     \b
-    ckptconv zero-to-fp32 --part 0/2 checkpoints model/
-    ckptconv zero-to-fp32 --part 1/2 checkpoints model/
-    ckptconv finish model/
+    Examples:
+      ckptconv zero-to-fp32 --part 0/2 checkpoints model/
+      ckptconv zero-to-fp32 --part 1/2 checkpoints model/
+      ckptconv finish model/
     """
     from .finishing import finish
 
@@ -556,7 +646,9 @@ def finish_(
 @app.command("inspect", cls=_Command)
 @_taking(SHOWING)
 def inspect_(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", show_default=False, help="A file, a directory or a URL, of any format.")
+    ],
     tag: Tag = "",
     depth: Annotated[
         str, typer.Option("--depth", metavar="N", help="Levels of modules; default: as many as fit a page.")
@@ -579,9 +671,10 @@ def inspect_(
     table of all tensors to search.
 
     \b
-    ckptconv inspect model.pt
-    ckptconv inspect --depth 2 --as bf16 checkpoints/
-    ckptconv inspect --html model.html model.safetensors
+    Examples:
+      ckptconv inspect model.pt
+      ckptconv inspect --depth 2 --as bf16 checkpoints/
+      ckptconv inspect --html model.html model.safetensors
     """
     from .formats import open_source
     from .storage import normalize
@@ -613,7 +706,7 @@ def inspect_(
 
 def _dtype(text: str) -> str:
     """The dtype that `text` names, in full or as people say it."""
-    name = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}.get(text, text)
+    name = SHORT_DTYPES.get(text, text)
     if name not in get_args(DtypeName):
         raise UsageError(f"--as {text!r} is no dtype to convert to.", "Give fp32, bf16, fp16 or keep.")
     return name
@@ -634,6 +727,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     output = _output(command, options)
     limit = options.get("max_shard_size")
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
+    options["dtype"] = SHORT_DTYPES.get(options["dtype"], options["dtype"])
     _parse_common(options)
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options.get(name) or ())
@@ -745,6 +839,15 @@ def _run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _instead(option: str, close: Iterable[str], command: str) -> str:
+    """What to type in the place of an `option` that `command` does not have."""
+    close = sorted(close)
+    if option in ("-o", "--out", "--output", "--output-dir", "--output-file"):
+        return f"OUTPUT is named without one, after what is read. See {command} --help."
+    meant = f"Did you mean {' or '.join(close)}? " if close else ""
+    return f"{meant}See {command} --help."
+
+
 def _failure(error: BaseException) -> CkptconvError | None:
     """`error` as one of ours; None for what is not an error at all."""
     usage: type[Any] = typer.BadParameter.__bases__[0]
@@ -752,6 +855,9 @@ def _failure(error: BaseException) -> CkptconvError | None:
         return error
     if isinstance(error, usage):
         asked = error.ctx.command_path if error.ctx else "ckptconv"
+        unknown = getattr(error, "option_name", "")
+        if unknown:
+            return UsageError(f"There is no option {unknown}.", _instead(unknown, error.possibilities or (), asked))
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         named = re.match("No such command '(.*)'", message)
         if named and (os.path.exists(named[1]) or "://" in named[1]):
@@ -759,6 +865,9 @@ def _failure(error: BaseException) -> CkptconvError | None:
                 f"{named[1]} stands where a command should.",
                 f"ckptconv inspect {named[1]} shows what it is; ckptconv --help lists the commands.",
             )
+        if named and error.ctx and "Did you mean" not in message:
+            asked = f"There are: {', '.join(error.ctx.command.commands)}. See {asked}"
+            return UsageError(message, f"{asked} --help.")
         return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {asked} --help.")
     if isinstance(error, MemoryError):
         return FailedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,44 @@ def test_parts_are_not_finished_where_the_manifest_cannot_be_written(model: Path
 @pytest.mark.parametrize("address", ["foo", "foo://x", "tcp"])
 def test_what_is_no_address_of_a_scheduler_is_said_at_once(address: str, model: Path) -> None:
     refused(ckptconv_here("pt2safetensors", model.name, "--dask", address), 2, "is not the address of a scheduler")
+
+
+# ------------------------------------------------------------------------------------------------ the command itself
+
+COMMANDS = [
+    *["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "inspect", "verify", "finish"],
+    *["rows split", "rows pack", "rows check"],
+]
+
+
+@pytest.mark.parametrize("command", ["", "rows", *COMMANDS])
+def test_help_has_examples_says_what_each_argument_is_and_fits_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run = ckptconv_here(*command.split(), "--help")
+    lines = run.out.splitlines()
+    assert run.code == 0
+    assert max(map(len, lines)) <= 80
+    assert not re.search(r"<(str|list)|^Usage.*{", run.out), "arguments are called by their names"
+    assert not [line for line in lines[1:] if line.endswith("...")], "what commands do is said whole"
+    examples = lines[lines.index("  Examples:") + 1 :]
+    assert [line for line in examples if line.startswith(f"    ckptconv {command}")]
+    if command in COMMANDS:
+        arguments = lines[lines.index("Arguments:") + 1 : lines.index("Options:") - 1]
+        assert all(len(line.split()) > 3 for line in arguments)
+
+
+def test_words_that_are_no_options_and_no_commands_are_met_with_those_that_are(model: Path) -> None:
+    refused(ckptconv_here("pt2safetensors", "--max_shard_siz", "1", "model.pt"), 2, "Did you mean --max-shard-size?")
+    refused(ckptconv_here("pt2safetensors", "-o", "out", "model.pt"), 2, "OUTPUT is named without one")
+    refused(ckptconv_here("convert", "model.pt"), 2, "There are: pt2safetensors, ", "zero-to-fp32")
+    refused(ckptconv_here("rows", "join"), 2, "There are: split, pack, check.")
+
+
+def test_dtypes_are_taken_as_people_say_them(model: Path) -> None:
+    for short, long in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")):
+        for dtype in (short, long):
+            assert ckptconv_here("pt2safetensors", "--dtype", dtype, "model.pt", f"{dtype}.safetensors").code == 0
+        assert Path(f"{short}.safetensors").read_bytes() == Path(f"{long}.safetensors").read_bytes()
+        assert ckptconv_here("verify", "--dtype", short, "model.pt", f"{long}.safetensors").code == 0
