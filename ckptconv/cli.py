@@ -489,7 +489,7 @@ def rows_split(
     \b
     Examples:
       ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts/
-      ckptconv rows split --embedding-dim 8 --optimizer adam --tensor t.weight kv.pt t/
+      ckptconv rows split --embedding-dim 8 --optimizer adam kv.pt t.safetensors
     """
     from .rows.split import split
 

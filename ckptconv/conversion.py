@@ -241,6 +241,7 @@ def _depfile(
     for source in sources:
         within = source.path if look(source.path).kind == "directory" else dirname(source.path)
         read.extend(join(within, name) for name in source.inputs)
+        read.extend(source.pointers)
     # A pipe is not there to be looked at again, nor is what is far away.
     read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
     text = rule([last_path(each) for each in outputs], read).encode()

@@ -246,7 +246,7 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         lines.append(f"there is nothing to do for part {report.part}")
     by_directory: dict[str, list[OutputFile]] = {}
     for output in report.outputs:
-        by_directory.setdefault(os.path.dirname(output.path) or ".", []).append(output)
+        by_directory.setdefault(_gathered(output.path), []).append(output)
     for directory, outputs in by_directory.items():
         if len(outputs) <= FEW or verbose:
             lines.extend(f"{verb} {output.path} ({_contents(output.bytes, output.tensors)})" for output in outputs)
@@ -283,6 +283,13 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
             f"in {_duration(report.seconds, report.bytes_written)}, peak memory {format_memory(report.peak_rss_bytes)}"
         )
     return lines
+
+
+def _gathered(path: str) -> str:
+    """The directory under which a file is told of: a universal checkpoint has one for every parameter."""
+    directory = os.path.dirname(path) or "."
+    above, slash, _ = f"{directory}/".rpartition("/zero/")
+    return above if slash and path.endswith(".pt") else directory
 
 
 def _verified_lines(done: Verification, verbose: bool) -> list[str]:

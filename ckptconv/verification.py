@@ -229,7 +229,15 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
         ranks = ranks_to_convert(path, asked.tag, dict(asked.storage_options), inert=asked.inert)
         return [open_source(path, model_rank=rank, family=asked.family, **settings) for rank in ranks]
     family = asked.family or ("safetensors" if is_torch else "")
-    source = open_source(path, family=family, **settings)
+    try:
+        source = open_source(path, family=family, **settings)
+    except UsageError as error:
+        if not is_torch or look(path, dict(asked.storage_options)).kind == "missing":
+            raise
+        raise UsageError(
+            f"{targets[0].path} is named as a file for torch.load, which is made of safetensors; {path} is none.",
+            "Give the source first, then what a conversion made of it: ckptconv verify SOURCE OUTPUT.",
+        ) from error
     if source.family == "safetensors" and not is_torch:
         # An output may stand in the directory of its source, which is then what no output is.
         source = open_source(path, family="torch", **settings)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from checkpoints import ckptconv_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptconv.depfile import escaped, rule
 from ckptconv.errors import UsageError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+import make_example
 
 NAMES = st.text("ab 0=.-_#$:;%*?[]&'\"{}<>,!@+^é", min_size=1, max_size=12).filter(
     lambda name: name.strip() == name and name not in (".", "..") and not name.startswith("-")
@@ -70,3 +75,15 @@ def test_long_rules_are_of_several_lines(tmp_path: Path) -> None:
 def test_names_that_make_cannot_hold_are_refused(target: str, name: str) -> None:
     with pytest.raises(UsageError, match="cannot be named in a Makefile"):
         rule([target], [name])
+
+
+def test_what_says_which_tag_is_meant_is_an_input(tmp_path: Path) -> None:
+    make_example.write(make_example.Example(params=300_000, ranks=2), tmp_path / "run")
+    for source, tag, told in ((tmp_path / "run", [], True), (tmp_path / "run", ["-t", make_example.TAG], False)):
+        run = ckptconv_here("zero-to-fp32", source, tmp_path / "out", *tag, "--depfile", tmp_path / "out.d")
+        assert run.code == 0, run.err
+        assert (str(tmp_path / "run" / "latest") in (tmp_path / "out.d").read_text().split()) is told
+    assert ckptconv_here("zero-to-fp32", tmp_path / "run", "--universal", tmp_path / "step_universal").code == 0
+    run = ckptconv_here("zero-to-fp32", tmp_path, tmp_path / "again", "--depfile", tmp_path / "again.d")
+    assert run.code == 0, run.err
+    assert str(tmp_path / "latest_universal") in (tmp_path / "again.d").read_text().split()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import Run, ckptconv_here
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+import make_example
 
 
 @pytest.fixture
@@ -109,6 +113,17 @@ def test_what_is_no_address_of_a_scheduler_is_said_at_once(address: str, model: 
     refused(ckptconv_here("pt2safetensors", model.name, "--dask", address), 2, "is not the address of a scheduler")
 
 
+# --------------------------------------------------------------------------------------------------------- the report
+
+
+def test_a_universal_checkpoint_is_told_of_in_a_few_lines(tmp_path: Path) -> None:
+    make_example.write(make_example.Example(params=300_000, ranks=2), tmp_path / "run")
+    run = ckptconv_here("zero-to-fp32", tmp_path / "run", "--universal", tmp_path / "step_universal")
+    assert run.code == 0, run.err
+    assert len(run.out.splitlines()) < 10
+    assert f"files in {tmp_path / 'step_universal'} (" in run.out
+
+
 # ------------------------------------------------------------------------------------------------ the command itself
 
 COMMANDS = [
@@ -148,3 +163,8 @@ def test_dtypes_are_taken_as_people_say_them(model: Path) -> None:
             assert ckptconv_here("pt2safetensors", "--dtype", dtype, "model.pt", f"{dtype}.safetensors").code == 0
         assert Path(f"{short}.safetensors").read_bytes() == Path(f"{long}.safetensors").read_bytes()
         assert ckptconv_here("verify", "--dtype", short, "model.pt", f"{long}.safetensors").code == 0
+
+
+def test_an_output_that_is_no_output_of_the_source_is_said_to_verify(model: Path) -> None:
+    torch.save({"w": torch.ones(3)}, "other.pt")
+    refused(ckptconv_here("verify", "model.pt", "other.pt"), 2, "is made of safetensors", "SOURCE OUTPUT")

@@ -11,7 +11,7 @@ from typing import Any
 from ckptconv import attacks
 from ckptconv.errors import UsageError
 from ckptconv.spool import is_pipe, take_pipe, take_url
-from ckptconv.storage import Entry, basename, dirname, is_remote, listing, look, open_reader
+from ckptconv.storage import Entry, basename, dirname, is_remote, join, listing, look, open_reader
 
 from . import dcp, deepspeed, safetensors, torch_file, torch_index, universal, zero_files
 from .source import Source
@@ -87,7 +87,9 @@ def _open(
     if (found or family) == deepspeed.FAMILY:
         directory = universal.locate(path, tag, options)
         if directory is not None:
-            return universal.read(directory, exclude_frozen=exclude_frozen, options=options)
+            source = universal.read(directory, exclude_frozen=exclude_frozen, options=options)
+            source.pointers = [join(path, universal.LATEST)] if directory != path and not tag else []
+            return source
         return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
     if entry.kind != "file":
         raise UsageError(

@@ -139,6 +139,7 @@ def read(
         mentioned=list(opened.reading.mentioned),
         records=opened.reading.records,
         notes=[*_taken(path, place), *prefixed(state)],
+        pointers=[place.pointer] if place.pointer else [],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
         equal=weights.equal,

@@ -53,6 +53,7 @@ class Source:
     - `records` are the storages that files consist of, with their checksums, by the file's path.
     - `notes` are worth knowing and no cause for concern, as `warnings` are.
     - `inputs` identifies every file that was read, by a name relative to the source.
+    - `pointers` are the paths of files that said only where the checkpoint is, as `latest` does.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
     - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
     - `metadata` is what files of safetensors say beside their tensors.
@@ -80,6 +81,7 @@ class Source:
     warnings: list[str] = field(default_factory=list)
     inputs: dict[str, Hashable] = field(default_factory=dict)
     bytes_read: int = 0
+    pointers: list[str] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
     model_rank: int | None = None
     metadata: dict[str, str] = field(default_factory=dict)

@@ -58,10 +58,11 @@ class Checkpoint:
 
 
 class Place(NamedTuple):
-    """The directory of a tag, and why it was taken where it is not the one that was given."""
+    """The directory of a tag, why it was taken where it is not the one given, and the file that named it, if any."""
 
     directory: str
     reason: str = ""
+    pointer: str = ""
 
 
 def is_tag_directory(names: Mapping[str, Entry]) -> bool:
@@ -132,7 +133,7 @@ def _locate_in(path: str, tag: str, options: dict[str, Any] | None) -> Place:
             f"{where} names the tag {named!r}, and there is no directory of that name with checkpoint files beside it.",
             _offer(named, tags),
         )
-    return Place(join(path, named), "the tag that `latest` names")
+    return Place(join(path, named), "the tag that `latest` names", where)
 
 
 def _locate_below(path: str, names: Mapping[str, Entry], tag: str, options: dict[str, Any] | None) -> Place:
