@@ -70,7 +70,7 @@ IMPORTS = "import torch, safetensors.torch"
 DEEPSPEED = """
 import sys
 from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict as convert
-convert(sys.argv[1], sys.argv[2], max_shard_size="100GB", safe_serialization=False)
+convert(sys.argv[1], sys.argv[2], max_shard_size=None, safe_serialization=False)
 """
 # Inputs of one kind that are not models.
 TRANSPOSED = """
