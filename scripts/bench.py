@@ -10,6 +10,7 @@ of the same output in the same rounds, and peak memory. `--write` puts tables an
 from __future__ import annotations
 
 import argparse
+import compileall
 import functools
 import importlib.util
 import json
@@ -434,6 +435,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     directory = options.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
+    # As installers do: some environments forbid Python to keep what it has compiled.
+    compileall.compile_dir(ROOT / "ckptconv", quiet=1)
     lines = heading(options.rounds, options.cold)
     done = []
     for task in tasks(directory, options.kinds, options.sizes):
