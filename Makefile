@@ -5,13 +5,15 @@ PYTEST_FLAGS ?= -n auto --maxprocesses 4
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+AZURITE := build/azurite/node_modules/.bin/azurite-blob
 
-.PHONY: help install demo test test-deepspeed fuzz lint format bench clean
+.PHONY: help install demo test test-azure test-deepspeed fuzz lint format bench clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
 	@echo "make demo      a ZeRO-3 checkpoint of 100 M parameters, converted before your eyes"
 	@echo "make test      the tests"
+	@echo "make test-azure   Azure's storage, as Azurite serves it: needs node and npm"
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
 	@echo "make fuzz      a minute of hostile and broken files"
 	@echo "make lint      ruff and mypy"
@@ -36,6 +38,12 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-azure: $(INSTALLED) $(AZURITE)
+	$(BIN)/python -m pytest tests/test_azure.py
+
+$(AZURITE):
+	npm install --no-audit --no-fund --prefix build/azurite azurite
 
 test-deepspeed: $(INSTALLED)
 	$(BIN)/python scripts/test_deepspeed.py $(DEEPSPEED_FLAGS)

@@ -1,8 +1,8 @@
 """Outputs on stores: written from beginning to end, in parts, and there only when whole.
 
 An upload stays invisible until it is completed, and all files of an output are completed together, the index last. S3
-is spoken to directly, with several parts under way; Google's and Azure's stores through the files that their fsspec
-packages give. Where a file system has no uploads that can wait, files grow under hidden names and are renamed.
+and Azure's stores are spoken to directly, with several parts under way; Google's through the files that its fsspec
+package gives. Where a file system has no uploads that can wait, files grow under hidden names and are renamed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import io
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import Queue
 from typing import Any
@@ -200,17 +201,39 @@ class FileUpload(Upload):
         self._file.discard()
 
 
-class AzureUpload(FileUpload):
-    """Blocks that nobody sees before they are named in a list, which closing the file sends.
+class AzureUpload(Upload):
+    """Blocks that nobody sees until a list names them, which is sent last.
 
-    adlfs knows no `autocommit`. Blocks that no list names are gone after a week.
+    Source: the API of Azure's block blobs, Put Block and Put Block List. Both may be sent again: a block replaces
+    the one of its name, and a list may name what an earlier one named.
     """
 
+    parallel = True
+
+    def __init__(self, fs: Any, inner: str) -> None:
+        super().__init__()
+        self._fs, self._inner = fs, inner
+        self._id = uuid.uuid4().hex[:24]
+        self._blocks: dict[int, str] = {}
+
+    def _call(self, action: Callable[[Any], Any]) -> None:
+        remote.retrying(lambda: remote.run(self._fs, remote.with_blob(self._fs, self._inner, action)), self.given_up)
+
+    def send(self, number: int, data: memoryview) -> None:
+        # All names in a blob are to be of one length; this is that of adlfs, whose leftovers may be there.
+        name = f"{self._id}{number:08d}"
+        settings = remote.azure_settings(self._fs)
+        self._call(lambda blob: blob.stage_block(name, _Body(data), length=len(data), **settings))
+        self._blocks[number] = name
+
     def complete(self) -> None:
-        self._file.close()
+        from azure.storage.blob import BlobBlock
+
+        blocks = [BlobBlock(self._blocks[number]) for number in sorted(self._blocks)]
+        self._call(lambda blob: blob.commit_block_list(blocks, **remote.azure_settings(self._fs)))
 
     def abort(self) -> None:
-        self._file.closed = True
+        """Nothing to do: there is no request for it, and blocks that no list names are gone after a week."""
 
 
 class RenamedUpload(Upload):
@@ -242,7 +265,7 @@ HIDDEN = ".ckptconv-"
 _KINDS: dict[str, Callable[[Any, str, int, int], Upload]] = {
     **dict.fromkeys(("s3", "s3a"), lambda fs, inner, size, part: S3Upload(fs, inner, size)),
     **dict.fromkeys(("gs", "gcs"), FileUpload),
-    **dict.fromkeys(("abfs", "abfss", "az", "adl"), AzureUpload),
+    **dict.fromkeys(("abfs", "abfss", "az"), lambda fs, inner, size, part: AzureUpload(fs, inner)),
 }
 # What can be read and not written as we write.
 _READ_ONLY = {

@@ -1,7 +1,8 @@
-"""Servers for the tests: moto's S3 in a process of its own, and HTTP servers in threads of this one."""
+"""Servers for the tests: moto's S3 and Azurite in processes of their own, and HTTP servers in threads of this one."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -72,16 +74,13 @@ class S3:
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[S3]:
-    """moto's server, for as long as the block runs."""
+def process_serving(command: Callable[[int], list[str]], environment: dict[str, str]) -> Iterator[str]:
+    """The URL of a server that `command` starts on a port, for as long as the block runs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        env={**os.environ, **CREDENTIALS},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        command(port), env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         endpoint = f"http://127.0.0.1:{port}"
@@ -90,23 +89,109 @@ def s3_server() -> Iterator[S3]:
             try:
                 urllib.request.urlopen(endpoint, timeout=5).close()
                 break
+            except urllib.error.HTTPError:
+                break  # it answers
             except OSError:
                 if time.monotonic() > deadline or process.poll() is not None:
                     raise
                 time.sleep(0.1)
-        server = S3(endpoint)
-        server.client.create_bucket(Bucket=BUCKET)
-        yield server
+        yield endpoint
     finally:
         process.terminate()
         process.wait()
 
 
+@contextlib.contextmanager
+def s3_server() -> Iterator[S3]:
+    """moto's server, for as long as the block runs."""
+    with process_serving(
+        lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], CREDENTIALS
+    ) as endpoint:
+        server = S3(endpoint)
+        server.client.create_bucket(Bucket=BUCKET)
+        yield server
+
+
+# ----------------------------------------------------------------------------------------------------------- Azure
+
+# Where `make test-azure` installs it.
+AZURITE = Path(__file__).parents[1] / "build/azurite/node_modules/.bin/azurite-blob"
+ACCOUNT = "devstoreaccount1"
+
+
+class Azure:
+    """A server that speaks as Azure's blob storage does, with one container. `options` are what adlfs needs."""
+
+    def __init__(self, endpoint: str, key: str) -> None:
+        from azure.storage.blob import BlobServiceClient
+
+        self.endpoint, self._key = endpoint, key
+        self.options = self.through(endpoint)
+        service = BlobServiceClient.from_connection_string(self.options["connection_string"])
+        self.client = service.get_container_client(BUCKET)
+
+    def through(self, endpoint: str) -> dict[str, Any]:
+        """Options to reach it through a proxy."""
+        protocol = endpoint.partition("://")[0]
+        parts = {
+            "DefaultEndpointsProtocol": protocol,
+            "AccountName": ACCOUNT,
+            "AccountKey": self._key,
+            "BlobEndpoint": f"{endpoint}/{ACCOUNT}",
+        }
+        return {"connection_string": ";".join(f"{name}={value}" for name, value in parts.items())}
+
+    def put(self, directory: Path, prefix: str) -> str:
+        """Upload a file or a directory. Returns its URL."""
+        files = [directory] if directory.is_file() else [path for path in directory.rglob("*") if path.is_file()]
+        for path in files:
+            name = prefix if path == directory else f"{prefix}/{path.relative_to(directory)}"
+            with path.open("rb") as body:
+                self.client.upload_blob(name, body, overwrite=True)
+        return f"az://{BUCKET}/{prefix}"
+
+    def names(self, prefix: str = "") -> list[str]:
+        return sorted(self.client.list_blob_names(name_starts_with=prefix))
+
+    def get(self, name: str) -> bytes:
+        data: bytes = self.client.download_blob(name).readall()
+        return data
+
+    def fetch(self, prefix: str, directory: Path) -> Path:
+        """Download everything under a prefix."""
+        for name in self.names(prefix):
+            path = directory / name[len(prefix) :].lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.get(name))
+        return directory
+
+
+@contextlib.contextmanager
+def azure_server() -> Iterator[Azure]:
+    """Azurite, for as long as the block runs, with an account of which nobody else knows the key."""
+    key = base64.b64encode(os.urandom(64)).decode()
+    with process_serving(
+        lambda port: [
+            str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port),
+            "--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry",
+        ],
+        {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{key}"},
+    ) as endpoint:  # fmt: skip
+        server = Azure(endpoint, key)
+        server.client.create_container()
+        yield server
+
+
 # ---------------------------------------------------------------------------------------------------------- faults
 
-# What is wrong with an answer: nothing (""), "drop" (none comes), "503", "403", "cut" (it breaks off), "short" (it is
-# whole, and less than was asked for), "long" (more), "slow".
+# What is wrong with an answer: nothing (""), "drop" (none comes), "lost" (nor then, but what was asked for is done),
+# "503", "403", "cut" (it breaks off), "short" (it is whole, and less than was asked for), "long" (more), "slow".
 Rule = Callable[["Asked"], str]
+
+
+def wanted_range(headers: dict[str, str]) -> str:
+    """The range that is asked for, in the header of HTTP or in Azure's own; "" if none is."""
+    return headers.get("Range") or headers.get("x-ms-range", "")
 
 
 class Asked:
@@ -118,7 +203,7 @@ class Asked:
     @property
     def range(self) -> tuple[int, int] | None:
         """First and last byte that are asked for, if a range is."""
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted_range(self.headers))
         return (int(found[1]), int(found[2])) if found else None
 
     @property
@@ -138,8 +223,8 @@ class Proxy:
 
     def take(self, method: str, path: str, headers: dict[str, str]) -> str:
         with self.lock:
-            key = (method, path, headers.get("Range"))
-            before = sum((each.method, each.path, each.headers.get("Range")) == key for each in self.asked)
+            key = (method, path, wanted_range(headers))
+            before = sum((each.method, each.path, wanted_range(each.headers)) == key for each in self.asked)
             asked = Asked(method, path, headers, before)
             self.asked.append(asked)
         return self.rule(asked)
@@ -185,6 +270,9 @@ class _Passing(BaseHTTPRequestHandler):
         answer = upstream.getresponse()
         data = answer.read()
         upstream.close()
+        if fault == "lost":
+            self._drop()
+            return
         found = {key: value for key, value in answer.getheaders() if key.lower() not in kept}
         if fault == "slow":
             time.sleep(0.3)
