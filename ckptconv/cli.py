@@ -855,9 +855,9 @@ def _failure(error: BaseException) -> CkptconvError | None:
         return error
     if isinstance(error, usage):
         asked = error.ctx.command_path if error.ctx else "ckptconv"
-        unknown = getattr(error, "option_name", "")
-        if unknown:
-            return UsageError(f"There is no option {unknown}.", _instead(unknown, error.possibilities or (), asked))
+        unknown, close = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
+        if unknown and hasattr(error, "possibilities"):
+            return UsageError(f"There is no option {unknown}.", _instead(unknown, close or (), asked))
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         named = re.match("No such command '(.*)'", message)
         if named and (os.path.exists(named[1]) or "://" in named[1]):

@@ -1274,7 +1274,7 @@ def test_any_file_of_a_tag_means_the_tag(tmp_path: Path) -> None:
         source = open_source(path, family="deepspeed")
         assert source.path == str(checkpoint / TAG)
         assert any(str(checkpoint / TAG) in note for note in source.notes)
-    (checkpoint / "notes.txt").touch()
+    (checkpoint / "notes.txt").write_text("This run went well.")
     refused(checkpoint / "notes.txt", UsageError, "notes.txt is a single file")
 
 
