@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -786,6 +787,17 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise StoppedError(f"Stopped by {name}. Nothing was put under a final name.", exit_code=128 + number)
 
 
+def _stop_again(lost: sys.UnraisableHookArgs) -> None:
+    """A signal that came where Python drops exceptions, such as a finalizer, comes once more."""
+    error = lost.exc_value
+    if not isinstance(error, StoppedError):
+        sys.__unraisablehook__(lost)
+        return
+    again = threading.Timer(0.01, os.kill, (os.getpid(), error.exit_code - 128))
+    again.daemon = True
+    again.start()
+
+
 def _ignore_signals() -> None:
     """From here on the work is finished, and the exit code says so: 143 means that nothing new is there."""
     for number in STOPPING:
@@ -816,6 +828,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     """Run a command; its exit code. Whatever goes wrong becomes one paragraph."""
+    sys.unraisablehook = _stop_again
     for number in STOPPING:
         # Whoever started this may have had it ignore a signal, as the shell does with jobs in the background.
         if signal.getsignal(number) is not signal.SIG_IGN:
