@@ -868,9 +868,10 @@ def _failure(error: BaseException) -> CkptconvError | None:
         return error
     if isinstance(error, usage):
         asked = error.ctx.command_path if error.ctx else "ckptconv"
-        unknown, close = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
+        unknown = getattr(error, "option_name", "")
+        # An error about an option that there is has no such list.
         if unknown and hasattr(error, "possibilities"):
-            return UsageError(f"There is no option {unknown}.", _instead(unknown, close or (), asked))
+            return UsageError(f"There is no option {unknown}.", _instead(unknown, error.possibilities or (), asked))
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         named = re.match("No such command '(.*)'", message)
         if named and (os.path.exists(named[1]) or "://" in named[1]):

@@ -246,9 +246,7 @@ def _depfile(
     read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
     text = rule([last_path(each) for each in outputs], read).encode()
     with FileStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
-        writer = staging.create("", len(text))
-        writer.write_at(0, memoryview(text))
-        staging.seal(writer)
+        staging.seal(staging.put("", text))
         yield
         staging.commit([""])
 

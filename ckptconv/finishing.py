@@ -85,9 +85,7 @@ def finish(
             documents.append(data)
             names = list(made)
             if each.kind != "file":
-                writer = staging.create(NAME, len(data))
-                writer.write_at(0, memoryview(data))
-                staging.seal(writer)
+                staging.seal(staging.put(NAME, data))
                 names.append(NAME)
             works.append((staging, names))
         written = _staged_manifest(manifest, planned, documents, fsync, stack)
@@ -195,7 +193,5 @@ def _staged_manifest(
     staging = FileStaging(normalize(path), planned[0].plan_id, fsync)
     stack.enter_context(staging)
     data = together(documents)
-    writer = staging.create("", len(data))
-    writer.write_at(0, memoryview(data))
-    staging.seal(writer)
+    staging.seal(staging.put("", data))
     return staging

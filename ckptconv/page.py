@@ -63,9 +63,7 @@ def write_page(target: str, path: str, summary: Mapping[str, Any]) -> int:
         raise UsageError(f"{target} cannot be written: there is no directory {dirname(target)}.", "Make it first.")
     data = page_of(path, summary).encode()
     with FileStaging(target, "page", durable=False) as staging:
-        writer = staging.create(os.path.basename(target), len(data))
-        writer.write_at(0, memoryview(data))
-        staging.seal(writer)
+        staging.seal(staging.put(os.path.basename(target), data))
         staging.commit([os.path.basename(target)])
     return len(data)
 

@@ -226,7 +226,8 @@ def publish(
         for work, listed in zip(works, names, strict=True) if not part else ():
             if not work.output.target.is_file:
                 listed.append(manifest.NAME)
-                syncing.add(_write(work.staging, manifest.NAME, work.manifest()))
+                writer = work.staging.put(manifest.NAME, work.manifest())
+                syncing.add(functools.partial(work.staging.seal, writer))
         if not part:
             described = _manifest_file(works, options, stack)
         syncing.finish()
@@ -326,13 +327,6 @@ def _elsewhere(
         ) from error
 
 
-def _write(staging: Staging, name: str, data: bytes) -> Callable[[], None]:
-    """Stage a small file; what is left to be done is to wait for the disk."""
-    writer = staging.create(name, len(data))
-    writer.write_at(0, memoryview(data))
-    return functools.partial(staging.seal, writer)
-
-
 def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -> Staging | None:
     """The manifest of all outputs, staged where it was asked for."""
     if not options.manifest:
@@ -340,7 +334,7 @@ def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -
     data = together([work.manifest() for work in works])
     staging = _file_staging(normalize(options.manifest), works[0].output.plan.plan_id, options)
     stack.enter_context(staging)
-    _write(staging, "", data)()
+    staging.seal(staging.put("", data))
     return staging
 
 

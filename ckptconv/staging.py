@@ -94,6 +94,12 @@ class Staging:
         """Publish the files created, the one named last as the last."""
         raise NotImplementedError
 
+    def put(self, name: str, data: bytes) -> Writer:
+        """Stage a small file, all of it, and seal it later: the disk need not be waited for at once."""
+        writer = self.create(name, len(data))
+        writer.write_at(0, memoryview(data))
+        return writer
+
     def seal(self, writer: Writer) -> None:
         """Nothing more comes for a file: put it on the disk, and let go of it."""
         if self.durable:
