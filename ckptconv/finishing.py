@@ -18,7 +18,7 @@ from .outputs import universal
 from .parts import assign
 from .publishing import directory_staging, tree_staging
 from .staging import FilePartStaging, FileStaging, StagedDirectory, described
-from .storage import is_remote, normalize, peak_rss
+from .storage import is_remote, join, normalize, peak_rss
 from .targets import check_file
 
 _RANK = re.compile(r"mp_rank_\d+")
@@ -50,8 +50,8 @@ class _Planned:
 
     def final(self, name: str) -> str:
         if self.kind == "tree" and name == universal.LATEST:
-            return os.path.join(os.path.dirname(self.path), name)
-        return self.path if self.kind == "file" else os.path.join(self.path, name)
+            return universal.pointer(self.path)
+        return self.path if self.kind == "file" else join(self.path, name)
 
 
 def finish(
@@ -137,7 +137,7 @@ def _planned(path: str) -> list[_Planned]:
         told = json.loads(data)
         files = [(str(name), int(size), int(count)) for name, size, count in told["files"]]
         known = (told["plan"], told["kind"], told["parts"], told["shift"], told["heading"])
-        return [_Planned(os.path.realpath(path), *known, files)]
+        return [_Planned(path, *known, files)]
     except (ValueError, KeyError, TypeError):
         raise CorruptError(
             f"The description of the parts in {place} cannot be read.",

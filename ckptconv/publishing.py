@@ -24,7 +24,7 @@ from .plan import FilePlan, Plan
 from .planning import Output
 from .spool import SpoolingReaders
 from .staging import DirectoryStaging, FilePartStaging, FileStaging, Staging, TreeStaging
-from .storage import Syncing, check_unchanged, dirname, is_remote, join, normalize
+from .storage import Syncing, check_unchanged, is_remote, join, normalize
 from .targets import OUTPUT_NAMES, Target
 from .tensors import File, LazyTensor
 from .uploads import UploadStaging
@@ -45,7 +45,7 @@ class Done:
 def final_path(target: Target, file: FilePlan) -> str:
     """Where a file of an output goes."""
     if target.is_tree and file.name == universal.LATEST:
-        return join(dirname(target.path), file.name)
+        return universal.pointer(target.path)
     return target.path if target.is_file else join(target.path, file.name)
 
 

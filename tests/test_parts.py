@@ -184,6 +184,32 @@ def test_the_ranks_of_a_tensor_parallel_checkpoint_are_finished_together(tmp_pat
     assert contents(tmp_path / "many") == contents(tmp_path / "one")
 
 
+@pytest.mark.parametrize("out", ["out", "out/", "out.safetensors", "./out.safetensors"])
+def test_what_is_finished_is_called_as_it_was_named(
+    out: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    staged = done(ckptconv_here("pt2safetensors", model, out, "--part", "0/1", "--json")).json["outputs"]
+    assert done(ckptconv_here("finish", out, "--json")).json["outputs"] == staged
+    assert all(output["path"].startswith(out) and Path(output["path"]).is_file() for output in staged)
+
+
+def test_the_pointer_to_a_universal_checkpoint_is_told_of_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = ZERO / "z3_bf16_w2" / "checkpoint"
+    for out in ("run_universal", "at/step_universal/"):
+        Path(out).parent.mkdir(exist_ok=True)
+        asked = ["zero-to-fp32", source, "--universal", out]
+        whole = done(ckptconv_here(*asked, "--json")).json["outputs"]
+        done(ckptconv_here(*asked, "--part", "0/1"))
+        assert done(ckptconv_here("finish", out, "--json")).json["outputs"] == whole
+        (pointer,) = [output["path"] for output in whole if output["path"].endswith("latest_universal")]
+        assert pointer == os.path.join(os.path.dirname(out.rstrip("/")), "latest_universal")
+        assert Path(pointer).read_text() == Path(out).name
+
+
 # -------------------------------------------------------------------------------------------------- what goes wrong
 
 

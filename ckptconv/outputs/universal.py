@@ -6,6 +6,7 @@ temporary files: under ZeRO-3 flat tensors, otherwise {"cat_dim": 0, "param": te
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,6 +61,11 @@ def latest(directory: str) -> FilePlan:
     """The file beside a universal checkpoint that names it."""
     data = basename(directory).encode()
     return FilePlan(LATEST, len(data), (Literal(0, data),))
+
+
+def pointer(directory: str) -> str:
+    """Where that file is, which is not in `directory`."""
+    return os.path.join(os.path.dirname(directory.rstrip("/")), LATEST)
 
 
 def _wrapped(tensor: LazyTensor, training: Training) -> Any:
