@@ -269,8 +269,8 @@ def test_the_metadata_alone_lacks_its_files(tmp_path: Path) -> None:
     shutil.copy(checkpoint_of("fsdp2_w2_nested") / ".metadata", tmp_path)
     run = ckptconv_here("inspect", tmp_path / ".metadata")
     assert run.code == 4
-    assert "of the files that hold its tensors: '__" in run.err
-    with pytest.raises(CorruptError, match="of the files that hold its tensors: '__"):
+    assert "lacks 2 of the 2 files that hold its tensors: '__" in run.err
+    with pytest.raises(CorruptError, match="lacks 2 of the 2 files that hold its tensors: '__"):
         ckptconv.load_state_dict(tmp_path / ".metadata")
 
 

@@ -356,8 +356,21 @@ def test_an_entry_that_is_not_what_the_metadata_says(wrong: Any, tmp_path: Path)
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     directory = rows().write(tmp_path / "c")
     (directory / "__1_0.distcp").unlink()
-    assert "lacks 1 of the files" in refused(directory)
+    assert "lacks 1 of the 3 files" in refused(directory)
     assert "__1_0.distcp" in refused(directory)
+
+
+def test_all_files_that_are_missing_are_counted(tmp_path: Path) -> None:
+    """Also those that are not needed first, or at all: values are read before tensors, and all is to be copied."""
+    checkpoint = Checkpoint()
+    checkpoint.add_value(("step",), 5)
+    checkpoint.add(("model", "w"), random_tensor((6, 4), torch.float32), shards((6, 4), 0, 3), ranks=3)
+    checkpoint.add(("model", "v"), random_tensor((8, 4), torch.float32), shards((8, 4), 0, 8), ranks=8)
+    directory = checkpoint.write(tmp_path / "c")
+    for rank in (0, 2, 7):
+        (directory / f"__{rank}_0.distcp").unlink()
+    message = refused(directory)
+    assert "lacks 3 of the 8 files that hold its tensors: '__0_0.distcp', '__2_0.distcp', '__7_0.distcp'." in message
 
 
 def test_a_file_that_was_cut_short(tmp_path: Path) -> None:

@@ -121,6 +121,45 @@ def test_a_checkpoint_far_away(case: str, tmp_path: Path) -> None:
         assert (tmp_path / "far.safetensors").read_bytes() == (tmp_path / "near.safetensors").read_bytes()
 
 
+# --------------------------------------------------------------------------------------------- what else is there
+
+
+def with_more() -> Checkpoint:
+    """A model, the states of its optimizer, and tensors of nobody knows what."""
+    made = model()
+    made.add(("optimizer", "state", "w", "exp_avg"), torch.ones(4, 2))
+    made.add_value(("optimizer", "param_groups", 0, "params"), ["w"])
+    made.add(("ema", "w"), torch.ones(4, 2))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("options", "notes", "warnings"),
+    [
+        ([], ["'optimizer' (1 tensor, 1 value)"], ["'ema' (1 tensor)"]),
+        (["--key", "."], [], []),
+        (["--key", "optimizer"], [], []),
+        (["--optimizer", "states.safetensors"], [], ["'ema' (1 tensor)"]),
+    ],
+)
+def test_of_what_was_asked_for_nobody_is_told_that_it_is_there(
+    options: list[str], notes: list[str], warnings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = converted(with_more().write(tmp_path / "c"), tmp_path / "out.safetensors", *options, "--json").json
+    for told, expected in ((report["notes"], notes), (report["warnings"], warnings)):
+        assert len(told) == len(expected)
+        assert all(f"Beside the model there is: {what}" in text for text, what in zip(told, expected, strict=True))
+
+
+def test_the_directory_of_the_optimizer_is_told_of_unless_it_is_converted(tmp_path: Path) -> None:
+    model().write(tmp_path / "state" / "pytorch_model_fsdp_0")
+    optimizer().write(tmp_path / "state" / "optimizer_0")
+    for options, told in (([], True), (["--key", "."], True), (["--optimizer", tmp_path / "adam.safetensors"], False)):
+        run = converted(tmp_path / "state", tmp_path / "out.safetensors", *options)
+        assert ("Beside the model there is" in run.out) == told
+
+
 # ------------------------------------------------------------------------------------------------------ names and keys
 
 
@@ -213,6 +252,25 @@ def test_metadata_that_was_not_copied(tmp_path: Path) -> None:
     directory = model().write(tmp_path / "c")
     (directory / ".metadata").unlink()
     assert "begins with a dot" in refused(directory, tmp_path / "out.safetensors", 4)
+
+
+@pytest.mark.parametrize("name", ["metadata", ".metadata.1", "0a1b2c"])
+@pytest.mark.parametrize("command", ["dcp2safetensors", "pt2safetensors", "inspect"])
+def test_metadata_under_another_name(command: str, name: str, tmp_path: Path) -> None:
+    directory = model().write(tmp_path / "c")
+    (directory / "README").write_text("The metadata of a run.")
+    (directory / ".metadata").rename(directory / name)
+    output = [] if command == "inspect" else [tmp_path / "out.safetensors"]
+    if command != "pt2safetensors":
+        run = ckptconv_here(command, directory, *output)
+        assert (run.code, run.out) == (4, "")
+        assert f"has 2 .distcp files and no .metadata, which says what is in them; {name} is one" in run.err
+        assert "Rename it to .metadata." in run.err
+    run = ckptconv_here(command, directory / name, *output)
+    assert (run.code, run.out) == (2, "")
+    assert f"{directory / name} is the .metadata of a checkpoint" in run.err
+    (directory / name).rename(directory / ".metadata")
+    assert weights(directory, tmp_path) == ONES
 
 
 @pytest.mark.parametrize("data", [b"", b"not a pickle", pickle.dumps({}), pickle.dumps([1]), pickle.dumps(torch.Size)])

@@ -143,10 +143,18 @@ def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str,
 
 
 def _is_safetensors(path: str, options: dict[str, Any]) -> bool:
-    """By what it begins with; or by its name, unless it begins as a zip archive does."""
+    """By what it begins with; or by its name, unless it begins as a zip archive does.
+
+    Raises UsageError for what stands for no checkpoint under the name that it has.
+    """
     if path.endswith(safetensors.INDEX_SUFFIX):
         return True
-    head, size = _beginning(path, 16, options)
+    head, size = _beginning(path, dcp.BEGINNING, options)
+    if dcp.is_metadata(head):
+        raise UsageError(
+            f"{path} is the {dcp.METADATA} of a checkpoint of torch.distributed.checkpoint, under another name.",
+            f"Rename it to {dcp.METADATA}, beside the {dcp.SUFFIX} files, and name the directory.",
+        )
     named = path.endswith(safetensors.SUFFIX) and not head.startswith(b"PK\x03\x04")
     return named or safetensors.looks_like(head, size)
 

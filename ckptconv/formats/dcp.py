@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ from .torch_container import MAX_PICKLE
 
 FAMILY = "dcp"
 METADATA = ".metadata"
+# What it begins with, after a few bytes.
+_CLASS = b"torch.distributed.checkpoint.metadata"
 SUFFIX = ".distcp"
 _RANK = re.compile(r"__(\d{1,9})\.metadata")
 _SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
@@ -41,6 +43,10 @@ _OPTIMIZERS = re.compile(r"optimizer_\d+|optimizer|optim")
 _STEP = re.compile(r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)")
 # How deep a checkpoint may lie below the directory that is named: a run's step's model.
 _LEVELS = 2
+# So much of a file tells whether it is metadata.
+BEGINNING = 64
+# Files that are looked into for metadata under another name, at most.
+_TRIED = 32
 # Names of files that are listed at most.
 _SHOWN = 5
 
@@ -61,6 +67,12 @@ def is_part(path: str) -> bool:
     """Whether a file of this name is a part of a checkpoint, and no checkpoint itself."""
     name = basename(path)
     return name == METADATA or name.endswith(SUFFIX) or _RANK.fullmatch(name) is not None
+
+
+def is_metadata(head: bytes) -> bool:
+    """Whether a file that begins with `head`, BEGINNING bytes, is metadata, whatever its name: torch's class for it is
+    the first that its pickle names."""
+    return head[:1] == b"\x80" and _CLASS in head
 
 
 def directory_of(path: str) -> str:
@@ -173,9 +185,8 @@ def _source(path: str, checkpoint: _Checkpoint, other: _Checkpoint | None, notes
     # Nothing is left of a model that is all one value with tensors in it.
     source.weights = tree.get(key, {}) if key else tree
     source.facts.update(_facts(checkpoint))
-    _tell_left_out(source, checkpoint, set(chosen))
-    if other:
-        source.notes.append(f"Beside the model there is {other.directory}; --optimizer PATH converts its states.")
+    source.parts.left = _Left.beside(set(chosen), checkpoint)
+    source.parts.tell()
     if isinstance(source.weights, dict):
         source.notes += prefixed(list(source.weights))
     return source
@@ -196,26 +207,44 @@ def _facts(checkpoint: _Checkpoint) -> dict[str, Any]:
     return facts
 
 
-def _tell_left_out(source: Source, checkpoint: _Checkpoint, chosen: set[str]) -> None:
-    """Say what else is there, by the first step of its path."""
-    left: dict[str, Counter[str]] = {}
-    optimizers = set()
-    for name, way in checkpoint.described.paths.items():
-        if name not in chosen:
-            first = dcp_names.first_of(way)
-            left.setdefault(first, Counter())["tensor" if name in checkpoint.described.tensors else "value"] += 1
-            if dcp_names.optimizer_of(way):
-                optimizers.add(first)
-    # Nobody is surprised by an optimizer that is not among the weights.
-    for surprising, told in ((False, source.notes), (True, source.warnings)):
-        keys = [key for key, counts in left.items() if (counts["tensor"] > 0 and key not in optimizers) is surprising]
-        if keys:
-            what = ", ".join(f"{named(key)} ({_counted(left[key])})" for key in keys[:_SHOWN])
-            more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-            how = "--optimizer PATH converts the optimizer's states, " if optimizers and not surprising else ""
-            told.append(
-                f"Beside the model there is: {what}{more}; {how}--key {keys[0]} such a part, --key . everything."
-            )
+@dataclass
+class _Left:
+    """How much there is beside the model, by the first step of its path; which of these are an optimizer's."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    optimizers: set[str] = field(default_factory=set)
+
+    @classmethod
+    def beside(cls, chosen: set[str], checkpoint: _Checkpoint) -> _Left:
+        left = cls()
+        for name, way in checkpoint.described.paths.items():
+            if name not in chosen:
+                first = dcp_names.first_of(way)
+                kind = "tensor" if name in checkpoint.described.tensors else "value"
+                left.counts.setdefault(first, Counter())[kind] += 1
+                if dcp_names.optimizer_of(way):
+                    left.optimizers.add(first)
+        return left
+
+    def told(self) -> tuple[list[str], list[str]]:
+        """What there is, in notes and in warnings: an optimizer that is not among the weights surprises nobody."""
+        notes: list[str] = []
+        warnings: list[str] = []
+        for surprising, told in ((False, notes), (True, warnings)):
+            keys = [
+                key
+                for key, each in self.counts.items()
+                if (each["tensor"] > 0 and key not in self.optimizers) is surprising
+            ]
+            if keys:
+                what = ", ".join(f"{named(key)} ({_counted(self.counts[key])})" for key in keys[:_SHOWN])
+                more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+                states = self.optimizers and not surprising
+                how = "--optimizer PATH converts the optimizer's states, " if states else ""
+                told.append(
+                    f"Beside the model there is: {what}{more}; {how}--key {keys[0]} such a part, --key . everything."
+                )
+        return notes, warnings
 
 
 def _counted(counts: Counter[str]) -> str:
@@ -258,7 +287,8 @@ class _Checkpoint:
             described = _read_shards(directory, names, entries, inputs)
             return cls(directory, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
         else:
-            raise _not_described(directory, names)
+            raise _not_described(directory, names, options)
+        entries.described = found.described
         found.read_values()
         return found
 
@@ -299,13 +329,32 @@ def _is_described(names: Iterable[str]) -> bool:
     return any(name == METADATA or _RANK.fullmatch(name) for name in names)
 
 
-def _not_described(directory: str, names: Mapping[str, Entry]) -> CorruptError:
+def _describes(entry: Entry, options: Options | None) -> bool:
+    """Whether a file is the metadata of a checkpoint, whatever its name."""
+    if entry.kind != "file" or basename(entry.file.path).endswith((SUFFIX, safetensors.SUFFIX)):
+        return False
+    reader = open_reader(entry.file, options)
+    try:
+        return is_metadata(reader.read_at(0, min(reader.file.size, BEGINNING)))
+    finally:
+        reader.close()
+
+
+def _not_described(directory: str, names: Mapping[str, Entry], options: Options | None) -> CorruptError:
     if f"{METADATA}.tmp" in names:
         return CorruptError(
             f"{directory} has {METADATA}.tmp and no {METADATA}, which is renamed last: the save was interrupted.",
             "Take another checkpoint.",
         )
     parts = sum(name.endswith(SUFFIX) for name in names)
+    likely = sorted(names, key=lambda name: ("metadata" not in name, name))[:_TRIED]
+    renamed = next((name for name in likely if _describes(names[name], options)), "")
+    if renamed:
+        return CorruptError(
+            f"{directory} has {parts} {SUFFIX} files and no {METADATA}, which says what is in them; {renamed} is one, "
+            "under another name.",
+            f"Rename it to {METADATA}.",
+        )
     return CorruptError(
         f"{directory} has {parts} {SUFFIX} files and no {METADATA}, without which nobody can tell what is in them: it "
         "was not copied, or the save was interrupted.",
@@ -384,7 +433,20 @@ class _Parts:
     source: Source
     checkpoint: _Checkpoint
     other: _Checkpoint | None = None
-    _told: dict[str, None] = field(default_factory=dict)
+    left: _Left = field(default_factory=_Left)
+    other_told: bool = False
+    _told: tuple[Sequence[str], Sequence[str]] = ((), ())
+
+    def tell(self) -> None:
+        """Say what there is beside what is converted, in the place of what was said of it before."""
+        notes, warnings = self.left.told()
+        if self.other and not self.other_told:
+            notes.append(f"Beside the model there is {self.other.directory}; --optimizer PATH converts its states.")
+        for said, before, now in zip(
+            (self.source.notes, self.source.warnings), self._told, (notes, warnings), strict=True
+        ):
+            said[:] = [*(text for text in said if text not in before), *now]
+        self._told = notes, warnings
 
     def read(self, checkpoint: _Checkpoint, names: Iterable[str], *, hidden: bool = False) -> Any:
         """The state dict with the values of these names; with `hidden`, also of those that have tensors in them."""
@@ -401,6 +463,8 @@ class _Parts:
 
     def tree(self, key: str) -> Any:
         """The state dict, with all that is under the dotted `key`; with nothing but names, where nothing is."""
+        self.left = _Left()  # who asks for a part knows of others
+        self.tell()
         described = self.checkpoint.described
         ways = {name: dcp_names.dotted(way) for name, way in described.paths.items()}
         if key == ".":
@@ -414,6 +478,11 @@ class _Parts:
 
     def optimizer(self) -> dict[str, Any] | None:
         """The optimizer's states by parameter, and its groups; None where there are none."""
+        for key in self.left.optimizers:
+            del self.left.counts[key]
+        self.left.optimizers = set()
+        self.other_told = True
+        self.tell()
         checkpoint = self.other or self.checkpoint
         trees: dict[str, Any] = {}
         names: dict[str, list[str]] = {}

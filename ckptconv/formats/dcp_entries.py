@@ -24,7 +24,7 @@ from ckptconv.storage import Options, Reader, is_remote, join, look, open_reader
 from ckptconv.tensors import File, LazyTensor, Packed, Stored, untagged
 
 from . import safetensors
-from .dcp_metadata import Chunk, Place, SavedTensor, Shape, named, some
+from .dcp_metadata import Chunk, Description, Place, SavedTensor, Shape, named, some
 from .dcp_patterns import Patterns
 from .dcp_tiles import Tile
 from .dcp_tiles import join as join_tiles
@@ -93,11 +93,13 @@ class _Ends(Reader):
 class Entries:
     """Opens the entries of the files in `directory`, and takes note of what was read.
 
-    `records` are the storages that were met, by the path of the file.
+    `records` are the storages that were met, by the path of the file. `described`, once it was read, says which files
+    there should be.
     """
 
     directory: str
     options: Options | None = None
+    described: Description = field(default_factory=Description)
     files: dict[str, File] = field(default_factory=dict)
     records: dict[str, list[Record]] = field(default_factory=dict)
     bytes_read: int = 0
@@ -106,26 +108,30 @@ class Entries:
 
     def find(self, places: Iterable[Place]) -> None:
         """Look at the files of these places. Raises CorruptError where one is missing or too short."""
-        missing: dict[str, None] = {}
         for place in places:
-            file = self.files.get(place.name)
-            if file is None and place.name not in missing:
-                entry = look(join(self.directory, *place.name.split("/")), self.options)
-                if entry.kind != "file":
-                    missing[place.name] = None
-                    continue
-                file = self.files[place.name] = entry.file
-            if file is not None and place.offset + place.length > file.size:
+            file = self.files.get(place.name) or self._look(place.name)
+            if file is None:
+                raise self._lacking()
+            self.files[place.name] = file
+            if place.offset + place.length > file.size:
                 raise CorruptError(
                     f"{file.path} has {file.size} bytes, and an entry of {place.length} bytes is said to begin at byte "
                     f"{place.offset}: it was cut short, or is of another save.",
                     _AGAIN,
                 )
-        if missing:
-            raise CorruptError(
-                f"{self.directory} lacks {len(missing)} of the files that hold its tensors: {some(sorted(missing))}.",
-                "Copy the files of all ranks to one place.",
-            )
+
+    def _look(self, name: str) -> File | None:
+        entry = look(join(self.directory, *name.split("/")), self.options)
+        return entry.file if entry.kind == "file" else None
+
+    def _lacking(self) -> CorruptError:
+        """What is missing of all that the checkpoint consists of: who has to copy one file wants to know of all."""
+        names = sorted({place.name for place in self.described.places()})
+        missing = [name for name in names if name not in self.files and self._look(name) is None]
+        return CorruptError(
+            f"{self.directory} lacks {len(missing)} of the {len(names)} files that hold its tensors: {some(missing)}.",
+            "Copy the files of all ranks to one place.",
+        )
 
     def tensors(self, saved: Mapping[str, SavedTensor]) -> dict[str, LazyTensor]:
         """The tensors, joined of their chunks.

@@ -9,7 +9,7 @@ while the pickle is read, and all that follows is linear in their number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -80,6 +80,12 @@ class Description:
     version: str = ""
     opaque: dict[str, None] = field(default_factory=dict)
     mentioned: dict[str, None] = field(default_factory=dict)
+
+    def places(self) -> Iterator[Place]:
+        """Where in files everything is that is there, tensors and other values."""
+        yield from self.values.values()
+        for tensor in self.tensors.values():
+            yield from (chunk.place for chunk in tensor.chunks if isinstance(chunk.place, Place))
 
 
 # ------------------------------------------------------------------------------------------------- words of the pickle
