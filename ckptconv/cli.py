@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import io
 import json
@@ -30,6 +31,10 @@ MOST_IDS = (1 << 63) - 1
 DtypeName = Literal["float32", "bfloat16", "float16", "keep", "fp32", "bf16", "fp16"]
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 TiedChoice = Literal["alias", "duplicate"]
+
+
+# What typer raises about a command line, and does not name publicly.
+_WRONG_USAGE: type[Any] = typer.BadParameter.__bases__[0]
 
 
 class _Words:
@@ -68,7 +73,12 @@ class _Quick:
             if hasattr(parameter, "get_runtime_param") and hasattr(parameter, "type_descriptor"):
                 words = _Words(parameter)
                 parameter.get_runtime_param = lambda words=words: words
-        return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
+        try:
+            return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
+        except _WRONG_USAGE as error:
+            # Of an option that lacks its value, the parser does not say to which command it belongs.
+            error.ctx = error.ctx or ctx
+            raise
 
 
 class _Command(_Quick, typer.core.TyperCommand):
@@ -852,26 +862,39 @@ def _run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _instead(option: str, close: Iterable[str], command: str) -> str:
-    """What to type in the place of an `option` that `command` does not have."""
-    close = sorted(close)
+def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
+    """What to type in the place of an `option` that the command of `ctx` does not have."""
+    # Dashes, which all of them begin with, make short ones look alike.
+    close = difflib.get_close_matches(option.lstrip("-"), [each.lstrip("-") for each in close])
     if option in ("-o", "--out", "--output", "--output-dir", "--output-file"):
-        return f"OUTPUT is named without one, after what is read. See {command} --help."
-    meant = f"Did you mean {' or '.join(close)}? " if close else ""
-    return f"{meant}See {command} --help."
+        meant = "OUTPUT is named without one, after what is read. "
+    elif option in _options_below(ctx.command):
+        meant = f"Commands have it, and it stands after them: {ctx.command_path} COMMAND {option}. "
+    else:
+        meant = f"Did you mean {' or '.join(f'--{each}' for each in sorted(close))}? " if close else ""
+    return f"{meant}See {ctx.command_path} --help."
+
+
+def _options_below(group: Any) -> set[str]:
+    """The options of the commands in `group`, which may be in groups of it; none of a command."""
+    commands = getattr(group, "commands", {}).values()
+    own = {name for command in commands for parameter in command.params for name in parameter.opts}
+    return own.union(*map(_options_below, commands))
 
 
 def _failure(error: BaseException) -> CkptconvError | None:
     """`error` as one of ours; None for what is not an error at all."""
-    usage: type[Any] = typer.BadParameter.__bases__[0]
     if isinstance(error, CkptconvError):
         return error
-    if isinstance(error, usage):
+    if isinstance(error, _WRONG_USAGE):
         asked = error.ctx.command_path if error.ctx else "ckptconv"
         unknown = getattr(error, "option_name", "")
         # An error about an option that there is has no such list.
         if unknown and hasattr(error, "possibilities"):
-            return UsageError(f"There is no option {unknown}.", _instead(unknown, error.possibilities or (), asked))
+            owner = f" of {asked} itself" if getattr(error.ctx.command, "commands", None) else ""
+            return UsageError(
+                f"There is no option {unknown}{owner}.", _instead(unknown, error.possibilities or (), error.ctx)
+            )
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         named = re.match("No such command '(.*)'", message)
         if named and (os.path.exists(named[1]) or "://" in named[1]):

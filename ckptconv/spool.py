@@ -156,7 +156,8 @@ def is_pipe(path: str) -> bool:
 def take_pipe(path: str, directory: str = "") -> str:
     """Read what comes through a pipe to its end, into a temporary file. Returns the name it can be read under.
 
-    Standard input that is a file is read where it is. Raises UsageError for a terminal.
+    Standard input that is a file is read where it is. Raises UsageError for a terminal, and CorruptError where nothing
+    comes.
     """
     name = STANDARD_INPUT_NAME if path == STANDARD_INPUT else path
     try:
@@ -172,8 +173,16 @@ def take_pipe(path: str, directory: str = "") -> str:
                 "Standard input is a terminal, where a checkpoint was expected.", "Pipe one in: cat x.pt | ckptconv …"
             )
         spool = Spool(directory)
+        chunk = None
         for chunk in _chunks_of(source, name):
             spool.write_at(spool.room(len(chunk)), chunk)
+        if chunk is None:
+            mode = os.fstat(source).st_mode
+            what = f"the pipe {name}" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else name
+            raise CorruptError(
+                f"Nothing came out of {what}: it was at its end at once. Nothing was written.",
+                "Look at what the command before it says; with `set -o pipefail` the shell reports that it failed.",
+            )
         hold(name, spool.descriptor)
     finally:
         os.close(source)

@@ -157,6 +157,32 @@ def test_words_that_are_no_options_and_no_commands_are_met_with_those_that_are(m
     refused(ckptconv_here("rows", "join"), 2, "There are: split, pack, check.")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--json"], ["-q", "inspect", "model.pt"], ["--max_shard_size", "1GB", "verify"]]
+)
+def test_an_option_before_the_command_is_said_to_stand_after_it(arguments: list[str], model: Path) -> None:
+    option = arguments[0].replace("_", "-")
+    refused(ckptconv_here(*arguments), 2, f"no option {option} of ckptconv itself", f"ckptconv COMMAND {option}")
+    refused(
+        ckptconv_here("rows", "--tensor", "t", "split"), 2, "of ckptconv rows itself", "ckptconv rows COMMAND --tensor"
+    )
+
+
+def test_only_options_that_are_alike_are_suggested(model: Path) -> None:
+    refused(ckptconv_here("--versoin"), 2, "Did you mean --version?")
+    refused(ckptconv_here("verify", "--jsn", "model.pt"), 2, "Did you mean --json?")
+    run = ckptconv_here("--gson")
+    refused(run, 2, "no option --gson")
+    assert "Did you mean" not in run.err, "two dashes are no likeness"
+
+
+@pytest.mark.parametrize("command", ["pt2safetensors", "rows split"])
+def test_an_option_without_its_value_leads_to_the_help_of_the_command(command: str, model: Path) -> None:
+    option = "--max-shard-size" if command == "pt2safetensors" else "--jobs"
+    run = ckptconv_here(*command.split(), "model.pt", option)
+    refused(run, 2, f"'{option}' requires an argument", f"See ckptconv {command} --help.")
+
+
 def test_dtypes_are_taken_as_people_say_them(model: Path) -> None:
     for short, long in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")):
         for dtype in (short, long):

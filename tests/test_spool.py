@@ -520,6 +520,25 @@ def test_pipes_that_a_shell_names(plain: Path, expected: bytes, tmp_path: Path) 
         output.unlink()
 
 
+def test_a_pipe_of_the_shell_s_that_gives_nothing_is_not_taken_for_a_file(tmp_path: Path) -> None:
+    """Another copy of it, which is the advice for an empty file, is not to be found."""
+    line = f"'{sys.executable}' -m ckptconv pt2safetensors <(false) '{tmp_path / 'out.safetensors'}'"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "Nothing came out of the pipe /dev/fd/" in done.stderr
+    assert "what the command before it says" in done.stderr
+    assert "another copy" not in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_empty_file_as_standard_input_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty.pt").touch()
+    with open(tmp_path / "empty.pt", "rb") as file:
+        run = ckptconv("pt2safetensors", "-", tmp_path / "out.safetensors", stdin=file)
+    assert run.code == 4
+    assert "<stdin> is empty (0 bytes)" in run.err
+
+
 def test_a_pipe_needs_an_output(plain: Path) -> None:
     run = piped(plain.read_bytes(), "pt2safetensors", "-")
     assert run.code == 2
@@ -527,7 +546,7 @@ def test_a_pipe_needs_an_output(plain: Path) -> None:
 
 
 PIPED = {
-    "nothing": (b"", 4, "<stdin> is empty"),
+    "nothing": (b"", 4, "Nothing came out of the pipe <stdin>"),
     "no checkpoint": (b"hello", 4, "<stdin> is not a torch checkpoint"),
     "a cut archive": (b"PK\3\4" + bytes(3000), 4, "<stdin> is not a sound zip archive"),
 }
