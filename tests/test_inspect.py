@@ -156,6 +156,24 @@ def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
         assert any("9.66 GB" in line or "19.3 GB" in line for line in shown)
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_options_for_another_kind_of_checkpoint_are_said_to_be_of_no_use(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2)}, "model.pt")
+    assert ckptconv_here("pt2safetensors", "model.pt").code == 0
+    paths = ["model.pt", "model.safetensors"][: 2 if command == "verify" else 1]
+    run = ckptconv_here(command, *paths, "--tag", "global_step9")
+    assert run.code == 0
+    assert run.err == (
+        "ckptconv: warning: --tag is of no use: model.pt is a single file, and it is for DeepSpeed's checkpoints.\n"
+    )
+    assert ckptconv_here(command, *paths, "--tag", "9", "--json").json["warnings"][0].startswith("--tag is of no use")
+    checkpoint = ZERO / "z2_bf16_tags_w2" / "checkpoint"
+    assert ckptconv_here("inspect", checkpoint, "--tag", "global_step2").err == ""
+
+
 def test_what_is_piped_is_whole(tmp_path: Path) -> None:
     save_file(HOSTILE, tmp_path / "a.safetensors")
     run = ckptconv_here("inspect", tmp_path / "a.safetensors")

@@ -34,6 +34,14 @@ def test_what_is_written_converts_to_the_same_weights_and_states(case: str, tmp_
     assert_same(outputs["universal"][1], outputs["direct"][1])
 
 
+def test_a_universal_checkpoint_is_of_one_tag(tmp_path: Path) -> None:
+    directory = universal_of("z2_bf16_w2", tmp_path)
+    run = ckptconv("zero-to-fp32", directory, tmp_path / "out", "--tag", "global_step2")
+    assert run.code == 2
+    assert f"{directory} is itself the directory of a tag, and --tag asks for 'global_step2'." in run.err
+    assert ckptconv("zero-to-fp32", directory, tmp_path / "out", "--tag", directory.name).code == 0
+
+
 def test_zero_2_has_a_dict_and_the_step_for_every_parameter(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
     assert (directory.parent / "latest_universal").read_text() == directory.name

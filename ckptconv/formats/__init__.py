@@ -50,7 +50,15 @@ def open_source(
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
     with attacks.refused(not inert):
-        return _open(path, family, tag, exclude_frozen, model_rank, storage_options)
+        source = _open(path, family, tag, exclude_frozen, model_rank, storage_options)
+    if source.family != deepspeed.FAMILY:
+        kind, _ = FAMILIES[source.family]
+        for option, given in (("--tag", tag), ("--exclude-frozen-parameters", exclude_frozen)):
+            if given:
+                source.warnings.append(
+                    f"{option} is of no use: {path} is {kind}, and it is for DeepSpeed's checkpoints."
+                )
+    return source
 
 
 def _open(

@@ -32,6 +32,7 @@ def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> str | 
         return None
     names = listing(path, options)
     if is_universal(names):
+        zero_files.check_tag(path, tag)
         return path
     if zero_files.LATEST in names and not tag:
         return None  # it has an ordinary checkpoint, which is what is meant

@@ -101,14 +101,19 @@ def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> Place:
     return _locate_in(path, tag, options)
 
 
+def check_tag(path: str, tag: str) -> None:
+    """Raise UsageError where `tag` is not that whose directory `path` is."""
+    if tag not in ("", basename(path)):
+        raise UsageError(
+            f"{path} is itself the directory of a tag, and --tag asks for {tag!r}.",
+            "Give the directory that holds the tags, or leave --tag out.",
+        )
+
+
 def _locate_in(path: str, tag: str, options: dict[str, Any] | None) -> Place:
     names = listing(path, options)
     if is_tag_directory(names):
-        if tag not in ("", basename(path)):
-            raise UsageError(
-                f"{path} is itself the directory of a tag, and --tag asks for {tag!r}.",
-                "Give the directory that holds the tags, or leave --tag out.",
-            )
+        check_tag(path, tag)
         return Place(path)
     if tag:
         _check_tag(tag, "--tag", UsageError)
