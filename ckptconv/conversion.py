@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from .depfile import rule
 from .errors import UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source
+from .garbage import no_garbage, settled
 from .move import Progress
 from .options import Options
 from .planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output
@@ -24,7 +26,6 @@ from .staging import FileStaging
 from .storage import dirname, is_remote, join, look, normalize, peak_rss
 from .targets import Target, beside, default_output, of_rank, resolve_output
 from .tensors import File
-from .unpickle import no_garbage
 from .uploads import notes
 
 if TYPE_CHECKING:
@@ -114,16 +115,18 @@ def convert(
         if path or (path is not None and plan is weights_output)
     }
     chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
-    # A million small objects live until the end: to look for garbage among them takes longer than to make them.
-    with no_garbage():
-        sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen, bool(targets))
-        if not targets:
-            targets = {weights_output: resolve_output(default_output(sources[0], chosen.storage_options), chosen)}
-            chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
-        work = [(one, plan, of_rank(target, one)) for one in sources for plan, target in targets.items()]
-        outputs = [plan(one, target, chosen) for one, plan, target in work]
-    verify = _verifier(work, chosen, progress) if chosen.verify else None
-    return produce(sources, outputs, chosen, started, progress, announce, publishing, verify, executor)
+    with contextlib.ExitStack() as stack:
+        # A million small objects live until the end: to look for garbage among them takes longer than to make them.
+        with no_garbage():
+            sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen, bool(targets))
+            if not targets:
+                targets = {weights_output: resolve_output(default_output(sources[0], chosen.storage_options), chosen)}
+                chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
+            work = [(one, plan, of_rank(target, one)) for one in sources for plan, target in targets.items()]
+            outputs = [plan(one, target, chosen) for one, plan, target in work]
+            stack.enter_context(settled())
+        verify = _verifier(work, chosen, progress) if chosen.verify else None
+        return produce(sources, outputs, chosen, started, progress, announce, publishing, verify, executor)
 
 
 def produce(
@@ -141,10 +144,11 @@ def produce(
 
     `verify` compares what is staged with the source; the other functions are those that `convert` takes.
     """
-    read = list(dict.fromkeys(file for each in outputs for file in each.plan.inputs()))
+    read_by = [each.plan.inputs() for each in outputs]
+    read = list(dict.fromkeys(itertools.chain.from_iterable(read_by)))
     inputs = list(dict.fromkeys(file.stored for file in read))
-    for each in outputs:
-        check_growth(each, sum(file.size for file in each.plan.inputs()))
+    for each, files in zip(outputs, read_by, strict=True):
+        check_growth(each, sum(file.size for file in files))
         check_output(each, [one.path for one in sources if not one.shards] + [file.path for file in inputs], chosen)
     equal = [pair for one in sources for pair in one.equal]
     if chosen.optimizer or chosen.universal:

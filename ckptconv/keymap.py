@@ -24,12 +24,13 @@ class Flattened(NamedTuple):
     """A tree as tensors by name, in its order, and its structure record; None where it needs none.
 
     `fixed` are names of tensors whose values mean nothing by themselves, and are not to be cast: parts of complex
-    numbers that are stored as pairs, and of quantized tensors.
+    numbers that are stored as pairs, and of quantized tensors. `apart`: no two of them are the same bytes.
     """
 
     tensors: dict[str, Any]
     structure: str | None
     fixed: frozenset[str]
+    apart: bool = False
 
 
 def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str | None]:
@@ -61,7 +62,7 @@ def describe(
     plain = None if tagged else _plain_tensors(tree)
     if plain is not None:
         in_order = not keep_order or _in_file_order(plain)
-        return Flattened(plain, None if in_order else plain_record(plain), frozenset())
+        return Flattened(plain, None if in_order else plain_record(plain), frozenset(), apart=True)
     encoder = Encoder(leave_out, tagged)
     encoder.survey(tree)
     root = encoder.encode(tree)

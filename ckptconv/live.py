@@ -12,7 +12,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -69,7 +68,7 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
         dtype = getattr(tensor, "dtype", torch.uint8)
         tensor = torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor)
         data, facts = bare(tensor)
-        return data, replace(facts, kind="storage")
+        return data, facts._replace(kind="storage")
     kind = type(tensor)
     attributes = vars(tensor) or None
     data = tensor

@@ -48,7 +48,7 @@ def load_state_dict(
     options = dict(storage_options or {})
     source = open_source(path, storage_options=options)
     tree = select.subtree(source.tree(key), key, path) if key else source.weights
-    tensors, structure, _ = keymap.describe(tree, tagged=True)
+    tensors, structure, *_ = keymap.describe(tree, tagged=True)
     with _Memory(torch, source, options) as memory, warnings.catch_warnings():
         # Where a private map is refused, torch warns that memory cannot be written.
         warnings.filterwarnings("ignore", "The given buffer is not writable")

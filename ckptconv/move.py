@@ -266,6 +266,8 @@ class _Worker:
         """The bytes of `window`, in this worker's buffer."""
         out = self.window[: window.stop - window.start]
         reads: dict[File, list[tuple[int, memoryview]]] = {}
+        near: File | None = None
+        ranges: list[tuple[int, memoryview]] = []
         for part, start, stop in window.pieces:
             base = part.offset - window.start
             if isinstance(part, Literal):
@@ -273,7 +275,11 @@ class _Worker:
                 continue
             tensor = part.tensor
             if _is_dense(tensor):
-                reads.setdefault(tensor.file, []).append((tensor.offset + start, out[base + start : base + stop]))
+                # One after the other they mostly lie in one file, whose name takes time to look up.
+                if tensor.file is not near:
+                    near = tensor.file
+                    ranges = reads.setdefault(near, [])
+                ranges.append((tensor.offset + start, out[base + start : base + stop]))
                 continue
             for move in tensor.moves(start, stop, "output", self.unit):
                 target, file, source, steps = move
@@ -477,8 +483,15 @@ def carry_out(
 
 def _reads_far(file: FilePlan) -> bool:
     # The files of a tensor lie all in one place, and may be many.
-    first = (next(part.tensor.inputs(), None) for part in file.parts if isinstance(part, Data))
-    return any(each is not None and is_read_far(each) for each in first)
+    seen: set[File] = set()
+    before: tuple[File, ...] = ()
+    for part in file.parts:
+        if isinstance(part, Data):
+            inputs = part.tensor.inputs()
+            if inputs and inputs != before:
+                seen.add(inputs[0])
+                before = inputs
+    return any(map(is_read_far, seen))
 
 
 def _in_order(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .errors import CorruptError
 from .tensors import File, LazyTensor
@@ -27,8 +27,7 @@ class Literal:
         return len(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(NamedTuple):
     """The bytes of `tensor`, which the output calls `name`."""
 
     offset: int
@@ -107,12 +106,16 @@ class Plan:
 
     def inputs(self) -> list[File]:
         """Every input file the plan reads, each once, in order of first use."""
-        # Partitions share one tuple of files, so most tensors add nothing new.
         seen: dict[File, None] = {}
+        before: Iterable[File] = ()
         for file in self.files:
             for part in file.parts:
                 if isinstance(part, (Data, Blank)):
-                    seen.update(dict.fromkeys(part.tensor.inputs()))
+                    inputs = part.tensor.inputs()
+                    # Most tensors lie where the one before lies, and add nothing new.
+                    if inputs != before:
+                        seen.update(dict.fromkeys(inputs))
+                        before = inputs
         return list(seen)
 
 

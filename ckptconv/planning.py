@@ -121,6 +121,8 @@ def check_output(output: Output, inputs: Iterable[str], options: Options) -> Non
 def check_growth(output: Output, available: int) -> None:
     """Raise LimitError for an output out of all proportion to the `available` bytes that it is made of."""
     most = MAX_GROWTH * available + ROOM_TO_GROW
+    if output.plan.nbytes <= most:
+        return
     parts = [part for file in output.plan.files for part in file.parts if isinstance(part, Data)]
     if sum(part.nbytes for part in parts) > most:
         largest = max(parts, key=lambda part: part.nbytes)
@@ -135,7 +137,7 @@ def check_growth(output: Output, available: int) -> None:
 def weights_files(source: Source, target: Target, options: Options) -> tuple[tuple[FilePlan, ...], dict[str, str]]:
     """The files of the weights, and the names that are stored under another: {removed: kept}. Pure."""
     tree = select.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
-    flat, structure, fixed = _flattened(source, tree, options)
+    flat, structure, fixed, apart = _flattened(source, tree, options)
     new_names = _new_names(source, flat, options)
     tensors = {new: flat[old] for old, new in new_names.items()}
     # A whole state without a tensor is kept by its record alone; a part that was asked for is a slip.
@@ -145,7 +147,8 @@ def weights_files(source: Source, target: Target, options: Options) -> tuple[tup
     if flat and not tensors:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
     owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
-    aliases = {} if options.tied == "duplicate" else select.untie(tensors, owners)
+    all_apart = options.tied == "duplicate" or (apart and not owners)
+    aliases = {} if all_apart else select.untie(tensors, owners)
     aliases = {alias: kept for alias, kept in aliases.items() if alias not in safetensors_input.RESERVED}
     if structure is None and source.structured and any(old != new for old, new in new_names.items()):
         structure = keymap.plain_record(flat)
@@ -153,11 +156,11 @@ def weights_files(source: Source, target: Target, options: Options) -> tuple[tup
     dtype = options.dtype or source.default_dtype
     widen_only = source.default_dtype == dtype == "float32"
     fixed = frozenset(new_names[name] for name in fixed if name in new_names)
-    kept = {
-        name: tensor if name in fixed else select.converted(name, tensor, dtype, widen_only)
-        for name, tensor in tensors.items()
-        if name not in aliases
-    }
+    kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+    if dtype != "keep":
+        for name, tensor in kept.items():
+            if name not in fixed:
+                kept[name] = select.converted(name, tensor, dtype, widen_only)
     limit = options.max_shard_size or source.default_shard_size
     groups = _as_in(kept, source.shards) if source.shards and limit is None else None
     files = _file_plans(kept, aliases, structure, target, limit, groups)

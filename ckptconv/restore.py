@@ -72,7 +72,7 @@ def plan_restored(
                 left_out[name] = cls
             return bool(cls)
 
-        tensors, structure, fixed = keymap.describe(tree, leave_out=leave_out, tagged=True)
+        tensors, structure, fixed, _ = keymap.describe(tree, leave_out=leave_out, tagged=True)
         names = set(select.matching(tensors, include, exclude))
         demoted = {name: tensor.facts.kind for name, tensor in tensors.items() if tensor.facts.kind not in KINDS}
         demoted = {name: kind for name, kind in demoted.items() if name in names}

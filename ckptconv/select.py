@@ -59,6 +59,8 @@ def matching(names: Iterable[str], include: Sequence[str], exclude: Sequence[str
     Raises UsageError for a pattern of `include` that matches nothing.
     """
     names = list(names)
+    if not include and not exclude:
+        return names
     for pattern in include:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise UsageError(
@@ -78,6 +80,8 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str
 
     Raises UsageError for a rule that is none, and where two names become one.
     """
+    if not prefix and not rules:
+        return {name: name for name in names}
     compiled = [_rule(rule) for rule in rules]
     result: dict[str, str] = {}
     taken: dict[str, str] = {}

@@ -188,7 +188,8 @@ def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:
 
 
 class Reader:
-    """Ranged reads of one file. Safe to use from several threads."""
+    """Ranged reads of one file. Safe to use from several threads. `read_at` and `fill` are each made of the other: a
+    reader has one of its own."""
 
     file: File
 
@@ -200,7 +201,9 @@ class Reader:
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill `buffers` one after the other with the bytes from `offset` on."""
-        raise NotImplementedError
+        for buffer in buffers:
+            buffer[:] = self.read_at(offset, len(buffer))
+            offset += len(buffer)
 
     def fill_runs(self, offsets: Iterable[int], length: int, out: memoryview) -> None:
         """Fill `out` with the runs of `length` bytes from each of `offsets` on, one after the other."""

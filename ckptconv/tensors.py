@@ -287,7 +287,7 @@ class LazyTensor:
         """Whether output order costs far more reads than source order, as for a transposed matrix."""
         return False
 
-    def inputs(self) -> Iterator[File]:
+    def inputs(self) -> tuple[File, ...]:
         """The files its bytes come from; one may come more than once."""
         raise NotImplementedError
 
@@ -303,6 +303,48 @@ class LazyTensor:
         order not more than that.
         """
         raise NotImplementedError
+
+
+class Derived(LazyTensor):
+    """A tensor that is made of one other."""
+
+    __slots__ = ()
+    tensor: LazyTensor
+
+    @property
+    def scattered(self) -> bool:
+        return self.tensor.scattered
+
+    def inputs(self) -> tuple[File, ...]:
+        return self.tensor.inputs()
+
+    def origin(self) -> tuple[str, int]:
+        return self.tensor.origin()
+
+
+class Composed(LazyTensor):
+    """A tensor that is made of several others."""
+
+    __slots__ = ()
+    parts: tuple[LazyTensor, ...]
+
+    def inputs(self) -> tuple[File, ...]:
+        return tuple(itertools.chain.from_iterable(part.inputs() for part in self.parts))
+
+    def origin(self) -> tuple[str, int]:
+        return self.parts[0].origin()
+
+
+class Unstored(LazyTensor):
+    """A tensor that is in no file."""
+
+    __slots__ = ()
+
+    def inputs(self) -> tuple[File, ...]:
+        return ()
+
+    def origin(self) -> tuple[str, int]:
+        return "", 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +372,8 @@ class Stored(LazyTensor):
                 run = max(run, extent * stride * item)
         return False
 
-    def inputs(self) -> Iterator[File]:
-        yield self.file
+    def inputs(self) -> tuple[File, ...]:
+        return (self.file,)
 
     def origin(self) -> tuple[str, int]:
         return self.file.path, self.offset
@@ -369,8 +411,8 @@ class Partitioned(LazyTensor):
     dtype: DType
     shape: tuple[int, ...]
 
-    def inputs(self) -> Iterator[File]:
-        yield from self.files
+    def inputs(self) -> tuple[File, ...]:
+        return self.files
 
     def origin(self) -> tuple[str, int]:
         return self.files[0].path, self.bases[0] + self.offset
@@ -385,7 +427,7 @@ class Partitioned(LazyTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class Concat(LazyTensor):
+class Concat(Composed):
     """Tensors of one dtype joined along `dim`; their other dimensions are equal."""
 
     parts: tuple[LazyTensor, ...]
@@ -413,13 +455,6 @@ class Concat(LazyTensor):
     def scattered(self) -> bool:
         return any(part.scattered for part in self.parts)
 
-    def inputs(self) -> Iterator[File]:
-        for part in self.parts:
-            yield from part.inputs()
-
-    def origin(self) -> tuple[str, int]:
-        return self.parts[0].origin()
-
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         row = self.starts[-1]
         for first, last, low, high in _rows(start, stop, row, limit):
@@ -438,7 +473,7 @@ class Concat(LazyTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow(LazyTensor):
+class Narrow(Derived):
     """`length` indices of `tensor` along `dim`, from `start`."""
 
     tensor: LazyTensor
@@ -460,16 +495,6 @@ class Narrow(LazyTensor):
         shape = self.tensor.shape
         return (*shape[: self.dim], self.length, *shape[self.dim + 1 :])
 
-    @property
-    def scattered(self) -> bool:
-        return self.tensor.scattered
-
-    def inputs(self) -> Iterator[File]:
-        return self.tensor.inputs()
-
-    def origin(self) -> tuple[str, int]:
-        return self.tensor.origin()
-
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         shape = self.tensor.shape
         unit = math.prod(shape[self.dim + 1 :]) * self.dtype.itemsize
@@ -484,7 +509,7 @@ class Narrow(LazyTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class View(LazyTensor):
+class View(Derived):
     """The same bytes under another dtype or shape."""
 
     tensor: LazyTensor
@@ -495,22 +520,12 @@ class View(LazyTensor):
         if self.nbytes != self.tensor.nbytes:
             raise ValueError(f"{self.tensor.nbytes} bytes cannot be seen as {self.dtype} {self.shape}")
 
-    @property
-    def scattered(self) -> bool:
-        return self.tensor.scattered
-
-    def inputs(self) -> Iterator[File]:
-        return self.tensor.inputs()
-
-    def origin(self) -> tuple[str, int]:
-        return self.tensor.origin()
-
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         return self.tensor.moves(start, stop, order, limit)
 
 
 @dataclass(frozen=True, slots=True)
-class Convert(LazyTensor):
+class Convert(Derived):
     """`tensor` with every element passed through `kernel`, giving elements of `dtype`."""
 
     tensor: LazyTensor
@@ -520,16 +535,6 @@ class Convert(LazyTensor):
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.tensor.shape
-
-    @property
-    def scattered(self) -> bool:
-        return self.tensor.scattered
-
-    def inputs(self) -> Iterator[File]:
-        return self.tensor.inputs()
-
-    def origin(self) -> tuple[str, int]:
-        return self.tensor.origin()
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         before, after = self.tensor.dtype.itemsize, self.dtype.itemsize
@@ -549,7 +554,7 @@ class Convert(LazyTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(LazyTensor):
+class Joined(Composed):
     """Tensors of one shape put together by `kernel`, element by element, into elements of `dtype`."""
 
     parts: tuple[LazyTensor, ...]
@@ -559,13 +564,6 @@ class Joined(LazyTensor):
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.parts[0].shape
-
-    def inputs(self) -> Iterator[File]:
-        for part in self.parts:
-            yield from part.inputs()
-
-    def origin(self) -> tuple[str, int]:
-        return self.parts[0].origin()
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         after = self.dtype.itemsize
@@ -584,7 +582,7 @@ class Joined(LazyTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class Inline(LazyTensor):
+class Inline(Unstored):
     """A tensor whose bytes are in the description itself."""
 
     data: bytes
@@ -595,12 +593,6 @@ class Inline(LazyTensor):
         if self.nbytes != len(self.data):
             raise ValueError(f"{len(self.data)} bytes are not a tensor of {self.dtype} {self.shape}")
 
-    def inputs(self) -> Iterator[File]:
-        return iter(())
-
-    def origin(self) -> tuple[str, int]:
-        return "", 0
-
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         for at in range(start, stop, limit):
             end = min(at + limit, stop)
@@ -608,17 +600,11 @@ class Inline(LazyTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class Zeros(LazyTensor):
+class Zeros(Unstored):
     """A tensor of zeros, which is nowhere stored."""
 
     dtype: DType
     shape: tuple[int, ...]
-
-    def inputs(self) -> Iterator[File]:
-        return iter(())
-
-    def origin(self) -> tuple[str, int]:
-        return "", 0
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         for at in range(start, stop, limit):
@@ -626,8 +612,7 @@ class Zeros(LazyTensor):
             yield Move(Runs(at, length), None, bytes(length))
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFacts:
+class TensorFacts(NamedTuple):
     """What a tensor in a state dict is beside its bytes.
 
     `kind` is "tensor", "parameter", "buffer" or the name of a subclass. Tensors with the same `storage` shared memory
@@ -644,7 +629,7 @@ class TensorFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged(LazyTensor):
+class Tagged(Derived):
     """A leaf of a state dict: `tensor`, and the facts about it that its bytes do not tell."""
 
     tensor: LazyTensor
@@ -657,16 +642,6 @@ class Tagged(LazyTensor):
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.tensor.shape
-
-    @property
-    def scattered(self) -> bool:
-        return self.tensor.scattered
-
-    def inputs(self) -> Iterator[File]:
-        return self.tensor.inputs()
-
-    def origin(self) -> tuple[str, int]:
-        return self.tensor.origin()
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         return self.tensor.moves(start, stop, order, limit)

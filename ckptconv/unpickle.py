@@ -15,17 +15,17 @@ before it is checked, and nothing recurses.
 from __future__ import annotations
 
 import codecs
-import contextlib
-import gc
 import itertools
+import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from . import attacks
 from .errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from .garbage import no_garbage
 from .tensors import LazyTensor, Tagged
 from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
@@ -35,6 +35,27 @@ from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, Torc
 Constructor: TypeAlias = Callable[[tuple[Any, ...]], Any]
 # Called with an `Opaque` and the argument of a BUILD for it: returns what takes its place, or NotImplemented.
 Builder: TypeAlias = Callable[[Opaque, Any], Any]
+# Gives a value for the key of a storage, or None: then it is made in the usual way, opcode by opcode.
+Maker: TypeAlias = Callable[[str], Any]
+
+
+class Phrase(NamedTuple):
+    """The call by which torch has a tensor made, but for the key of its storage.
+
+    `function` is called with a storage, `offset`, `size`, `stride`, `flag`, and what a call of `hooks` gives; the
+    storage is what is meant by the persistent id (`tag`, `cls`, the key, `location`, `numel`).
+    """
+
+    function: Any
+    tag: Any
+    cls: Any
+    location: Any
+    numel: int
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    flag: bool
+    hooks: Any
 
 
 @dataclass(frozen=True)
@@ -45,12 +66,14 @@ class Vocabulary:
     `constants`: what a name stands for by itself.
     `builders`: what becomes of an `Opaque` of that class when it is given its state.
     `persistent`: what a persistent id stands for.
+    `phrases`: what makes the same as the others would for a phrase, at once; None where there is no such thing.
     """
 
     constructors: Mapping[tuple[str, str], Constructor] = field(default_factory=dict)
     constants: Mapping[tuple[str, str], Any] = field(default_factory=dict)
     builders: Mapping[tuple[str, str], Builder] = field(default_factory=dict)
     persistent: Callable[[Any], Any] | None = None
+    phrases: Callable[[Phrase], Maker | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,19 +164,6 @@ def _run(machine: _Machine) -> Loaded:
     finally:
         # Its parts refer to one another: it, and the data, would be there until the next search for garbage.
         vars(machine).clear()
-
-
-@contextlib.contextmanager
-def no_garbage() -> Iterator[None]:
-    """Without the search for garbage, of which there is none: among millions of new objects it takes a third of the
-    time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 # ------------------------------------------------------------------------------------------------ keys and elements
@@ -438,6 +448,52 @@ def _python(keys: _Keys, deques: _Deques) -> dict[tuple[str, str], Constructor]:
     return named
 
 
+# --------------------------------------------------------------------------------------------------------- phrases
+
+_GET = rb"(?:h.|j....)"
+_INT = rb"(?:K.|M..|J....)"
+_PUT = rb"((?:r....)|)"
+_INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
+# What torch.save writes for a tensor after the function that makes it, once the memo has 256 entries: at one match
+# what would be 25 opcodes. Groups of what is the same for many tensors, and of the places in the memo, alternate.
+_PHRASE = re.compile(
+    rb"\(\((%(get)b%(get)bX.\0\0\0)([0-9]{1,20})(r....)(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)%(put)b(%(int)b)t(r....)Q"
+    rb"(%(int)b)%(ints)b%(put)b%(ints)b%(put)b([\x88\x89])(%(get)b)\)R(r....)t(r....)R(r....)"
+    % {b"get": _GET, b"put": _PUT, b"int": _INT, b"ints": _INTS},
+    re.DOTALL,
+).match
+_KIND = (1, 4, 6, 8, 9, 11, 13, 14)
+_PUTS = (3, 5, 7, 10, 12, 15, 16, 17)
+_KEY = 2
+_PIECES = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
+# As numbers, by their length: so many LONG_BINPUTs from place 0 on, and what each place more adds.
+_FIRST_PUTS = {5 * n: sum((0x72 | at << 8) << 40 * at for at in range(n)) for n in range(9)}
+_NEXT_PUTS = {5 * n: sum(1 << 40 * at + 8 for at in range(n)) for n in range(9)}
+_GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
+_KINDS_KEPT = 4096
+
+
+def _in_order(puts: bytes, first: int) -> bool:
+    """Whether LONG_BINPUTs are to one place after the other, from `first` on."""
+    return int.from_bytes(puts, "little") == _FIRST_PUTS[len(puts)] + first * _NEXT_PUTS[len(puts)]
+
+
+def _ints(opcodes: bytes) -> tuple[int, ...]:
+    """The integers that BININT1, BININT2 and BININT push."""
+    found = _PIECES.findall(opcodes)
+    return tuple(int.from_bytes(a or b or c, "little", signed=bool(c)) for a, b, c in found)
+
+
+class _Kind(NamedTuple):
+    """Tensors that are alike: the function that a pickle calls for them, what makes them instead, how long the key of
+    their storage is, and the storage's location."""
+
+    function: Any
+    make: Maker
+    length: int
+    location: Any
+
+
 # --------------------------------------------------------------------------------------------------------- machine
 
 
@@ -446,6 +502,8 @@ class _NotStoredError(Exception):
 
 
 _HOLE: Any = object()
+# By the length of the LONG_BINPUTs of a phrase, for all but the first and the last.
+_HOLES = {5 * n: [_HOLE] * (n - 2) for n in range(2, 9)}
 _BUILT_IN_PLACE = (OrderedDict, Counter)
 _OBJECTS = tuple(Global(module, "object") for module in _BUILTINS)
 # An object made by calling the result of a call of the result of a call …
@@ -497,6 +555,9 @@ class _Machine:
         self.globals: dict[Global, Global] = {}
         self.opaque: dict[Global, None] = {}
         self.suspects: dict[Global, None] = {}
+        # By how a pickle spells them. What it spells depends on the memo.
+        self.phrases = vocabulary.phrases
+        self.kinds: dict[tuple[bytes, ...], _Kind | None] = {}
 
     # ---- running
 
@@ -570,6 +631,11 @@ class _Machine:
                         raise _NotStoredError
                     stack.append(value)
                 elif op == 0x28:  # MARK
+                    if lean and data.startswith(b"(", pos) and stack:
+                        end = self._phrase(pos - 1, stack)
+                        if end:
+                            pos = end
+                            continue
                     marks.append(stack)
                     stack = []
                 elif op == 0x4B:  # BININT1
@@ -677,6 +743,66 @@ class _Machine:
         finally:
             self.pos = pos
 
+    def _phrase(self, start: int, stack: list[Any]) -> int:
+        """Make the tensor of the phrase at `start`, of the function on top of the stack, and say where the phrase ends;
+        0 if there is none, or none that can be made at once."""
+        found = None if self.spill else _PHRASE(self.data, start)
+        if found is None:
+            return 0
+        spelled = found.group(*_KIND)
+        if spelled in self.kinds:
+            kind = self.kinds[spelled]
+        else:
+            if len(self.kinds) == _KINDS_KEPT:
+                self.kinds.clear()
+            kind = self.kinds[spelled] = self._kind(stack[-1], *spelled)
+        memo = self.memo
+        puts = found.group(*_PUTS)
+        together = b"".join(puts)
+        key = str(found[_KEY], "ascii")
+        if kind is None or kind.function is not stack[-1] or len(key) != kind.length:
+            return 0
+        if not _in_order(together, len(memo)):
+            return 0
+        made = kind.make(key)
+        if made is None:
+            return 0
+        self.charge(2)
+        memo.append(key)
+        if puts[1]:
+            memo.append(kind.location)
+        # What a lean run does not remember: the id, the size and stride unless they are empty, hooks, and arguments.
+        memo += _HOLES[len(together) - len(puts[1])]
+        memo.append(made)
+        stack[-1] = made
+        return found.end()
+
+    def _kind(
+        self,
+        function: Any,
+        head: bytes,
+        location: bytes,
+        numel: bytes,
+        offset: bytes,
+        size: bytes,
+        stride: bytes,
+        flag: bytes,
+        hooks: bytes,
+    ) -> _Kind | None:
+        """What makes tensors that are spelled so, if anything does."""
+        tag, cls = self._recalled(head[:-5])
+        (made_of,) = self._recalled(hooks)
+        if location.startswith(b"X"):
+            where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None
+        else:
+            (where,) = self._recalled(location)
+        if self.phrases is None or any(each is _HOLE for each in (tag, cls, where, made_of)):
+            return None
+        (count,), (first,) = _ints(numel), _ints(offset)
+        phrase = Phrase(function, tag, cls, where, count, first, _ints(size), _ints(stride), flag == b"\x88", made_of)
+        make = self.phrases(phrase)
+        return None if make is None else _Kind(function, make, head[-4], where)
+
     # ---- parts of opcodes
 
     def _short(self) -> Exception:
@@ -723,6 +849,7 @@ class _Machine:
         memo = self.memo
         if index < len(memo):
             memo[index] = value
+            self.kinds.clear()
         elif index == len(memo):
             self.spill.pop(index, None)
             memo.append(value)
@@ -734,6 +861,12 @@ class _Machine:
         if value is _HOLE:
             raise _NotStoredError
         return value
+
+    def _recalled(self, gets: bytes) -> list[Any]:
+        """What BINGET and LONG_BINGET push, or a hole."""
+        memo = self.memo
+        places = (int.from_bytes(short or long, "little") for short, long in _GETS.findall(gets))
+        return [memo[place] if place < len(memo) else _HOLE for place in places]
 
     def find(self, module: Any, name: Any) -> Any:
         """What a name stands for: a constant, or just its name."""
@@ -807,6 +940,7 @@ class _Machine:
     def _replace(self, old: Any, new: Any) -> None:
         """Put `new` where `old` is: on the stack, and in the memo if it was stored not long ago."""
         self.stack[-1] = new
+        self.kinds.clear()
         memo = self.memo
         for index in range(len(memo) - 1, max(len(memo) - 1 - _REPLACED_WITHIN, -1), -1):
             if memo[index] is old:

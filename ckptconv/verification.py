@@ -21,13 +21,13 @@ from .errors import CkptconvError, CorruptError, DifferenceError, FailedError, U
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source, Training
 from .formats.torch_file import read as read_torch
+from .garbage import no_garbage, settled
 from .options import Options
 from .reference import BLOCK, FAR_BLOCK, Reference, blocks, shown
 from .spool import SpoolingReaders, is_pipe
 from .storage import basename, dirname, is_remote, join, look, normalize, peak_rss, read_text
 from .structure import dump, name_of, parse, tensors_of
 from .tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View, contiguous_strides, same_bytes, untagged
-from .unpickle import no_garbage
 from .written import (
     MANIFEST,
     OPTIONS,
@@ -182,7 +182,7 @@ def verify_outputs(
         raise FailedError(f"Nothing was compared: {first.path} holds nothing that belongs into the output.")
     if announce:
         announce(sum(pair.got.nbytes for pair in pairs))
-    with SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
+    with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
         readers.expect(_packed(pairs))
         reference = Reference(readers)
         for pair in pairs:
@@ -344,7 +344,7 @@ def _expected_weights(source: Source, asked: Options) -> _Expected:
                 lacking[name] = reason
             return bool(reason)
 
-        flat, record, fixed = keymap.describe(tree, leave_out=leave_out)
+        flat, record, fixed, _ = keymap.describe(tree, leave_out=leave_out)
         if lacking:
             raise foreign.without_data(source.path, lacking)
     else:
@@ -594,7 +594,8 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 def _expected_tree(source: Source, asked: Options) -> Any:
     """The tree that a `.pt` file is to hold."""
     tree = select.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
-    flat, record, fixed = keymap.describe(tree, leave_out=lambda name, node: bool(foreign.class_of(node)), tagged=True)
+    described = keymap.describe(tree, leave_out=lambda _, node: bool(foreign.class_of(node)), tagged=True)
+    flat, record, fixed, _ = described
     chosen = set(select.matching(flat, asked.include, asked.exclude))
     tensors: dict[str, LazyTensor] = {}
     for name, tensor in flat.items():

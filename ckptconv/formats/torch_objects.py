@@ -32,8 +32,10 @@ from ckptconv.tensors import (
     itemsize_of_components,
 )
 from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.unpickle import Builder, Constructor, MalformedError, RefusedError, Vocabulary
+from ckptconv.unpickle import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 
+_REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
+_HOOKS = Global("collections", "OrderedDict")
 # torch's own limits.
 MAX_DIMS = 64
 MAX_BYTES = 1 << 63
@@ -79,7 +81,7 @@ class Storage(Tagged):
         self.swapped = swapped
 
     @property
-    def tensor(self) -> LazyTensor:
+    def tensor(self) -> LazyTensor:  # type: ignore[override]
         count = self.size // self.dtype.itemsize
         return _in_order(Stored(self.file, self.offset, self.dtype, (count,), (1,)), self)
 
@@ -100,6 +102,10 @@ class StorageId(NamedTuple):
     numel: int
     view: Any = None
 
+
+# Where storages that are alike but for their keys lie: by the key, the file, the byte at which one begins, and its
+# identity; None, for one or all of them, where it takes more than that to tell.
+Places: TypeAlias = Callable[[StorageId], Callable[[str], tuple[File, int, Hashable] | None] | None]
 
 _STORAGE_DTYPES = {
     "Double": "float64",
@@ -254,6 +260,38 @@ class _Tensors:
             tensor = _resolved(tensor, metadata)
         facts = TensorFacts("tensor", requires_grad, None, storage.identity, storage.size, offset, strides)
         return Tagged(tensor, facts)
+
+    def phrase(self, phrase: Phrase, places: Places) -> Maker | None:
+        """What `rebuild_tensor_v2` makes of storages that are alike but for their keys, where `places` knows them."""
+        if phrase.function != _REBUILD or phrase.hooks != _HOOKS:
+            return None
+        offset, flag = phrase.offset, phrase.flag
+        try:
+            wanted = storage_id((phrase.tag, phrase.cls, "0", phrase.location, phrase.numel))
+            shape, strides, numel, extent = self.geometry(phrase.size, phrase.stride)
+        except MalformedError:
+            return None
+        dtype = wanted.dtype
+        nbytes = wanted.numel * dtype.itemsize
+        find = places(wanted)
+        start = offset * dtype.itemsize if numel else 0
+        if (
+            find is None
+            or offset < 0
+            or start + extent * dtype.itemsize > nbytes
+            or numel * dtype.itemsize >= MAX_BYTES
+        ):
+            return None
+
+        def make(key: str) -> Tagged | None:
+            place = find(key)
+            if place is None:
+                return None
+            file, at, identity = place
+            facts = TensorFacts("tensor", flag, None, identity, nbytes, offset, strides)
+            return Tagged(Stored(file, at + start, dtype, shape, strides), facts)
+
+        return make
 
     # Each takes the arguments of torch's function of that name.
 
@@ -654,8 +692,9 @@ def _from_numpy(array: NumpyArray) -> LazyTensor | None:
 # ------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
-    """Everything torch writes, as data. `storage` resolves a persistent id, usually through `storage_id`.
+def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> Vocabulary:
+    """Everything torch writes, as data. `storage` resolves a persistent id, usually through `storage_id`; `places` does
+    so for many at a time.
 
     Tensors become `Tagged` leaves whose facts name the storage by (path of the file, key); those that are made of
     several (sparse, quantized, nested, of a wrapper subclass) or of nothing (meta) become `Composite`s.
@@ -698,4 +737,5 @@ def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
         constructors[module, "scalar"] = _scalar
         constructors[module.replace("multiarray", "numeric"), "_frombuffer"] = _frombuffer
         builders[module, "_reconstruct"] = _build_array
-    return Vocabulary(constructors, CONSTANTS, builders, storage)
+    phrases = functools.partial(tensors.phrase, places=places) if places else None
+    return Vocabulary(constructors, CONSTANTS, builders, storage, phrases)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -71,7 +70,7 @@ def told(others: list[str]) -> str:
 
 def _detached(tensor: Any) -> Any:
     if isinstance(tensor, Tagged):
-        return Tagged(tensor.tensor, replace(tensor.facts, requires_grad=False))
+        return Tagged(tensor.tensor, tensor.facts._replace(requires_grad=False))
     return tensor
 
 

@@ -15,14 +15,14 @@ import itertools
 import operator
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats import torch_script
 from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of
-from ckptconv.formats.torch_objects import Storage, storage_id, vocabulary
+from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.spool import check_ratio
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File, Packed
@@ -77,7 +77,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     archive.locate(archive.rows.items())
     storages = _Storages(archive, byteorder == b"big")
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
-    words = vocabulary(storages.resolve)
+    words = vocabulary(storages.resolve, storages.places)
     if archive.is_script:
         words = replace(words, constructors={**words.constructors, **torch_script.CONSTRUCTORS})
     loaded = load(pickle, words, where=where, limits=limits)
@@ -149,6 +149,22 @@ class _Storages:
             file, offset = self._packed[row], 0
         return Storage(file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
 
+    def places(self, wanted: StorageId) -> Callable[[str], tuple[File, int, int] | None] | None:
+        """What finds storages that are all as `wanted` is but for their keys: those that lie as they are used."""
+        if wanted.location == "meta" or self._swapped:
+            return None
+        archive, first = self._archive, self._first
+        find, sizes, methods, payloads = archive.storage, archive.sizes, archive.methods, archive.payloads
+        file, start, nbytes = archive.file, archive.start, wanted.numel * wanted.dtype.itemsize
+
+        def place(key: str) -> tuple[File, int, int] | None:
+            row = find(key)
+            if row is None or sizes[row] != nbytes or methods[row] != _STORED:
+                return None
+            return file, start + payloads[row], first + row
+
+        return place
+
 
 # ------------------------------------------------------------------------------------------------------ the archive
 
@@ -165,6 +181,7 @@ class _Archive:
         self.start, self.size = start, size
         self.bytes_read = 0
         self._reader = reader
+        self._buffer = bytearray()
         # From far away, the directory of all but the largest archives is read along with the end. Here, nothing is
         # read but what is needed: the tensors before it may be none of ours.
         self._read_tail(_TAIL if is_remote(self.file.path) else _END_RECORDS)
@@ -204,6 +221,16 @@ class _Archive:
             return self._tail[offset - self._tail_start :][:length]
         self.bytes_read += length
         return self._reader.read_at(self.start + offset, length)
+
+    def _window(self, offset: int, length: int) -> bytes | memoryview:
+        """As `read_at`, valid until the next call: a new buffer each time would take longer than what is read."""
+        if offset >= self._tail_start or length > WINDOW:
+            return self.read_at(offset, length)
+        self._buffer = self._buffer or bytearray(WINDOW)
+        window = memoryview(self._buffer)[:length]
+        self._reader.fill(self.start + offset, [window])
+        self.bytes_read += length
+        return window
 
     # ---- the directory
 
@@ -409,7 +436,9 @@ class _Archive:
         """The local headers that lie from byte `start` to `stop`, by row and name."""
         if stop > self._end:
             raise self.corrupt("a local header reaches into the directory")
-        window = self.read_at(start, stop - start)
+        window = self._window(start, stop - start)
+        # A size here may say that it stands elsewhere. 0 says so even without the flag for it: torch.save with
+        # skip_data leaves all of the header blank.
         for row, raw in members:
             at = self.headers[row] - start
             signature, _, flags, method, _, _, _, packed, size, name_length, extra_length = _LOCAL_HEADER.unpack_from(
@@ -422,8 +451,8 @@ class _Archive:
                 or window[at : at + name_length] != raw
                 or method != self.methods[row]
                 or flags & _ENCRYPTED
-                or not self._agrees(size, self.sizes[row])
-                or not self._agrees(packed, self.packed[row])
+                or size not in (self.sizes[row], _ZIP64, 0)
+                or packed not in (self.packed[row], _ZIP64, 0)
             ):
                 raise self.corrupt(
                     f"what is at byte {self.headers[row]} is not the member {raw[:100]!r} that the directory says",
@@ -432,14 +461,6 @@ class _Archive:
             self.payloads[row] = payload = start + at + name_length + extra_length
             if payload + self.packed[row] > self._ends[row]:
                 raise self._overlap(row, self._ends[row])
-
-    @staticmethod
-    def _agrees(size: int, known: int) -> bool:
-        """Whether a size in a local header is the known one, or says that it stands elsewhere.
-
-        0 says so too, even without the flag for it: torch.save with skip_data leaves all of the header blank.
-        """
-        return size in (known, _ZIP64, 0)
 
     def storages(self) -> Iterator[tuple[str, int]]:
         """The members that hold storages, by name and row."""

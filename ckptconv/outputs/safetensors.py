@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import itertools
 import json
 from collections.abc import Mapping
 
 from ckptconv.errors import FailedError, UnsupportedError, UsageError
 from ckptconv.plan import Data, FilePlan, Literal
-from ckptconv.tensors import DTYPE_RANK, LazyTensor
+from ckptconv.tensors import DTYPE_RANK, DType, LazyTensor
 
 SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"
@@ -29,7 +31,9 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
     # Bytes at once: as dicts, the entries of a header take five times the memory, as texts twice.
     header = bytearray(8)
     header += _encoded(name, f'{{"{METADATA}":{_json(dict(sorted(metadata.items())))}')
-    texts: dict[tuple[str, tuple[int, ...]], str] = {}
+    # Tensors are many, and their kinds are few.
+    kinds: dict[tuple[DType, tuple[int, ...]], tuple[str, int]] = {}
+    ends = array.array("Q")
     at = 0
     for key, tensor in ordered:
         if key == METADATA:
@@ -37,22 +41,23 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
                 f"{name}: a tensor cannot be named {METADATA} in safetensors.",
                 f"Give it another name: --rename {METADATA}=NAME.",
             )
-        kind = tensor.dtype.name, tensor.shape
-        text = texts.get(kind)
-        if text is None:
+        kind = tensor.dtype, tensor.shape
+        known = kinds.get(kind)
+        if known is None:
             shape = ",".join(map(str, _shape(tensor)))
-            text = texts[kind] = f'"dtype":"{_code(name, key, tensor)}","shape":[{shape}]'
-        end = at + tensor.nbytes
-        header += _encoded(name, f',{_json(key)}:{{{text},"data_offsets":[{at},{end}]}}')
+            text = f'"dtype":"{_code(name, key, tensor)}","shape":[{shape}],"data_offsets"'
+            known = kinds[kind] = text, tensor.nbytes
+        text, size = known
+        end = at + size
+        header += _encoded(name, f",{_json(key)}:{{{text}:[{at},{end}]}}")
+        ends.append(end)
         at = end
     head = _finished(name, header)
     del header
-    parts: list[Literal | Data] = [Literal(0, head)]
-    at = len(head)
-    for key, tensor in ordered:
-        parts.append(Data(at, tensor, key))
-        at += tensor.nbytes
-    return FilePlan(name, at, tuple(parts))
+    start = len(head)
+    starts = itertools.chain((0,), ends)
+    data = (Data(start + at, tensor, key) for (key, tensor), at in zip(ordered, starts, strict=False))
+    return FilePlan(name, start + at, (Literal(0, head), *data))
 
 
 def _code(file: str, key: str, tensor: LazyTensor) -> str:

@@ -237,9 +237,8 @@ class _Assembled(LazyTensor):
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return (self.size,)
 
-    def inputs(self) -> Iterator[File]:
-        for view in self.views:
-            yield from view.flat.inputs()
+    def inputs(self) -> tuple[File, ...]:
+        return tuple(itertools.chain.from_iterable(view.flat.inputs() for view in self.views))
 
     def origin(self) -> tuple[str, int]:
         return self.views[0].flat.origin() if self.views else ("", 0)
@@ -297,7 +296,7 @@ class _Shown(LazyTensor):
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.view.flat.shape
 
-    def inputs(self) -> Iterator[File]:
+    def inputs(self) -> tuple[File, ...]:
         return self.whole.inputs()
 
     def origin(self) -> tuple[str, int]:
