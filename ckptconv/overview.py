@@ -133,7 +133,7 @@ def _tree(summary: Mapping[str, Any], width: int | None, depth: int | None, verb
             continue
         module = row.module
         leaf = module.shape is not None
-        label = label if width is None else cut(label, label_width)
+        label = label if width is None else _label(label, row.alike, label_width)
         size = f"the same as {module.tied}" if module.tied else format_size(module.nbytes * row.alike)
         line = [
             Span("  "),
@@ -158,13 +158,25 @@ def _described(row: Row, depth: int | None) -> tuple[str, str, str]:
     indent = "  " * (row.depth - 1)
     label = indent + (row.label or "(itself)") + ("" if module.shape is not None else ".")
     if row.alike > 1:
-        label += f" ({row.alike:,} alike)"
+        label += _alike(row.alike)
     dtype = next(iter(module.dtypes), "") if len(module.dtypes) <= 1 else f"{len(module.dtypes)} dtypes"
     if module.shape is None:
         shown = count_of(module.tensors * row.alike, "tensor")
     else:
         shown = " × ".join(map(str, module.shape)) or "scalar"
     return label, dtype, shown
+
+
+def _label(label: str, alike: int, width: int) -> str:
+    """A label of at most `width` cells. How many modules it stands for takes little room before its name is cut."""
+    if cells(label) > width and alike > 1:
+        count = f" ×{alike:,}"
+        return cut(label.removesuffix(_alike(alike)), width - len(count)) + count
+    return cut(label, width)
+
+
+def _alike(count: int) -> str:
+    return f" ({count:,} alike)"
 
 
 def _largest(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:

@@ -237,6 +237,8 @@ def publish(
             for work in works:
                 work.staging.leave()
             return done
+        if working and verify:
+            working("verifying")
         if verify and not sends:
             places = [{file.name: work.staging.staged(file.name) for file in work.output.plan.files} for work in works]
             done.tally.bytes_verified += verify(places)

@@ -11,12 +11,12 @@ import shutil
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .errors import DifferenceError, FailedError
-from .overview import count_of, overview, printable
+from .overview import count_of, cut, overview, printable
 from .storage import reason
-from .units import format_memory, format_size
+from .units import format_memory, format_size, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 # Seconds between two lines of progress where there is no terminal.
 INTERVAL = 5.0
-# Of a file's name, so much stands before a bar.
-SHORT = 24
+# Of a file's name, so much stands before a bar, where the terminal is as wide as this.
+SHORT, WIDE_ENOUGH = 24, 72
 # Of so many output files each gets a line.
 FEW = 3
 # How the styles of an overview look on a terminal.
@@ -62,7 +62,7 @@ class Output:
         """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
         if self.quiet or self.no_progress:
             return Progress()
-        return Bar() if sys.stderr.isatty() else Lines()
+        return Bar() if _can_rewrite(sys.stderr) else Lines()
 
     def done(self, report: Report) -> None:
         """The end of a conversion, whose outputs are complete whatever becomes of the report."""
@@ -145,6 +145,15 @@ class Output:
                 raise FailedError(f"The report cannot be written: {reason(error)}.") from error
 
 
+def _can_rewrite(stream: TextIO) -> bool:
+    """Whether a line can be written over: on a terminal that has commands for it, and says how large it is."""
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        return all(os.get_terminal_size(stream.fileno()))
+    return False
+
+
 def _width() -> int | None:
     """How many cells wide the terminal is; None where there is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -205,7 +214,7 @@ class Lines(Progress):
         left = (self.total - self.done) / rate
         say(
             f"{self.done / self.total:.0%}, {format_size(self.done)} of {format_size(self.total)} "
-            f"at {format_size(rate)}/s, {left:.0f} s left, {self.current}".removesuffix(", ")
+            f"at {format_size(rate)}/s, {format_time(left)} left, {self.current}".removesuffix(", ")
         )
 
 
@@ -226,7 +235,8 @@ class Bar(Progress):
         super().working(name)
         if self._bar is not None:
             with contextlib.suppress(OSError):
-                self._bar.set_description_str(self.current[-SHORT:])
+                is_wide = os.get_terminal_size(sys.stderr.fileno()).columns >= WIDE_ENOUGH
+                self._bar.set_description_str(cut(self.current, SHORT) if is_wide else "")
 
     def show(self, count: int) -> None:
         if self._bar is not None:
@@ -318,7 +328,8 @@ def _duration(seconds: float, size: int) -> str:
     """How long it took, and how fast that was where it took long enough to tell."""
     if seconds < 1:
         return f"{max(seconds, 0.01):.2f} s"
-    return f"{seconds:.1f} s ({format_size(size / seconds)}/s)"
+    shown = f"{seconds:.1f} s" if seconds < 10 else format_time(seconds)
+    return f"{shown} ({format_size(size / seconds)}/s)"
 
 
 def _rows_lines(report: CheckReport) -> list[str]:

@@ -41,6 +41,18 @@ def format_size(count: float) -> str:
     return f"{count:.{max(0, 2 - len(str(int(count))) + 1)}f} {unit}"
 
 
+def format_time(seconds: float) -> str:
+    """A time as people say it: 90 s, 12 min 5 s, 3 h 20 min."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
 def format_memory(count: float) -> str:
     """`count` bytes of memory, in MiB or GiB."""
     mib = count / (1 << 20)

@@ -156,6 +156,14 @@ def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
         assert any("9.66 GB" in line or "19.3 GB" in line for line in shown)
 
 
+@pytest.mark.parametrize(
+    ("width", "label"), [(80, "layers.0…23. (24 alike) "), (60, "layers.0…23. ×24 "), (45, "lay……23. ×24 ")]
+)
+def test_how_many_layers_are_alike_is_told_in_little_room(width: int, label: str, tmp_path: Path) -> None:
+    lines = lines_of(layered(tmp_path / "model.safetensors"), width=width)
+    assert [line.startswith(f"    {label}") for line in lines].count(True) == 1, lines
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_options_for_another_kind_of_checkpoint_are_said_to_be_of_no_use(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

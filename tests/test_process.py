@@ -550,11 +550,13 @@ def test_short_runs_say_nothing_on_stderr(small: Path, tmp_path: Path) -> None:
     assert len(run.out.splitlines()) == 3
 
 
-def on_a_terminal(code: str, *arguments: object) -> tuple[int, str, str]:
+def on_a_terminal(
+    code: str, *arguments: object, size: tuple[int, int] = (24, 80), **environment: str
+) -> tuple[int, str, str]:
     """Run `code` with a terminal as its stderr: exit code, stdout, and what the terminal was sent."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    process = python(code, *arguments, stderr=slave)
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
+    process = python(code, *arguments, stderr=slave, env=os.environ | environment)
     os.close(slave)
     shown = b""
     with contextlib.suppress(OSError):
@@ -574,6 +576,29 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away(small: Path, tmp_path: Path
     assert "/30.0M" in shown
     # The last thing it shows is an empty line.
     assert not shown.rstrip("\r").rpartition("\r")[2].strip()
+
+
+@pytest.mark.parametrize(("size", "term"), [((24, 80), "dumb"), ((0, 0), "xterm"), ((0, 80), "xterm")])
+def test_a_terminal_that_cannot_have_a_bar_gets_lines(
+    size: tuple[int, int], term: str, small: Path, tmp_path: Path
+) -> None:
+    """Emacs has such, and containers and servers that run jobs do; nothing at all would be shown there."""
+    arguments = ["pt2safetensors", small, tmp_path / "out.safetensors", "--jobs", 1]
+    code, _, shown = on_a_terminal(SLOWLY, *arguments, size=size, TERM=term)
+    assert code == 0
+    lines = shown.split("\r\n")[:-1]
+    assert len(lines) > 3
+    assert all(line.startswith("ckptconv: ") and " of 30.0 MB at " in line for line in lines)
+
+
+@pytest.mark.parametrize("columns", [48, 60, 71, 72, 200])
+def test_a_bar_has_room_for_figures_at_every_width(columns: int, small: Path, tmp_path: Path) -> None:
+    arguments = ["pt2safetensors", small, tmp_path / "out", "--max-shard-size", "12MB", "--verify"]
+    code, _, shown = on_a_terminal(SLOWLY, *arguments, size=(24, columns))
+    assert code == 0
+    drawn = [line for line in shown.split("\r") if "%|" in line]
+    assert all(len(line.rstrip()) < columns and line.rstrip().endswith("B/s]") for line in drawn)
+    assert ("model-00002-of-00003" in shown) == ("verifying" in shown) == (columns >= 72)
 
 
 def test_on_a_terminal_quiet_is_quiet_too(small: Path, tmp_path: Path) -> None:
