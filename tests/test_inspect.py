@@ -157,7 +157,7 @@ def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "label"), [(80, "layers.0…23. (24 alike) "), (60, "layers.0…23. ×24 "), (45, "lay……23. ×24 ")]
+    ("width", "label"), [(80, "layers.0…23. (24 alike) "), (60, "layers.0…23. ×24 "), (45, "laye…0…23. ×24 ")]
 )
 def test_how_many_layers_are_alike_is_told_in_little_room(width: int, label: str, tmp_path: Path) -> None:
     lines = lines_of(layered(tmp_path / "model.safetensors"), width=width)
