@@ -147,7 +147,8 @@ def verify(
     if asked.optimizer:
         targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="states"))
     if asked.universal:
-        targets.append(Target(normalize(asked.universal), "universal"))
+        # What names it is beside it, also where a slash follows.
+        targets.append(Target(normalize(asked.universal).rstrip("/"), "universal"))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: to look for garbage among them takes longer than to make them.
@@ -174,10 +175,11 @@ def verify_outputs(
     done = Verification(first.path, [], first.format, 0, {}, 0, 0, 0, [])
     sources = {id(source): source for source, _ in outputs}.values()
     done.bytes_read = sum(source.bytes_read for source in sources)
-    done.warnings = [warning for source in sources for warning in source.warnings]
     others = frozenset(target.path for _, target in outputs)
     with no_garbage():
         pairs = [pair for source, target in outputs for pair in _compare(source, target, asked, others, done)]
+    # What is warned of depends on what was asked for.
+    done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
     if not done.tensors and not done.structure_records:
         raise FailedError(f"Nothing was compared: {first.path} holds nothing that belongs into the output.")
     if announce:

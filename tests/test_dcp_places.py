@@ -150,6 +150,8 @@ def test_of_what_was_asked_for_nobody_is_told_that_it_is_there(
     for told, expected in ((report["notes"], notes), (report["warnings"], warnings)):
         assert len(told) == len(expected)
         assert all(f"Beside the model there is: {what}" in text for text, what in zip(told, expected, strict=True))
+    verified = ckptconv_here("verify", tmp_path / "c", tmp_path / "out.safetensors", *options, "--json").json
+    assert verified["warnings"] == report["warnings"]
 
 
 def test_the_directory_of_the_optimizer_is_told_of_unless_it_is_converted(tmp_path: Path) -> None:

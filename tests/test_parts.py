@@ -208,6 +208,7 @@ def test_the_pointer_to_a_universal_checkpoint_is_told_of_where_it_is(
         (pointer,) = [output["path"] for output in whole if output["path"].endswith("latest_universal")]
         assert pointer == os.path.join(os.path.dirname(out.rstrip("/")), "latest_universal")
         assert Path(pointer).read_text() == Path(out).name
+        done(ckptconv_here("verify", source, "--universal", out))
 
 
 # -------------------------------------------------------------------------------------------------- what goes wrong
