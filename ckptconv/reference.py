@@ -8,14 +8,15 @@ bits. Everything happens in blocks, so that memory stays small whatever the size
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from .errors import UnsupportedError
-from .storage import Readers
+from .storage import Reader
 from .tensors import (
     DTYPES,
     Cast,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 # float64 numbers for each of these.
 BLOCK, FAR_BLOCK = 1 << 19, 1 << 22
 CAST_BLOCK = 1 << 15
+# So many runs of a tensor are told one by one; of more, all between the first and the last.
+_RUNS = 1 << 12
 # Bytes between two elements that are read along, and the most that is read at once for elements that do not touch.
 _GAP, _MOST = 512, 1 << 20
 
@@ -56,13 +59,27 @@ def _numpy() -> Any:
     return numpy
 
 
+class Span(NamedTuple):
+    """Bytes `start` to `stop` of a file."""
+
+    file: File
+    start: int
+    stop: int
+
+
+class Sources(Protocol):
+    """What gives readers of files."""
+
+    def reading(self, file: File) -> contextlib.AbstractContextManager[Reader]: ...
+
+
 class Reference:
     """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes where numpy has none.
 
     `bytes_read` counts what was read from files.
     """
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: Sources) -> None:
         self._readers = readers
         self.bytes_read = 0
 
@@ -159,17 +176,8 @@ class Reference:
 
     def _joined(self, tensor: Concat, starts: Sequence[int], counts: Sequence[int]) -> Array:
         np, dim = _numpy(), tensor.dim
-        low, high = starts[dim], starts[dim] + counts[dim]
         found: list[Array] = [np.empty((*counts[:dim], 0, *counts[dim + 1 :]), _code(tensor.dtype))]
-        at = 0
-        for part in tensor.parts:
-            extent = part.shape[dim]
-            first, last = max(low, at), min(high, at + extent)
-            if first < last:
-                inner_starts = [*starts[:dim], first - at, *starts[dim + 1 :]]
-                inner_counts = [*counts[:dim], last - first, *counts[dim + 1 :]]
-                found.append(self.box(part, inner_starts, inner_counts))
-            at += extent
+        found.extend(self.box(*inner) for inner in _parts_in(tensor, starts, counts))
         array: Array = found[1] if len(found) == 2 else np.concatenate(found, axis=dim)
         return array
 
@@ -202,6 +210,60 @@ class Reference:
             # A dimension of one element, or of one that is repeated, takes no step.
             steps = [strides[dim] if dim in together else 0 for dim in left]
             out[key] = np.lib.stride_tricks.as_strided(data, np.shape(target), steps)
+
+
+def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Span]:
+    """What is read of files for elements `start` to `stop` in C order, and perhaps some of what lies between that."""
+    if start >= stop or isinstance(tensor, Inline):
+        return
+    if isinstance(tensor, (Tagged, Convert)):
+        yield from footprint(tensor.tensor, start, stop)
+    elif isinstance(tensor, View):
+        outer, inner = tensor.dtype.itemsize, tensor.tensor.dtype.itemsize
+        yield from footprint(tensor.tensor, start * outer // inner, -(-stop * outer // inner))
+    elif isinstance(tensor, Partitioned):
+        item = tensor.dtype.itemsize
+        for rank in range(start // tensor.piece, -(-stop // tensor.piece)):
+            base = tensor.bases[rank] + tensor.offset - rank * tensor.piece * item
+            first, last = max(start, rank * tensor.piece), min(stop, (rank + 1) * tensor.piece)
+            yield Span(tensor.files[rank], base + first * item, base + last * item)
+    else:
+        for box in _boxes(tensor.shape, start, stop):
+            yield from _footprint_of_box(tensor, *box)
+
+
+def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Span]:
+    if isinstance(tensor, (Tagged, Convert)):
+        yield from _footprint_of_box(tensor.tensor, starts, counts)
+    elif isinstance(tensor, Narrow):
+        moved = [start + (tensor.start if dim == tensor.dim else 0) for dim, start in enumerate(starts)]
+        yield from _footprint_of_box(tensor.tensor, moved, counts)
+    elif isinstance(tensor, Concat):
+        for part, inner_starts, inner_counts in _parts_in(tensor, starts, counts):
+            yield from _footprint_of_box(part, inner_starts, inner_counts)
+    elif isinstance(tensor, Stored):
+        item = tensor.dtype.itemsize
+        at = sum(start * stride for start, stride in zip(starts, tensor.strides, strict=True))
+        dims = sorted((stride * item, count) for stride, count in zip(tensor.strides, counts, strict=True))
+        runs = item
+        # The dimensions of which a run is made, and those that tell runs apart: as few as may be, but not too many.
+        while dims and (dims[0][0] <= runs + _GAP or math.prod(count for _, count in dims) > _RUNS):
+            runs += dims[0][0] * (dims[0][1] - 1)
+            del dims[0]
+        for indices in itertools.product(*(range(count) for _, count in dims)):
+            first = tensor.offset + at * item + sum(i * stride for i, (stride, _) in zip(indices, dims, strict=True))
+            yield Span(tensor.file, first, first + runs)
+    elif isinstance(tensor, View) and (box := _same_box(tensor, starts, counts)) is not None:
+        yield from _footprint_of_box(tensor.tensor, *box)
+    else:
+        runs_of_box = list(itertools.islice(_runs(tensor.shape, starts, counts), _RUNS + 1))
+        if len(runs_of_box) > _RUNS:
+            steps = contiguous_strides(tensor.shape)
+            first = sum(start * step for start, step in zip(starts, steps, strict=True))
+            last = first + sum((count - 1) * step for count, step in zip(counts, steps, strict=True))
+            runs_of_box = [(first, last + 1 - first)]
+        for first, length in runs_of_box:
+            yield from footprint(tensor, first, first + length)
 
 
 def blocks(tensor: LazyTensor) -> Iterator[tuple[list[int], list[int]]]:
@@ -253,6 +315,21 @@ def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[list[i
         yield [row, *(0 for _ in shape[1:])], [whole - row, *shape[1:]]
     if whole * size < stop:
         yield from _boxes(shape, max(whole * size, start), stop)
+
+
+def _parts_in(
+    tensor: Concat, starts: Sequence[int], counts: Sequence[int]
+) -> Iterator[tuple[LazyTensor, list[int], list[int]]]:
+    """The parts that a box of `tensor` has to do with, and its box in each."""
+    dim, at = tensor.dim, 0
+    low, high = starts[dim], starts[dim] + counts[dim]
+    for part in tensor.parts:
+        extent = part.shape[dim]
+        first, last = max(low, at), min(high, at + extent)
+        if first < last:
+            inner = [*starts[:dim], first - at, *starts[dim + 1 :]]
+            yield part, inner, [*counts[:dim], last - first, *counts[dim + 1 :]]
+        at += extent
 
 
 def _runs(shape: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[int, int]]:

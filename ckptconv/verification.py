@@ -22,10 +22,11 @@ from .formats import open_source, ranks_to_convert
 from .formats.source import Source, Training
 from .formats.torch_file import read as read_torch
 from .garbage import no_garbage, settled
+from .nearby import Nearby
 from .options import Options
-from .reference import BLOCK, FAR_BLOCK, Reference, blocks, shown
+from .reference import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
 from .spool import SpoolingReaders, is_pipe
-from .storage import basename, dirname, is_remote, join, look, normalize, peak_rss, read_text
+from .storage import basename, dirname, is_far, is_remote, join, look, normalize, peak_rss, read_text
 from .structure import dump, name_of, parse, tensors_of
 from .tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View, contiguous_strides, same_bytes, untagged
 from .written import (
@@ -121,6 +122,23 @@ class _Pair(NamedTuple):
     name: str
 
 
+class _Piece(NamedTuple):
+    """Elements `start` to `stop` of a pair in C order, which are compared at once.
+
+    `far`: some of them are far away. `scattered`: one of the two lies in its file in an order that makes C order slow.
+    """
+
+    pair: _Pair
+    start: int
+    stop: int
+    far: bool
+    scattered: bool
+
+    @property
+    def nbytes(self) -> int:
+        return (self.stop - self.start) * self.pair.got.dtype.itemsize
+
+
 def verify(
     source: str | os.PathLike[str] | Source,
     output: str | os.PathLike[str] | None = None,
@@ -186,11 +204,13 @@ def verify_outputs(
         announce(sum(pair.got.nbytes for pair in pairs))
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
         readers.expect(_packed(pairs))
-        reference = Reference(readers)
-        for pair in pairs:
-            _check_elements(reference, pair, progress)
-            done.bytes_compared += pair.got.nbytes
-        done.bytes_read += reference.bytes_read
+        with Nearby(readers) as nearby:
+            reference = Reference(nearby)
+            for piece in nearby.over(_pieces(pairs), _needs):
+                _check_elements(reference, piece, progress)
+                done.bytes_compared += piece.nbytes
+        # What lies between is read along from far away.
+        done.bytes_read += reference.bytes_read + nearby.bytes_fetched - nearby.bytes_given
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
     return done
@@ -652,16 +672,34 @@ def _check_archive(path: str, here: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- elements
 
 
-def _check_elements(reference: Reference, pair: _Pair, progress: Progress | None) -> None:
+def _pieces(pairs: Iterable[_Pair]) -> Iterator[_Piece]:
+    for pair in pairs:
+        numel = pair.got.numel
+        far = any(is_far(file.stored.path) for tensor in (pair.want, pair.got) for file in tensor.inputs())
+        scattered = pair.want.scattered or pair.got.scattered
+        count = max(numel if scattered else (FAR_BLOCK if far else BLOCK) // pair.got.dtype.itemsize, 1)
+        for start in range(0, numel, count):
+            yield _Piece(pair, start, min(start + count, numel), far, scattered)
+
+
+def _needs(piece: _Piece) -> Sequence[Span]:
+    """What is read of files far away, as they are."""
+    if not piece.far:
+        return ()
+    told = (footprint(tensor, piece.start, piece.stop) for tensor in (piece.pair.want, piece.pair.got))
+    return [span for spans in told for span in spans if span.file.packed is None and is_far(span.file.path)]
+
+
+def _check_elements(reference: Reference, piece: _Piece, progress: Progress | None) -> None:
     """Raise DifferenceError, for the first in C order, unless all elements are the same bits."""
-    want, got, _, _ = pair
-    first = _first_in_tiles if want.scattered or got.scattered else _first_in_order
-    index = first(reference, want, got, progress or (lambda count: None))
+    pair = piece.pair
+    first = _first_in_tiles if piece.scattered else _first_in_order
+    index = first(reference, piece, progress or (lambda count: None))
     if index is None:
         return
-    expected, found = (reference.flat(tensor, index, index + 1).tobytes() for tensor in (want, got))
-    place = _place_of(index, got.shape)
-    shown_expected, shown_found = shown(want.dtype, expected), shown(got.dtype, found)
+    expected, found = (reference.flat(tensor, index, index + 1).tobytes() for tensor in (pair.want, pair.got))
+    place = _place_of(index, pair.got.shape)
+    shown_expected, shown_found = shown(pair.want.dtype, expected), shown(pair.got.dtype, found)
     raise DifferenceError(
         f"{pair.path}: {pair.name!r} differs at index {place}: expected {shown_expected}, found {shown_found}.",
         "The output is not what its source gives: convert again.",
@@ -674,23 +712,21 @@ def _check_elements(reference: Reference, pair: _Pair, progress: Progress | None
     )
 
 
-def _first_in_order(reference: Reference, want: LazyTensor, got: LazyTensor, progress: Progress) -> int | None:
+def _first_in_order(reference: Reference, piece: _Piece, progress: Progress) -> int | None:
     """The first element that differs, by its number in C order."""
-    far = any(is_remote(file.stored.path) for tensor in (want, got) for file in tensor.inputs())
-    count = max((FAR_BLOCK if far else BLOCK) // got.dtype.itemsize, 1)
-    for start in range(0, got.numel, count):
-        stop = min(start + count, got.numel)
-        one, other = reference.raw(want, start, stop), reference.raw(got, start, stop)
-        if len(one) != len(other) or len(one) != (stop - start) * got.dtype.itemsize:
-            raise AssertionError(f"a reference gave {len(one)} and {len(other)} bytes of {stop - start} elements")
-        if one != other:
-            return start + next(at for at in range(len(one)) if one[at] != other[at]) // got.dtype.itemsize
-        progress((stop - start) * got.dtype.itemsize)
+    (want, got, _, _), start, stop, _, _ = piece
+    one, other = reference.raw(want, start, stop), reference.raw(got, start, stop)
+    if len(one) != len(other) or len(one) != piece.nbytes:
+        raise AssertionError(f"a reference gave {len(one)} and {len(other)} bytes of {stop - start} elements")
+    if one != other:
+        return start + next(at for at in range(len(one)) if one[at] != other[at]) // got.dtype.itemsize
+    progress(piece.nbytes)
     return None
 
 
-def _first_in_tiles(reference: Reference, want: LazyTensor, got: LazyTensor, progress: Progress) -> int | None:
-    """The same, where one of the two lies in its file in an order that makes C order slow."""
+def _first_in_tiles(reference: Reference, piece: _Piece, progress: Progress) -> int | None:
+    """The same for a whole tensor, in another order."""
+    want, got, _, _ = piece.pair
     strides = contiguous_strides(got.shape)
     first: int | None = None
     for starts, counts in blocks(got):

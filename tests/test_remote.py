@@ -27,9 +27,10 @@ from remote import CREDENTIALS, S3, Asked, Proxy, http_server, proxy_to, s3_serv
 from safetensors.torch import load_file
 
 import ckptconv as library
-from ckptconv import ahead, convert, remote
+from ckptconv import ahead, convert, nearby, reference, remote
 from ckptconv.ahead import Range, joined
-from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
+from ckptconv.spool import Spool
 from ckptconv.tensors import File
 from ckptconv.uploads import notes, part_size
 
@@ -396,6 +397,96 @@ def test_a_transposed_matrix_is_fetched_once_however_it_is_written(s3: S3, proxy
     assert s3.get(f"{name}/out.safetensors") == (tmp_path / "out.safetensors").read_bytes()
     expected = torch.load(tmp_path / "model.pt")["t"]
     assert torch.equal(load_file(tmp_path / "out.safetensors")["t"], expected)
+
+
+# ---------------------------------------------------------------------------------------------------- verification
+
+
+@pytest.mark.parametrize("memory", [nearby.BATCH, 256 * KIB], ids=["in memory", "spooled"])
+def test_a_transposed_tensor_is_verified_with_few_requests(
+    memory: int, s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearby, "BATCH", memory)
+    torch.save({"a": torch.arange(9.0), "t": torch.randn(2048, 1536).t(), "z": torch.ones(9)}, tmp_path / "model.pt")
+    name = fresh()
+    urls = s3.put(tmp_path / "model.pt", f"{name}/model.pt"), f"s3://models/{name}/model.safetensors"
+    convert(*urls, storage_options=s3.options)
+    options = impatient(s3, proxy)
+    done = library.verify(*urls, storage_options=options)
+    size = 2 * 2048 * 1536 * 4
+    asked = [each for each in proxy.asked if each.reads_range]
+    assert proxy.bytes_asked < size + MIB
+    assert len(asked) < size / (4 * MIB) + 12  # of which some are for descriptions
+    assert done.bytes_compared == size / 2 + 72
+    assert size < done.bytes_read < size + MIB
+    spoiled = bytearray(s3.get(f"{name}/model.safetensors"))
+    spoiled[-(1536 * 2048 - (700 * 2048 + 99)) * 4 - 36] ^= 1
+    s3.client.put_object(Bucket="models", Key=f"{name}/model.safetensors", Body=bytes(spoiled))
+    with pytest.raises(DifferenceError) as caught:
+        library.verify(*urls, storage_options=options)
+    assert caught.value.difference["tensor"] == "t"
+    assert caught.value.difference["index"] == [700, 99]
+
+
+def test_small_tensors_and_those_of_many_ranks_are_verified_with_few_requests(
+    s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearby, "BATCH", 256 * KIB)
+    torch.save({f"w{i:04}": torch.full((50,), float(i)) for i in range(2000)}, tmp_path / "small.pt")
+    directory = tmp_path / "zero"
+    make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3), directory)
+    name = fresh()
+    small = s3.put(tmp_path / "small.pt", f"{name}/small.pt")
+    ranks = s3.put(directory, f"{name}/zero")
+    options = impatient(s3, proxy)
+    for url in (small, ranks):
+        output = f"{url}.safetensors"
+        convert(url, output, storage_options=s3.options)
+        source = library.open(url, storage_options=options)
+        before = len(proxy.asked)
+        done = library.verify(source, output, storage_options=options)
+        asked = [each for each in proxy.asked[before:] if each.reads_range]
+        assert done.bytes_compared > 0.99 * 16_000_000 if url == ranks else done.tensors == 2000
+        assert len(asked) < 60
+        assert sum(last - first for first, last in (each.range for each in asked)) < 1.2 * done.bytes_read
+
+
+def test_what_there_is_no_room_for_is_verified_all_the_same(
+    s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearby, "BATCH", KIB)
+    monkeypatch.setattr(reference, "BLOCK", 64 * KIB)
+    monkeypatch.setattr(Spool, "check_space", lambda spool, size: (_ for _ in ()).throw(FailedError("It is full.")))
+    torch.save({"t": torch.randn(40, 1000).t(), "w": torch.randn(500)}, tmp_path / "model.pt")
+    name = fresh()
+    url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")
+    convert(url, f"s3://models/{name}/out.safetensors", storage_options=s3.options)
+    before = len(proxy.asked)
+    done = library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+    assert done.bytes_compared == 4 * (40 * 1000 + 500)
+    assert len(proxy.asked) - before > 40
+
+
+def test_a_process_that_verifies_from_s3_stays_small(s3: S3, tmp_path: Path) -> None:
+    torch.save({"t": torch.randn(4000, 3000).t(), "w": torch.randn(4000, 3000)}, tmp_path / "model.pt")
+    name = fresh()
+    url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")
+    output = f"s3://models/{name}/out.safetensors"
+    convert(url, output, storage_options=s3.options)
+    run = ckptconv("verify", url, output, "--json", "--storage-options", json.dumps(s3.options))
+    assert run.code == 0, run.err
+    assert run.json["bytes_compared"] == 96_000_000
+    assert run.json["peak_rss_bytes"] < 128 * MIB
+
+
+@pytest.mark.parametrize("fault", ["drop", "cut"])
+def test_a_link_that_stays_broken_ends_a_verification(fault: str, model: Path, s3: S3, proxy: Proxy) -> None:
+    name = fresh()
+    url = s3.put(model, f"{name}/model.pt")
+    convert(url, f"s3://models/{name}/out.safetensors", storage_options=s3.options)
+    proxy.rule = lambda asked: fault if asked.reads_range and asked.range[0] > MIB else ""
+    with pytest.raises(FailedError, match="cannot be read"):
+        library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
 
 
 # ------------------------------------------------------------------------------------------------------------ HTTP

@@ -27,7 +27,7 @@ import ckptconv as library
 from ckptconv import convert, kernels, reference
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
 from ckptconv.reference import Reference
-from ckptconv.storage import Readers
+from ckptconv.storage import Reader, Readers
 from ckptconv.tensors import (
     DTYPES,
     Cast,
@@ -713,6 +713,50 @@ def test_the_reference_and_the_moves_agree_on_every_expression(data: st.DataObje
         counts = [data.draw(st.integers(1, extent - at)) for extent, at in zip(tensor.shape, starts, strict=True)]
         cut = tuple(slice(at, at + count) for at, count in zip(starts, counts, strict=True))
         assert evaluator.box(tensor, starts, counts).tobytes() == whole.reshape(tensor.shape)[cut].tobytes()
+
+
+class _Watched(Readers):
+    """Readers that keep what they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+
+    def open(self, file: File) -> Reader:
+        reader, asked = super().open(file), self.asked
+
+        class Watching(Reader):
+            def read_at(self, offset: int, length: int) -> bytes:
+                asked.append((offset, offset + length))
+                return reader.read_at(offset, length)
+
+        return Watching()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_what_an_expression_reads_lies_in_its_footprint(data: st.DataObject) -> None:
+    _, output = _flipping()
+    path = output.parent / "bytes"
+    path.write_bytes(random.Random(5).randbytes(4096))
+    tensor = data.draw(expressions(File(str(path), 4096)))
+    start = data.draw(st.integers(0, tensor.numel))
+    stop = data.draw(st.integers(start, tensor.numel))
+    with _Watched() as readers:
+        Reference(readers).flat(tensor, start, stop)
+        told = {at for _, first, last in reference.footprint(tensor, start, stop) for at in range(first, last)}
+        assert all(told.issuperset(range(first, last)) for first, last in readers.asked)
+        assert not told or max(told) < 4096
+
+
+def test_a_footprint_tells_gaps_from_what_is_read() -> None:
+    file = File("far", 1 << 40)
+    column = Stored(file, 0, DTYPES["float32"], (3, 2), (1 << 20, 1))
+    assert [span[1:] for span in reference.footprint(column, 0, 6)] == [(at << 22, (at << 22) + 8) for at in range(3)]
+    near = Stored(file, 0, DTYPES["float32"], (300, 2), (100, 1))
+    assert [span[1:] for span in reference.footprint(near, 0, 600)] == [(0, 299 * 400 + 8)]
+    many = Stored(file, 0, DTYPES["float32"], (100_000, 2), (1 << 10, 1))
+    assert len(list(reference.footprint(many, 0, many.numel))) == 1
 
 
 def test_a_cast_without_a_reference_is_refused() -> None:
