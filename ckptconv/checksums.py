@@ -81,6 +81,9 @@ class Checksums:
         self.extra_bytes = 0
         self.unrecorded: dict[str, None] = {}
         self.records = records
+        # By path, a byte for each record: whether all of it was seen at once, and was right. There may be a million.
+        self._right = {path: bytearray(len(found)) for path, found in records.items()}
+        # Others, by path and index of the record.
         self._used: dict[tuple[str, int], _Used] = {}
         self._elsewhere = 0
         self._lock = threading.Lock()
@@ -88,7 +91,7 @@ class Checksums:
     @property
     def checked(self) -> int:
         """How many storages were used that have a checksum."""
-        return len(self._used) + self._elsewhere
+        return sum(map(sum, self._right.values())) + len(self._used) + self._elsewhere
 
     def include(self, checked: int, extra_bytes: int, unrecorded: Iterable[str]) -> None:
         """Count what another process has checked."""
@@ -111,15 +114,23 @@ class Checksums:
         if file.packed is not None:
             return  # its checksum was checked when it was unpacked
         records = self.records.get(file.path)
-        record = records.containing(offset) if records else None
-        if record is None or record.crc is None:
+        index = records.containing(offset) if records else None
+        record = records[index] if records and index is not None else None
+        if records is None or index is None or record is None or record.crc is None:
             self.unrecorded[file.path] = None
+            return
+        right = self._right[file.path]
+        if right[index]:
             return
         start = offset - record.offset
         part = data[: record.size - start]
         span = Span(start, start + len(part), zlib.crc32(part))
         with self._lock:
-            used = self._used.setdefault((file.path, record.offset), _Used(file, record))
+            if span == (0, *record[1:]):
+                self._used.pop((file.path, index), None)
+                right[index] = True
+                return
+            used = self._used.setdefault((file.path, index), _Used(file, record))
             if part:
                 used.add(span)
 

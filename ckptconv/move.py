@@ -12,6 +12,7 @@ fetch what the next ones need, and send what was made.
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import zlib
@@ -26,7 +27,7 @@ from .crc import combine
 from .plan import Blank, Data, FilePlan, Late, Literal, NotBlankError
 from .spool import SpoolingReaders
 from .storage import MAX_BUFFERS, Readers, Writer
-from .tensors import BLOCK, GAP, File, Lane, LazyTensor, Move, Runs, Stored, Together, lane
+from .tensors import BLOCK, GAP, Convert, File, Kernel, Lane, LazyTensor, Move, Runs, Stored, Together, lane
 
 Progress: TypeAlias = Callable[[int], None]
 # Told of everything that is read for the output: the file, where in it, and what is there.
@@ -36,6 +37,8 @@ Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 ALIGNMENT = 64
 # Threads are given small stacks: eight of the usual 8 MiB would count as 64 MiB of memory.
 STACK = 512 << 10
+# Converted tensors of less than a window by this are read together, and converted at once.
+_SMALL = 8
 # What lies between the runs of a strided tensor is fetched along from far away, up to so many times what is wanted.
 SPARSE = 4
 
@@ -196,6 +199,40 @@ class _Span:
     inside: list[tuple[int, Runs]]
 
 
+@dataclass
+class _Alike:
+    """What makes bytes `start` to `stop` of a window: `kernel`, of `nbytes` bytes that lie at `ranges` (position,
+    length) of `file`, of one tensor after the other."""
+
+    file: File
+    kernel: Kernel
+    start: int
+    stop: int
+    nbytes: int
+    ranges: list[tuple[int, int]]
+
+
+def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: int, most: int) -> None:
+    """Have bytes `start` to `stop` of `tensor`, which is stored as it lies, made at `at`, together with what is made
+    before them, unless that takes more than `most` bytes."""
+    stored = tensor.tensor
+    assert isinstance(stored, Stored)
+    before, after = stored.dtype.itemsize, tensor.dtype.itemsize
+    nbytes = (stop - start) // after * before
+    offset = stored.offset + start // after * before
+    last = known[-1] if known else None
+    if (
+        last is None
+        or (last.file, last.kernel, last.stop) != (stored.file, tensor.kernel, at)
+        or (last.nbytes + nbytes > most)
+    ):
+        last = _Alike(stored.file, tensor.kernel, at, at, 0, [])
+        known.append(last)
+    last.ranges.append((offset, nbytes))
+    last.nbytes += nbytes
+    last.stop += stop - start
+
+
 class _Worker:
     """One thread's buffers: at most four of `unit`, the size of a window.
 
@@ -213,8 +250,8 @@ class _Worker:
     ) -> None:
         self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
         self.fetches = isinstance(readers, Ahead)
-        # By the name of the tensor: position, bytes and CRC-32 of every piece made.
-        self.digests: dict[str, list[tuple[int, int, int]]] | None = {} if digesting else None
+        # By the name of the tensor, its CRC-32; or position, bytes and CRC-32 of every piece made.
+        self.digests: dict[str, int | list[tuple[int, int, int]]] | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
         self.scratch = memoryview(b"")
         self.junk = memoryview(bytearray(GAP))
@@ -247,7 +284,11 @@ class _Worker:
     def _digest(self, part: Data, start: int, data: memoryview) -> None:
         """Take note of `data`, the bytes of `part` from `start` on."""
         assert self.digests is not None
+        if not start and len(data) == part.nbytes:
+            self.digests[part.name] = zlib.crc32(data)
+            return
         made = self.digests.setdefault(part.name, [])
+        assert isinstance(made, list)
         if made and made[-1][0] + made[-1][1] == start:
             first, size, crc = made.pop()
             made.append((first, size + len(data), zlib.crc32(data, crc)))
@@ -268,12 +309,16 @@ class _Worker:
         reads: dict[File, list[tuple[int, memoryview]]] = {}
         near: File | None = None
         ranges: list[tuple[int, memoryview]] = []
+        alike: list[_Alike] = []
         for part, start, stop in window.pieces:
             base = part.offset - window.start
             if isinstance(part, Literal):
                 out[base + start : base + stop] = part.data[start:stop]
                 continue
             tensor = part.tensor
+            if type(tensor) is Convert and _is_dense(tensor.tensor) and stop - start <= self.unit // _SMALL:
+                _add_alike(alike, tensor, start, stop, base + start, self.unit)
+                continue
             if _is_dense(tensor):
                 # One after the other they mostly lie in one file, whose name takes time to look up.
                 if tensor.file is not near:
@@ -294,7 +339,21 @@ class _Worker:
                     reads.setdefault(file, []).append((source.offset, to))  # type: ignore[union-attr]
         for file, ranges in reads.items():
             self._read(file, ranges)
+        for each in alike:
+            self._convert(each, out)
         return out
+
+    def _convert(self, alike: _Alike, out: memoryview) -> None:
+        """Pass small tensors that lie one after the other in `out` through their kernel at once."""
+        self._make_room(alike.nbytes)
+        packed = self.scratch[: alike.nbytes]
+        ends = list(itertools.accumulate(length for _, length in alike.ranges))
+        self._read(
+            alike.file,
+            [(at, packed[end - length : end]) for (at, length), end in zip(alike.ranges, ends, strict=True)],
+        )
+        _, overflows = kernels.apply((alike.kernel,), packed, out[alike.start : alike.stop])
+        self.tally.overflows += overflows
 
     def _place(self, tile: Tile) -> int:
         target = tile.move.target
@@ -583,7 +642,11 @@ def _finish(file: FilePlan, writer: Writer, workers: Sequence[_Worker], total: T
     pieces: dict[str, list[tuple[int, int, int]]] = {}
     for worker in workers:
         for name, made in (worker.digests or {}).items():
-            pieces.setdefault(name, []).extend(made)
+            if isinstance(made, int):
+                digests[name] = made
+            else:
+                pieces.setdefault(name, []).extend(made)
+        worker.digests = None
     digests.update((name, combine(made)) for name, made in pieces.items())
     for part in file.parts:
         # What was moved as tiles never was in order in memory: it is read again while the system still has it there.
@@ -601,11 +664,12 @@ def _finish(file: FilePlan, writer: Writer, workers: Sequence[_Worker], total: T
 class _Digests(Mapping[str, int]):
     """The CRC-32 of every tensor that is not empty, by name, of the pieces that were made of it so far."""
 
-    def __init__(self, pieces: Mapping[str, list[tuple[int, int, int]]]) -> None:
+    def __init__(self, pieces: Mapping[str, int | list[tuple[int, int, int]]]) -> None:
         self._pieces = pieces
 
     def __getitem__(self, name: str) -> int:
-        return combine(self._pieces[name])
+        made = self._pieces[name]
+        return made if isinstance(made, int) else combine(made)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pieces)

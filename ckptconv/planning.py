@@ -161,6 +161,8 @@ def weights_files(source: Source, target: Target, options: Options) -> tuple[tup
         for name, tensor in kept.items():
             if name not in fixed:
                 kept[name] = select.converted(name, tensor, dtype, widen_only)
+    # Of a million tensors, each of these takes as much memory as all buffers.
+    del flat, tensors, new_names
     limit = options.max_shard_size or source.default_shard_size
     groups = _as_in(kept, source.shards) if source.shards and limit is None else None
     files = _file_plans(kept, aliases, structure, target, limit, groups)

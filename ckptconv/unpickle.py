@@ -237,6 +237,14 @@ class _Keys:
         if self.budget < 0:
             raise ExcessiveError("has keys that take too long to hash")
 
+    def set_items(self, target: dict[Any, Any], items: list[Any]) -> None:
+        """Put `items`, which are key, value, key, value …, into `target`."""
+        names = items[::2]
+        if set(map(type, names)) == {str}:
+            target.update(zip(names, items[1::2], strict=True))
+        else:
+            self.fill(target, zip(names, items[1::2], strict=True))
+
     def fill(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:
         for key, value in pairs:
             target[key if type(key) is str else self.admit(target, key)] = value
@@ -955,11 +963,10 @@ class _Machine:
         """SETITEM, SETITEMS: `items` is key, value, key, value …"""
         if len(items) % 2:
             raise MalformedError("sets a key without a value")
-        pairs = zip(items[::2], items[1::2], strict=True)
         if isinstance(target, dict):
-            self.keys.fill(target, pairs)
+            self.keys.set_items(target, items)
         elif type(target) is Opaque:
-            target.items.extend(pairs)
+            target.items.extend(zip(items[::2], items[1::2], strict=True))
         else:
             raise MalformedError(f"sets an item of a value of type {type(target).__name__}")
 

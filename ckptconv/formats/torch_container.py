@@ -21,7 +21,7 @@ MAX_PICKLE = 1 << 30
 
 # What lies near is read together, as long as the bytes between are cheaper to read than to skip.
 WINDOW = 1 << 20
-_GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
+_GAP_LOCAL, _GAP_REMOTE = 1 << 12, 1 << 18
 
 # How far the end of a pickle is looked for, before it is read to find its end.
 _SEARCHED = 1 << 26
@@ -183,11 +183,10 @@ class Records(Sequence[Record]):
             return None
         return zlib.crc32(self._packed.tobytes(), zlib.crc32(self._crcs.tobytes(), zlib.crc32(self._sizes.tobytes())))
 
-    def containing(self, offset: int) -> Record | None:
-        """The record that has byte `offset` of the file in it."""
+    def containing(self, offset: int) -> int | None:
+        """The index of the record that has byte `offset` of the file in it."""
         index = bisect.bisect_right(self._offsets, offset) - 1
-        record = self[index] if index >= 0 else None
-        return record if record and offset < record.offset + record.size else None
+        return index if index >= 0 and offset < self._offsets[index] + self._sizes[index] else None
 
 
 @dataclass(frozen=True)

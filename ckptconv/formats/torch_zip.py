@@ -309,7 +309,8 @@ class _Archive:
             if _ZIP64 in (size, packed, header):
                 size, packed, header = self._wide(directory[extra_at : extra_at + extra_length], size, packed, header)
             try:
-                name = raw.decode("utf-8" if flags & _UTF8 else "cp437")
+                # The codec of cp437 is slow, and ASCII is the same in both.
+                name = raw.decode("utf-8" if flags & _UTF8 or raw.isascii() else "cp437")
             except UnicodeDecodeError:
                 raise self.corrupt(f"the name of a member, {raw[:100]!r}, is not UTF-8") from None
             if name in self.rows:
@@ -419,7 +420,7 @@ class _Archive:
         near: list[tuple[int, bytes]] = []
         start = stop = 0
         for name, row in members:
-            raw = name.encode("utf-8" if self.flags[row] & _UTF8 else "cp437")
+            raw = name.encode("utf-8" if name.isascii() or self.flags[row] & _UTF8 else "cp437")
             header = self.headers[row]
             end = header + _LOCAL_HEADER.size + len(raw)
             if near and not (stop <= header <= stop + gap and end <= start + WINDOW):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import array
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from ckptconv.errors import FailedError, UnsupportedError, UsageError
 from ckptconv.plan import Data, FilePlan, Literal
@@ -16,7 +17,8 @@ INDEX = "model.safetensors.index.json"
 # Readers refuse a longer header.
 MAX_HEADER = 100_000_000
 METADATA = "__metadata__"
-
+# Entries of a header.
+_ENCODED_AT_ONCE = 4096
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -27,10 +29,11 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
     Tensors lie by descending rank of their dtype, then by name; metadata keys are sorted. Raises UnsupportedError for a
     dtype that safetensors has no code for, UsageError for a name it cannot hold, FailedError for a header it refuses.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (-DTYPE_RANK[item[1].dtype.name], item[0]))
-    # Bytes at once: as dicts, the entries of a header take five times the memory, as texts twice.
-    header = bytearray(8)
-    header += _encoded(name, f'{{"{METADATA}":{_json(dict(sorted(metadata.items())))}')
+    ordered = sorted(tensors.items(), key=itemgetter(0))
+    ordered.sort(key=lambda item: -DTYPE_RANK[item[1].dtype.name])
+    # Bytes soon: as dicts, the entries of a header take five times the memory, as texts twice.
+    header = [_encoded(name, f'{{"{METADATA}":{_json(dict(sorted(metadata.items())))}')]
+    entries: list[str] = []
     # Tensors are many, and their kinds are few.
     kinds: dict[tuple[DType, tuple[int, ...]], tuple[str, int]] = {}
     ends = array.array("Q")
@@ -49,11 +52,14 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
             known = kinds[kind] = text, tensor.nbytes
         text, size = known
         end = at + size
-        header += _encoded(name, f",{_json(key)}:{{{text}:[{at},{end}]}}")
+        entries.append(f",{_json(key)}:{{{text}:[{at},{end}]}}")
+        if len(entries) == _ENCODED_AT_ONCE:
+            header.append(_encoded(name, "".join(entries)))
+            entries.clear()
         ends.append(end)
         at = end
-    head = _finished(name, header)
-    del header
+    head = _finished(name, [*header, _encoded(name, "".join(entries))])
+    del header, entries
     start = len(head)
     starts = itertools.chain((0,), ends)
     data = (Data(start + at, tensor, key) for (key, tensor), at in zip(ordered, starts, strict=False))
@@ -88,18 +94,17 @@ def _encoded(file: str, text: str) -> bytes:
         ) from error
 
 
-def _finished(file: str, header: bytearray) -> bytes:
+def _finished(file: str, header: Sequence[bytes]) -> bytes:
     """The beginning of a file: eight bytes for the header's length, and the header, which lacks its end."""
-    header += b"}"
-    header += b" " * (-len(header) % 8)
-    length = len(header) - 8
+    length = sum(map(len, header)) + 1
+    padding = -length % 8
+    length += padding
     if length > MAX_HEADER:
         raise FailedError(
             f"{file}: its header would have {length} bytes, and safetensors allows {MAX_HEADER}. Nothing was written.",
             "Write several files: a directory as OUTPUT, with a smaller --max-shard-size.",
         )
-    header[:8] = length.to_bytes(8, "little")
-    return bytes(header)
+    return b"".join((length.to_bytes(8, "little"), *header, b"}", b" " * padding))
 
 
 def index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[str, str]) -> FilePlan:
