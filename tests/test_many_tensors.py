@@ -1,0 +1,93 @@
+"""A checkpoint of many small tensors: what is done for all of them at once comes out as if done for each alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from ckptconv import convert
+from ckptconv.errors import CorruptError
+from ckptconv.formats import open_source
+
+COUNT = 3000
+DTYPES = (torch.float32, torch.float32, torch.float32, torch.float16, torch.float64, torch.int64, torch.bool)
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A file, and what is in it: of many dtypes and sizes, every tenth a view, every hundredth transposed."""
+    dice, generator = random.Random(5), torch.Generator().manual_seed(5)
+    tensors: dict[str, torch.Tensor] = {}
+    for number in range(COUNT):
+        shape = [dice.choice((1, 2, 3, 16, 31)) for _ in range(dice.randrange(4))]
+        tensor = (torch.randn(shape, generator=generator) * 1e5).to(dice.choice(DTYPES))
+        if number % 10 == 0 and tensor.dim():
+            tensor = tensor.repeat(3, *[1] * (tensor.dim() - 1))[1:]
+        if number % 100 == 1 and tensor.dim() > 1:
+            tensor = tensor.transpose(0, 1)
+        tensors[f"block.{number // 7}.part.{number % 7}"] = tensor
+    tensors["large"] = torch.randn(300_000, generator=generator)
+    path = tmp_path_factory.mktemp("many") / "many.pt"
+    torch.save(tensors, path)
+    return path, tensors
+
+
+@pytest.mark.parametrize("memory", [64 << 10, 8 << 20])
+@pytest.mark.parametrize("dtype", ["keep", "bfloat16", "float16", "float32"])
+def test_each_is_what_torch_makes_of_it(dtype: str, memory: int, state: Any, tmp_path: Path) -> None:
+    path, tensors = state
+    report = convert(str(path), str(tmp_path / "out.safetensors"), dtype=dtype, memory=memory)
+    made = safetensors.torch.load_file(tmp_path / "out.safetensors")
+    target = None if dtype == "keep" else getattr(torch, dtype)
+    overflows = 0
+    assert made.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        expected = tensor.to(target) if target and tensor.is_floating_point() else tensor
+        assert torch.equal(made[name], expected), name
+        if tensor.is_floating_point():
+            overflows += int((expected.isinf() & tensor.isfinite()).sum())
+    told = [warning for warning in report.warnings if "became infinite" in warning]
+    assert told == ([f"{overflows:,} values were too large for {dtype} and became infinite."] if overflows else [])
+
+
+@pytest.mark.parametrize("memory", [64 << 10, 8 << 20])
+def test_every_storage_is_checked_once(memory: int, state: Any, tmp_path: Path) -> None:
+    path, tensors = state
+    report = convert(str(path), str(tmp_path / "out.safetensors"), checksum=True, memory=memory)
+    assert report.checksums == len(tensors)
+    # What the views leave out of their storages is read for the checksum alone.
+    left_out = sum(t.untyped_storage().nbytes() - t.nbytes for t in tensors.values())
+    assert 0 < left_out <= report.extra_bytes < left_out + sum(t.nbytes for t in tensors.values() if t.dim() > 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}], ids=["as they are", "converted"])
+def test_a_flipped_bit_in_any_is_found(options: Any, state: Any, tmp_path: Path) -> None:
+    path, _ = state
+    records = [record for record in open_source(str(path)).records[str(path)] if record.size]
+    for number in (0, len(records) // 2, len(records) - 1):
+        data = bytearray(path.read_bytes())
+        data[records[number].offset + records[number].size - 1] ^= 4
+        damaged = tmp_path / "damaged.pt"
+        damaged.write_bytes(data)
+        with pytest.raises(CorruptError, match="has changed since it was written"):
+            convert(str(damaged), str(tmp_path / "out.safetensors"), checksum=True, **options)
+        assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("option", [[], ["--dtype", "bfloat16"], ["--checksum"]], ids=" ".join)
+def test_each_takes_a_kibibyte_of_memory_at_most(option: list[str], tmp_path: Path) -> None:
+    count = 40_000
+    torch.save({f"layer.{n // 10}.{n % 10}.weight": torch.full((256,), float(n)) for n in range(count)}, tmp_path / "m")
+    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", "m", "m.safetensors", "--json", "--no-progress"]
+    done = subprocess.run([*command, *option], cwd=tmp_path, capture_output=True, check=True)
+    report = json.loads(done.stdout)
+    assert report["tensors"] == count
+    assert report["peak_rss_bytes"] <= (64 << 20) + 1024 * count
