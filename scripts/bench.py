@@ -5,6 +5,9 @@
 Inputs are made once, under build/bench; SIZES are gigabytes of output. Every round runs every case of a task once, in
 turn; the disk is idle when a case begins, and no two ever run at the same time. Shown are medians, their ratio to `cp`
 of the same output in the same rounds, and peak memory. `--write` puts tables and pictures into docs/.
+
+DeepSpeed, huggingface_hub and mergekit take part where they are installed: here, or in environments of their own,
+build/deepspeed-latest (which `make test-deepspeed` makes) and build/mergekit.
 """
 
 from __future__ import annotations
@@ -66,7 +69,14 @@ os.mkdir(sys.argv[2])
 state = torch.load(sys.argv[1], weights_only=True, mmap=True)
 save_torch_state_dict(state, sys.argv[2], max_shard_size="1TB")
 """
-IMPORTS = "import torch, safetensors.torch"
+MERGEKIT = """
+import sys
+from mergekit.io import LazyTensorLoader, ShardedTensorIndex, TensorWriter
+loader = LazyTensorLoader(ShardedTensorIndex.from_file(sys.argv[1]), lazy_unpickle=True)
+with TensorWriter(sys.argv[2], max_shard_size=-1) as writer:
+    for name in loader.index.tensor_paths:
+        writer.save_tensor(name, loader.get_tensor(name))
+"""
 # Its own safetensors output fails on tied weights.
 DEEPSPEED = """
 import sys
@@ -98,7 +108,10 @@ class Run:
 
 @dataclass
 class Case:
-    """A way to make `output` out of `inputs`. `series` is what it is called in pictures, if it is to be in them."""
+    """A way to make `output` out of `inputs`. `series` is what it is called in pictures, if it is to be in them.
+
+    Only of others it is told when they fail, and how.
+    """
 
     name: str
     command: list[str]
@@ -107,6 +120,8 @@ class Case:
     series: str = ""
     mapped: bool = False
     room: int = 0  # bytes of the output
+    others: bool = False
+    failure: str = ""
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -201,11 +216,11 @@ def python(program: str, *arguments: Path, interpreter: str = PYTHON) -> list[st
     return [interpreter, "-c", program, *map(str, arguments)]
 
 
-def deepspeed_python() -> str | None:
-    """An interpreter that has DeepSpeed: this one, or that of `make test-deepspeed`."""
-    if importlib.util.find_spec("deepspeed"):
+def interpreter_with(package: str, environment: str) -> str | None:
+    """An interpreter that has `package`: this one, or that of an environment of its own under build/."""
+    if importlib.util.find_spec(package):
         return PYTHON
-    own = ROOT / "build" / "deepspeed-latest" / "bin" / "python"
+    own = ROOT / "build" / environment / "bin" / "python"
     return str(own) if own.exists() else None
 
 
@@ -247,7 +262,7 @@ def zero_task(directory: Path, gigabytes: float) -> Task:
     make(source, example("--params", str(int(gigabytes * 1e9 / 4)), "--ranks", "4", *sparse))
     inputs = sorted(source.glob("*/*.pt"))
     cases = [*copies(result, directory / "copy"), *conversions("zero-to-fp32", source, inputs, result, gigabytes > 2)]
-    interpreter = deepspeed_python()
+    interpreter = interpreter_with("deepspeed", "deepspeed-latest")
     if interpreter and gigabytes * 1e9 * _DEEPSPEED_NEEDS < memory() * _USABLE:
         output = directory / "deepspeed"
         command = python(DEEPSPEED, source, output, interpreter=interpreter)
@@ -266,6 +281,11 @@ def pt_task(directory: Path, gigabytes: float) -> Task:
         task.cases.append(
             Case("torch.load(mmap=True) + huggingface_hub", python(HUB, source, output), [source], output, mapped=True)
         )
+    interpreter = interpreter_with("mergekit", "mergekit")
+    if interpreter and gigabytes <= 2:
+        output = directory / "mergekit"
+        command = python(MERGEKIT, source, output, interpreter=interpreter)
+        task.cases.append(Case("mergekit's lazy loader and writer", command, [source], output, others=True))
     return task
 
 
@@ -343,9 +363,16 @@ def run(task: Task, rounds: int, cold: bool) -> None:
     for case in task.cases:
         case.room = task.result.stat().st_size
     for number in range(rounds):
-        for case in task.cases:
+        for case in (case for case in task.cases if not case.failure):
             prepare(case.inputs, cold)
-            case.runs.append(measure(case))
+            try:
+                case.runs.append(measure(case))
+            except RuntimeError as error:
+                if not case.others:
+                    raise
+                case.failure = str(error).splitlines()[-1]
+                remove(case.output)
+                continue
             print(f"{task.title}: round {number + 1}: {case.name}: {case.runs[-1].seconds:.2f} s", file=sys.stderr)
             if case.output not in (task.result, task.theirs):
                 remove(case.output)
@@ -364,6 +391,9 @@ def table(task: Task) -> list[str]:
         "|---|---:|---:|---:|---:|---:|",
     ]
     for case in task.cases:
+        if case.failure:
+            lines.append(f"| {case.name} | fails | {case.failure} | – | – | – |")
+            continue
         each = " ".join(f"{run.seconds:.1f}" for run in case.runs)
         reads = [run.read for run in case.runs if run.read is not None]
         read = f"{max(reads) / 1e9:.2f}" if reads else "–"
