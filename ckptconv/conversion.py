@@ -160,25 +160,10 @@ def produce(
     if not chosen.dry_run:
         with _depfile(sources, outputs, inputs, chosen):
             done = publish(outputs, read, equal, chosen, announce, progress, publishing, watched, verify, executor)
-    tally = done.tally
-    warnings = [warning for one in sources for warning in one.warnings]
-    if checksums.unrecorded:
-        paths = list(checksums.unrecorded)
-        more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
-        warnings.append(f"{paths[0]}{more} cannot be checked: no checksums are recorded for what was read.")
-    if tally.overflows:
-        values = "1 value was" if tally.overflows == 1 else f"{tally.overflows:,} values were"
-        warnings.append(f"{values} too large for {chosen.dtype} and became infinite.")
-    for each in outputs:
-        if is_remote(each.target.path):
-            sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
-            warnings.extend(notes(sent, chosen.buffers(far=True) // 2))
-    warnings.extend(text for each in outputs if each.restored for text in each.restored.warnings())
-    if not any(each.tensors for each in outputs):
-        warnings.append(f"{sources[0].path} holds no tensor: only its structure is kept.")
     counts: Counter[str] = Counter()
     for one in sources:
         counts.update(one.counts)
+    written = sum(file.size for files in mine for file in files) - done.reused_bytes
     return Report(
         input=sources[0].path,
         outputs=[
@@ -192,12 +177,12 @@ def produce(
         counts=dict(counts),
         # None of these is kept in a .pt file.
         opaque=list(dict.fromkeys(name for one in sources for name in one.opaque)) if not outputs[0].restored else [],
-        warnings=warnings,
+        warnings=list(_warnings(sources, outputs, chosen, checksums, done.tally.overflows)),
         notes=[note for one in sources for note in one.notes],
         input_bytes=sum(file.size for file in inputs),
-        bytes_read=sum(one.bytes_read for one in sources) + tally.bytes_read + checksums.extra_bytes,
-        bytes_written=sum(file.size for files in mine for file in files) - done.reused_bytes,
-        bytes_verified=tally.bytes_verified,
+        bytes_read=sum(one.bytes_read for one in sources) + done.tally.bytes_read + checksums.extra_bytes,
+        bytes_written=written,
+        bytes_verified=done.tally.bytes_verified,
         reused=done.reused,
         checksums=checksums.checked,
         extra_bytes=checksums.extra_bytes,
@@ -208,6 +193,29 @@ def produce(
         finish=[each.target.path for each in outputs] if chosen.part else [],
         dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
     )
+
+
+def _warnings(
+    sources: Sequence[Source], outputs: Sequence[Output], chosen: Options, checksums: Checksums, overflows: int
+) -> Iterator[str]:
+    """What who reads the output should know: of its sources first, then of what was made of them."""
+    for one in sources:
+        yield from one.warnings
+    if checksums.unrecorded:
+        paths = list(checksums.unrecorded)
+        more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
+        yield f"{paths[0]}{more} cannot be checked: no checksums are recorded for what was read."
+    if overflows:
+        values = "1 value was" if overflows == 1 else f"{overflows:,} values were"
+        yield f"{values} too large for {chosen.dtype} and became infinite."
+    for each in outputs:
+        if is_remote(each.target.path):
+            sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
+            yield from notes(sent, chosen.buffers(far=True) // 2)
+    for each in outputs:
+        yield from each.restored.warnings() if each.restored else ()
+    if not any(each.tensors for each in outputs):
+        yield f"{sources[0].path} holds no tensor: only its structure is kept."
 
 
 def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None) -> Verifier:

@@ -12,11 +12,12 @@ from .checksums import Checksums
 from .errors import CkptconvError, FailedError
 from .formats.torch_container import Records
 from .manifest import Made
-from .move import Progress, Tally, carry_out
+from .move import Progress, carry_out
 from .plan import Blank, Data, FilePlan, Plan
 from .spool import SpoolingReaders
 from .staging import Staging
 from .tensors import File
+from .worker import Tally
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .checksums import Checksums
 from .errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
 from .making import Elsewhere, Task, make, make_elsewhere, packed_in
 from .manifest import Made, document, together
-from .move import Progress, Tally, same
+from .move import Progress, same
 from .options import Options
 from .outputs import safetensors, universal
 from .parts import assign
@@ -28,6 +28,7 @@ from .storage import Syncing, check_unchanged, is_remote, join, normalize
 from .targets import OUTPUT_NAMES, Target
 from .tensors import File, LazyTensor
 from .uploads import UploadStaging
+from .worker import Tally
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

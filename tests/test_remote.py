@@ -385,6 +385,18 @@ def test_inspecting_a_huge_file_reads_kilobytes(kind: str, tmp_path: Path) -> No
         assert sum(asked.reads_range for asked in counted.asked) <= 5
 
 
+def test_inspecting_a_file_of_many_storages_reads_a_few_bytes_for_each(tmp_path: Path) -> None:
+    count = 300
+    with torch.serialization.skip_data():
+        torch.save({f"layer.{n}": torch.empty(10**6) for n in range(count)}, tmp_path / "model.pt")
+    with http_server(tmp_path) as files, proxy_to(files) as counted:
+        run = ckptconv_here("inspect", f"{counted.endpoint}/model.pt", "--json")
+        assert run.code == 0, run.err
+        assert len(run.json["tensors"]) == count
+        assert counted.bytes_asked < 400 * KIB
+        assert sum(asked.reads_range for asked in counted.asked) <= count + 10
+
+
 def test_a_transposed_matrix_is_fetched_once_however_it_is_written(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
     torch.save({"t": torch.randn(2048, 1536).t()}, tmp_path / "model.pt")
     name = fresh()

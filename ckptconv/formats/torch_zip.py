@@ -17,7 +17,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats import torch_script
@@ -48,6 +48,8 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _END64_SIGNATURE = b"PK\x06\x06"
 _FIELD = struct.Struct("<2H")
 _ZIP64_FIELD = 1
+# Of local headers that lie far apart so many are asked for at a time, and in one go; fewer along with what is around.
+_REQUESTS, _BATCH, _FEW = 8, 16, 4
 # Flags: encrypted in one of three ways; sizes and checksum follow the payload; the name is UTF-8.
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _UTF8 = 0x800
@@ -110,6 +112,14 @@ def _script(archive: _Archive, loaded: Loaded, byteorder: str) -> TorchFile:
         "script archive",
         (torch_script.told(weights.others),) if weights.others else (),
     )
+
+
+class _Group(NamedTuple):
+    """Local headers that lie near each other: in `nbytes` bytes from byte `start` on, by row and name."""
+
+    start: int
+    nbytes: int
+    members: list[tuple[int, bytes]]
 
 
 class _Storages:
@@ -416,6 +426,11 @@ class _Archive:
 
         Only they tell where a payload begins: the padding that aligns it is written there and not in the directory.
         """
+        for group, window in self._windows(self._groups(members)):
+            self._locate_near(group, window)
+
+    def _groups(self, members: Iterable[tuple[str, int]]) -> Iterator[_Group]:
+        """The local headers that are read together."""
         gap = gap_of(self.file)
         near: list[tuple[int, bytes]] = []
         start = stop = 0
@@ -424,20 +439,44 @@ class _Archive:
             header = self.headers[row]
             end = header + _LOCAL_HEADER.size + len(raw)
             if near and not (stop <= header <= stop + gap and end <= start + WINDOW):
-                self._locate_near(near, start, stop)
+                yield self._group(start, stop, near)
                 near = []
             if not near:
                 start = header
             near.append((row, raw))
             stop = end
         if near:
-            self._locate_near(near, start, stop)
+            yield self._group(start, stop, near)
 
-    def _locate_near(self, members: list[tuple[int, bytes]], start: int, stop: int) -> None:
-        """The local headers that lie from byte `start` to `stop`, by row and name."""
+    def _group(self, start: int, stop: int, members: list[tuple[int, bytes]]) -> _Group:
         if stop > self._end:
             raise self.corrupt("a local header reaches into the directory")
-        window = self._window(start, stop - start)
+        return _Group(start, stop - start, members)
+
+    def _windows(self, groups: Iterator[_Group]) -> Iterator[tuple[_Group, bytes | memoryview]]:
+        """What is read for each group, valid until the next; from far away, for several at a time."""
+        if not is_remote(self.file.path):
+            yield from ((group, self._window(group.start, group.nbytes)) for group in groups)
+            return
+        while batch := list(itertools.islice(groups, _BATCH)):
+            if len(batch) <= _FEW:
+                yield from ((group, self.read_at(group.start, group.nbytes)) for group in batch)
+                continue
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(_REQUESTS) as requests:
+                yield from zip(batch, requests.map(self._fetched, batch), strict=True)
+            self.bytes_read += sum(group.nbytes for group in batch)
+
+    def _fetched(self, group: _Group) -> memoryview:
+        """What is read for a group, and nothing around it."""
+        data = memoryview(bytearray(group.nbytes))
+        self._reader.fill(self.start + group.start, [data])
+        return data
+
+    def _locate_near(self, group: _Group, window: bytes | memoryview) -> None:
+        """Take note of the payloads of a group, whose local headers are in `window`."""
+        start, _, members = group
         # A size here may say that it stands elsewhere. 0 says so even without the flag for it: torch.save with
         # skip_data leaves all of the header blank.
         for row, raw in members:

@@ -1,0 +1,201 @@
+"""What there is to do for an output file, as tasks that do not depend on each other. Pure; knows no format.
+
+An output file is made window by window. A window is an interval of the output no larger than a buffer. A tensor whose
+bytes lie in another order than the output wants them (a transpose) is instead moved as tiles, each written wherever it
+belongs. Tensors that are columns of the same rows are moved as stripes: a few rows are read once, and what each tensor
+takes of them is written where it belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias, TypeGuard
+
+from .ahead import Range, is_read_far
+from .plan import Blank, Data, FilePlan, Late, Literal
+from .tensors import BLOCK, File, Lane, LazyTensor, Move, Runs, Stored, Together, lane
+
+# Cuts inside a tensor fall on multiples of this, so that they never cut an element.
+ALIGNMENT = 64
+# What lies between the runs of a strided tensor is fetched along from far away, up to so many times what is wanted.
+SPARSE = 4
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `stop` of a part."""
+
+    part: Literal | Data | Blank
+    start: int
+    stop: int
+
+
+class Window(NamedTuple):
+    """Bytes `start` to `stop` of the output file, and the pieces they consist of."""
+
+    start: int
+    stop: int
+    pieces: list[Piece]
+
+
+class Tile(NamedTuple):
+    """A move whose result is written run by run, to where `part` is in the output file."""
+
+    part: Data
+    move: Move
+
+
+class Stripe(NamedTuple):
+    """Pieces of several tensors that are made of the same bytes, which are read once."""
+
+    pieces: list[Piece]
+
+
+Task: TypeAlias = Window | Tile | Stripe | Late
+
+
+def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Task]:
+    """The work that makes `file`, in windows of at most `unit` bytes, and tiles of at most twice that. What comes late
+    comes in its place where the file is not `positioned`, and else not at all."""
+    pieces: list[Piece] = []
+    start = at = 0
+    groups = _sharing_rows(file, unit) if positioned else []
+    shared = {id(part) for group in groups for part, _ in group}
+    for part in file.parts:
+        if part.offset != at:
+            raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
+        size = part.nbytes
+        at += size
+        if isinstance(part, Late):
+            if pieces:
+                yield Window(start, part.offset, pieces)
+            pieces, start = [], at
+            if not positioned:
+                yield part
+            continue
+        if id(part) in shared:
+            if pieces:
+                yield Window(start, part.offset, pieces)
+            pieces, start = [], at
+            continue
+        if isinstance(part, Blank):
+            nbytes = part.tensor.nbytes
+            yield from (Stripe([Piece(part, low, min(low + unit, nbytes))]) for low in range(0, nbytes, unit))
+            continue
+        if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
+            if pieces:
+                yield Window(start, part.offset, pieces)
+            for move in part.tensor.moves(0, size, "source", 2 * unit):
+                yield Tile(part, move)
+            pieces, start = [], at
+            continue
+        done = 0
+        while done < size:
+            room = start + unit - part.offset - done
+            # A cut inside a small tensor costs two reads: begin a new window with it instead.
+            take = size - done if size - done <= room else room // ALIGNMENT * ALIGNMENT if size > unit else 0
+            if take:
+                pieces.append(Piece(part, done, done + take))
+                done += take
+            if not take or part.offset + done - start >= unit:
+                yield Window(start, part.offset + done, pieces)
+                pieces, start = [], part.offset + done
+    if pieces:
+        yield Window(start, at, pieces)
+    for group in groups:
+        yield from _stripes(group, unit)
+    if at != file.size:
+        raise ValueError(f"{file.name}: its parts end at {at}, and its size is {file.size}")
+
+
+_Shared: TypeAlias = "tuple[Data | Blank, Lane]"
+
+
+def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
+    """Groups of the parts of `file` that lie beside each other in the same rows, of which they take most."""
+    lanes = [
+        (part, found)
+        for part in file.parts
+        if isinstance(part, (Data, Blank)) and not is_dense(part.tensor) and (found := lane(part.tensor)) is not None
+    ]
+    groups: dict[object, list[list[_Shared]]] = {}
+    for part, found in sorted(lanes, key=lambda each: each[1].offsets):
+        known = groups.setdefault(found.rows, [])
+        if known and found.beside(known[-1][0][1]):
+            known[-1].append((part, found))
+        else:
+            known.append([(part, found)])
+    return [group for known in groups.values() for group in known if _worth_sharing(group, unit)]
+
+
+def is_dense(tensor: LazyTensor) -> TypeGuard[Stored]:
+    """What most tensors are, and all of 200,000 may be: bytes of a file as they lie."""
+    return type(tensor) is Stored and tensor.contiguous
+
+
+def _worth_sharing(group: list[_Shared], unit: int) -> bool:
+    """Whether reading `group` at once costs less than reading each of it, which reads along small gaps only."""
+    _, (rows, _) = group[0]
+    widest = max(distance for _, _, distance in rows)
+    taken = sum(part.tensor.nbytes for part, _ in group)
+    return len(group) > 1 and widest <= unit and 2 * taken >= sum(count * distance for _, count, distance in rows)
+
+
+def _stripes(group: list[_Shared], unit: int) -> Iterator[Stripe]:
+    """`group` in stripes of as many rows as `unit` bytes hold."""
+    _, (rows, _) = group[0]
+    count = sum(count for _, count, _ in rows)
+    step = unit // max(distance for _, _, distance in rows)
+    widths = [(part, part.tensor.nbytes // count) for part, _ in group]
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        yield Stripe([Piece(part, first * width, last * width) for part, width in widths])
+
+
+class Needs:
+    """What a task reads from far away, as ranges.
+
+    A scattered tensor needs all that lies between its first byte and its last: nearly every task reads here and there
+    in all of it.
+    """
+
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+        self._whole: tuple[LazyTensor, list[Range]] | None = None
+
+    def __call__(self, task: Task) -> Iterator[Range]:
+        if isinstance(task, Tile):
+            yield from self._around(task.part.tensor) or _read_by([task.move])
+        elif isinstance(task, (Window, Stripe)):
+            for part, start, stop in task.pieces:
+                if not isinstance(part, Literal):
+                    tensor = part.tensor
+                    whole = self._around(tensor) if tensor.nbytes > self._unit and tensor.scattered else []
+                    yield from whole or _read_by(tensor.moves(start, stop, "output", self._unit))
+
+    def _around(self, tensor: LazyTensor) -> list[Range]:
+        """All between the first and the last byte of a tensor, in each of its files; nothing if most of it is not
+        the tensor's."""
+        if self._whole is None or self._whole[0] is not tensor:
+            ends: dict[File, tuple[int, int]] = {}
+            for file, start, stop in _read_by(tensor.moves(0, tensor.nbytes, "source", BLOCK)):
+                low, high = ends.get(file, (start, stop))
+                ends[file] = min(low, start), max(high, stop)
+            ranges = [Range(file, start, stop) for file, (start, stop) in ends.items()]
+            if sum(stop - start for _, start, stop in ranges) > SPARSE * tensor.nbytes:
+                ranges = []
+            self._whole = tensor, ranges
+        return self._whole[1]
+
+
+def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
+    for move in moves:
+        file, source = move.file, move.source
+        if isinstance(source, Together):
+            yield from _read_by(source.moves)
+        if file is None or not isinstance(source, Runs) or not is_read_far(file):
+            continue
+        stop = source.stop
+        if stop - source.offset <= SPARSE * source.nbytes:
+            yield Range(file, source.offset, stop)
+        else:
+            yield from (Range(file, offset, offset + source.length) for offset in source.offsets())

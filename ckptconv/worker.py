@@ -1,0 +1,366 @@
+"""Carries out one task after the other: one thread's buffers, reads, kernels and writes.
+
+A window is filled from as few reads as its moves allow, then written with one call. Of a checkpoint with very many
+small tensors a window has a thousand: what can be done for all of them at once is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TypeAlias
+
+from . import kernels
+from .ahead import Ahead, is_read_far
+from .crc import combine
+from .plan import Blank, Data, Late, Literal, NotBlankError
+from .storage import MAX_BUFFERS, Readers, Writer
+from .tasks import Piece, Stripe, Task, Tile, Window, is_dense
+from .tensors import GAP, Convert, File, Kernel, Move, Runs, Stored, Together
+
+# Told of everything that is read for the output: the file, where in it, and what is there.
+Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
+
+# Converted tensors of less than a window by this are read together, and converted at once.
+_SMALL = 8
+
+
+@dataclass
+class Tally:
+    """What carrying out a plan took: bytes read, written and verified, and finite values that became infinite."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    bytes_verified: int = 0
+    overflows: int = 0
+
+    def add(self, other: Tally) -> None:
+        self.bytes_read += other.bytes_read
+        self.bytes_written += other.bytes_written
+        self.bytes_verified += other.bytes_verified
+        self.overflows += other.overflows
+
+
+@dataclass
+class _Span:
+    """Bytes `start` to `stop` of a file, and the sources inside it, by number."""
+
+    file: File
+    start: int
+    stop: int
+    inside: list[tuple[int, Runs]]
+
+
+@dataclass
+class _Alike:
+    """What makes bytes `start` to `stop` of a window: `kernel`, of `nbytes` bytes that lie at `ranges` (position,
+    length) of `file`, of one tensor after the other."""
+
+    file: File
+    kernel: Kernel
+    start: int
+    stop: int
+    nbytes: int
+    ranges: list[tuple[int, int]]
+
+
+def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: int, most: int) -> None:
+    """Have bytes `start` to `stop` of `tensor`, which is stored as it lies, made at `at`, together with what is made
+    before them, unless that takes more than `most` bytes."""
+    stored = tensor.tensor
+    assert isinstance(stored, Stored)
+    before, after = stored.dtype.itemsize, tensor.dtype.itemsize
+    nbytes = (stop - start) // after * before
+    offset = stored.offset + start // after * before
+    last = known[-1] if known else None
+    if (
+        last is None
+        or (last.file, last.kernel, last.stop) != (stored.file, tensor.kernel, at)
+        or (last.nbytes + nbytes > most)
+    ):
+        last = _Alike(stored.file, tensor.kernel, at, at, 0, [])
+        known.append(last)
+    last.ranges.append((offset, nbytes))
+    last.nbytes += nbytes
+    last.stop += stop - start
+
+
+class Worker:
+    """One thread's buffers: at most four of `unit`, the size of a window.
+
+    A window may take one, what is read for it two, and what kernels make of that another; a tile is made of two, and
+    makes two.
+    """
+
+    def __init__(
+        self,
+        readers: Readers | Ahead[Task],
+        writer: Writer | None,
+        unit: int,
+        digesting: bool = False,
+        seen: Seen | None = None,
+    ) -> None:
+        self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
+        self.fetches = isinstance(readers, Ahead)
+        # By the name of the tensor, its CRC-32; or position, bytes and CRC-32 of every piece made.
+        self.digests: dict[str, int | list[tuple[int, int, int]]] | None = {} if digesting else None
+        self.window = memoryview(bytearray(unit))
+        self.scratch = memoryview(b"")
+        self.junk = memoryview(bytearray(GAP))
+        self.tally = Tally()
+
+    def run(self, task: Task) -> int:
+        """Carry out `task`; the bytes it wrote."""
+        if isinstance(task, Late):
+            # All of its data was made by this worker.
+            data = task.make(Digests(self.digests or {}))
+            self._write(task.offset, memoryview(data))
+            size = len(data)
+        elif isinstance(task, Window):
+            size = self._fill(task)
+        else:
+            size = self._place(task) if isinstance(task, Tile) else self._divide(task)
+        self.tally.bytes_written += size
+        return size
+
+    def _fill(self, window: Window) -> int:
+        out = self._assemble(window)
+        self._write(window.start, out)
+        if self.digests is not None:
+            for part, start, stop in window.pieces:
+                if isinstance(part, Data):
+                    base = part.offset - window.start
+                    self._digest(part, start, out[base + start : base + stop])
+        return len(out)
+
+    def _digest(self, part: Data, start: int, data: memoryview) -> None:
+        """Take note of `data`, the bytes of `part` from `start` on."""
+        assert self.digests is not None
+        if not start and len(data) == part.nbytes:
+            self.digests[part.name] = zlib.crc32(data)
+            return
+        made = self.digests.setdefault(part.name, [])
+        assert isinstance(made, list)
+        if made and made[-1][0] + made[-1][1] == start:
+            first, size, crc = made.pop()
+            made.append((first, size + len(data), zlib.crc32(data, crc)))
+        else:
+            made.append((start, len(data), zlib.crc32(data)))
+
+    def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
+        """Bytes `start` to `stop` of a tensor, valid until the next call."""
+        return self._assemble(Window(part.offset + start, part.offset + stop, [Piece(part, start, stop)]))
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        assert self.writer is not None
+        self.writer.write_at(offset, data)
+
+    def _assemble(self, window: Window) -> memoryview:
+        """The bytes of `window`, in this worker's buffer."""
+        out = self.window[: window.stop - window.start]
+        reads: dict[File, list[tuple[int, memoryview]]] = {}
+        near: File | None = None
+        ranges: list[tuple[int, memoryview]] = []
+        alike: list[_Alike] = []
+        for part, start, stop in window.pieces:
+            base = part.offset - window.start
+            if isinstance(part, Literal):
+                out[base + start : base + stop] = part.data[start:stop]
+                continue
+            tensor = part.tensor
+            if type(tensor) is Convert and is_dense(tensor.tensor) and stop - start <= self.unit // _SMALL:
+                _add_alike(alike, tensor, start, stop, base + start, self.unit)
+                continue
+            if is_dense(tensor):
+                # One after the other they mostly lie in one file, whose name takes time to look up.
+                if tensor.file is not near:
+                    near = tensor.file
+                    ranges = reads.setdefault(near, [])
+                ranges.append((tensor.offset + start, out[base + start : base + stop]))
+                continue
+            for move in tensor.moves(start, stop, "output", self.unit):
+                target, file, source, steps = move
+                if file is None or steps or target.grid or source.grid:  # type: ignore[union-attr]
+                    to = out[base + target.offset : base + target.offset + target.length]
+                    if target.grid:
+                        kernels.scatter(out, target.shifted(base), self._result(move))
+                    else:
+                        self._result(move, to)
+                else:
+                    to = out[base + target.offset : base + target.offset + target.length]
+                    reads.setdefault(file, []).append((source.offset, to))  # type: ignore[union-attr]
+        for file, ranges in reads.items():
+            self._read(file, ranges)
+        for each in alike:
+            self._convert(each, out)
+        return out
+
+    def _convert(self, alike: _Alike, out: memoryview) -> None:
+        """Pass small tensors that lie one after the other in `out` through their kernel at once."""
+        self._make_room(alike.nbytes)
+        packed = self.scratch[: alike.nbytes]
+        ends = list(itertools.accumulate(length for _, length in alike.ranges))
+        self._read(
+            alike.file,
+            [(at, packed[end - length : end]) for (at, length), end in zip(alike.ranges, ends, strict=True)],
+        )
+        _, overflows = kernels.apply((alike.kernel,), packed, out[alike.start : alike.stop])
+        self.tally.overflows += overflows
+
+    def _place(self, tile: Tile) -> int:
+        target = tile.move.target
+        size = target.nbytes
+        if len(self.window) < size:
+            self.window = memoryview(bytearray(size))
+        result = self._result(tile.move, self.window[:size])
+        assert self.writer is not None
+        self.writer.write_runs(target.shifted(tile.part.offset).offsets(), target.length, result)
+        return size
+
+    def _divide(self, stripe: Stripe) -> int:
+        """Read what the pieces of `stripe` are made of, and write each; or check it, if it is to be blank."""
+        pieces = [
+            (piece, list(piece.part.tensor.moves(piece.start, piece.stop, "output", self.unit)))
+            for piece in stripe.pieces
+            if not isinstance(piece.part, Literal)
+        ]
+        found = iter(self._read_together([(move.file, move.source) for _, moves in pieces for move in moves]))
+        written = 0
+        for (part, start, stop), moves in pieces:
+            out = self.window[: stop - start]
+            for move, data in zip(moves, found, strict=False):
+                target = move.target.shifted(-start)
+                to = None if target.grid else out[target.offset : target.stop]
+                result = self._result(move, to) if data is None else self._of_read(move, data, to)
+                if target.grid:
+                    kernels.scatter(out, target, result)
+            if isinstance(part, Data):
+                self._write(part.offset + start, out)
+                if self.digests is not None:
+                    self._digest(part, start, out)
+                written += len(out)
+            elif isinstance(part, Blank) and not kernels.is_zero(out):
+                raise NotBlankError(f"{part.name} holds something, and was to be left out.")
+        return written
+
+    def _of_read(self, move: Move, data: memoryview, out: memoryview | None) -> memoryview:
+        """As `_result`, where all from the first run of the source to its last is read already."""
+        assert isinstance(move.source, Runs)
+        picked = kernels.pick(data, move.source._replace(offset=0), None if move.kernels else out)
+        result, overflows = kernels.apply(move.kernels, picked, out)
+        self.tally.overflows += overflows
+        return result
+
+    def _read_together(self, sources: list[tuple[File | None, Runs | bytes | Together]]) -> list[memoryview | None]:
+        """For each of `sources` the bytes from its first run to its last, read with those of the others that overlap;
+        None for what is in no file, and for all where they are too much for the buffer."""
+        order = sorted(
+            (file.path, runs.offset, index, file, runs)
+            for index, (file, runs) in enumerate(sources)
+            if file is not None and isinstance(runs, Runs)
+        )
+        spans: list[_Span] = []
+        for _, _, index, file, runs in order:
+            if not spans or spans[-1].file != file or runs.offset > spans[-1].stop + GAP:
+                spans.append(_Span(file, runs.offset, runs.stop, []))
+            spans[-1].stop = max(spans[-1].stop, runs.stop)
+            spans[-1].inside.append((index, runs))
+        views: list[memoryview | None] = [None] * len(sources)
+        total = sum(span.stop - span.start for span in spans)
+        if total > 2 * self.unit:
+            return views
+        self._make_room(total)
+        at = 0
+        for span in spans:
+            file, start, stop = span.file, span.start, span.stop
+            data = self.scratch[at : at + stop - start]
+            with self.readers.reading(file) as reader:
+                reader.fill(start, [data])
+            self._count(file, stop - start)
+            if self.seen:
+                self.seen(file, Runs(start, stop - start), data)
+            for index, runs in span.inside:
+                views[index] = data[runs.offset - start : runs.stop - start]
+            at += stop - start
+        return views
+
+    def _result(self, move: Move, out: memoryview | None = None) -> memoryview:
+        """The bytes that `move` makes, in its target's order; put into `out`, if that is given."""
+        if isinstance(move.source, Runs):
+            data = self._packed(move.file, move.source)
+        else:
+            data = memoryview(move.source) if isinstance(move.source, bytes) else self._together(move.source)
+        result, overflows = kernels.apply(move.kernels, data, out)
+        self.tally.overflows += overflows
+        return result
+
+    def _together(self, source: Together) -> memoryview:
+        """What the moves of `source` make."""
+        made = memoryview(bytearray(source.nbytes))
+        for move in source.moves:
+            kernels.scatter(made, move.target, self._result(move))
+        return made
+
+    def _packed(self, file: File | None, source: Runs) -> memoryview:
+        """The runs of `source`, one after the other."""
+        assert file is not None
+        size, length = source.nbytes, source.length
+        self._make_room(size)
+        packed = self.scratch[:size]
+        with self.readers.reading(file) as reader:
+            reader.fill_runs(source.offsets(), length, packed)
+        self._count(file, size)
+        if self.seen:
+            self.seen(file, source, packed)
+        return packed
+
+    def _make_room(self, size: int) -> None:
+        if len(self.scratch) < size:
+            self.scratch = memoryview(bytearray(size))
+
+    def _read(self, file: File, ranges: list[tuple[int, memoryview]]) -> None:
+        """Fill the buffers from their offsets, reading along small gaps instead of beginning anew."""
+        ranges.sort(key=itemgetter(0))
+        with self.readers.reading(file) as reader:
+            begin = end = ranges[0][0]
+            buffers: list[memoryview] = []
+            for offset, to in ranges:
+                gap = offset - end
+                if gap < 0 or gap > GAP or len(buffers) > MAX_BUFFERS - 2:
+                    reader.fill(begin, buffers)
+                    self._count(file, end - begin)
+                    begin, buffers = offset, []
+                elif gap:
+                    buffers.append(self.junk[:gap])
+                buffers.append(to)
+                end = offset + len(to)
+            reader.fill(begin, buffers)
+            self._count(file, end - begin)
+        if self.seen:
+            for offset, to in ranges:
+                self.seen(file, Runs(offset, len(to)), to)
+
+    def _count(self, file: File, size: int) -> None:
+        # What was packed, or came from far away, was counted when it was read for this.
+        if file.packed is None and not (self.fetches and is_read_far(file)):
+            self.tally.bytes_read += size
+
+
+class Digests(Mapping[str, int]):
+    """The CRC-32 of every tensor that is not empty, by name, of the pieces that were made of it so far."""
+
+    def __init__(self, pieces: Mapping[str, int | list[tuple[int, int, int]]]) -> None:
+        self._pieces = pieces
+
+    def __getitem__(self, name: str) -> int:
+        made = self._pieces[name]
+        return made if isinstance(made, int) else combine(made)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
