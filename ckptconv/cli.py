@@ -177,7 +177,12 @@ CONVERTING = {
         TiedChoice, "alias", help="Store tied tensors once (alias), or under each of their names (duplicate)."
     ),
     "jobs": _option(str | None, None, metavar="N", help="Work in N threads; default: what suits the machine."),
-    "memory": _option(str, "8MiB", metavar="SIZE", help="Most memory for all buffers together."),
+    "memory": _option(
+        str,
+        "8MiB",
+        metavar="SIZE",
+        help="Most memory for all buffers together; 24MiB by default where something is far away.",
+    ),
     "no_fsync": _option(bool, False, "--no-fsync", help="Do not wait for the disk: a power cut may lose the output."),
     "no_clobber": _option(bool, False, "--no-clobber", help="Refuse to replace an output."),
     "verify": _option(bool, False, "--verify", help="Compare the output with the input before it gets its name."),
@@ -185,7 +190,10 @@ CONVERTING = {
         bool, False, "--checksum", help="Check the checksums of all that is read, as far as the input has any."
     ),
     "spool_dir": _option(
-        str, "", metavar="DIR", help="Where a pipe and compressed tensors are unpacked; default: beside OUTPUT."
+        str,
+        "",
+        metavar="DIR",
+        help="For temporary files: of pipes, compressed tensors, what is far away. Default: beside OUTPUT, or TMPDIR.",
     ),
     "part": _option(
         str, "", metavar="I/N", help="Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system."
@@ -896,7 +904,15 @@ def _failure(error: BaseException) -> CkptconvError | None:
                 f"There is no option {unknown}{owner}.", _instead(unknown, error.possibilities or (), error.ctx)
             )
         message = " ".join(error.format_message().replace("Value error, ", "").split())
-        named = re.match("No such command '(.*)'", message)
+        more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
+        if more:
+            return UsageError(
+                f"There are more arguments than {asked} takes: {more[1]}.",
+                f"Give several inputs to a command each, and quote names with blanks in them. See {asked} --help.",
+            )
+        named = re.match(r"No such command '(.*?)'\.", message)
+        if named and f"--{named[1]}" in ("--help", "--version"):
+            return UsageError(f"No such command '{named[1]}'.", f"Did you mean ckptconv --{named[1]}?")
         if named and (os.path.exists(named[1]) or "://" in named[1]):
             return UsageError(
                 f"{named[1]} stands where a command should.",

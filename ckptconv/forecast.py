@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from .formats.source import Source
@@ -38,7 +39,7 @@ def forecast(source: Source, dtype: str | None, max_shard_size: int | None = Non
     asked += f" --max-shard-size {max_shard_size}" if max_shard_size else ""
     return {
         "dtype": dtype or source.default_dtype,
-        "command": f"ckptconv {command} {source.path} {output}{asked}",
+        "command": f"ckptconv {command} {shlex.quote(source.path)} {output}{asked}",
         "bytes": made.plan.nbytes,
         "files": [{"name": file.name, "bytes": file.size, "tensors": file.tensors} for file in made.plan.files],
         "shards": sum(file.tensors > 0 for file in made.plan.files),

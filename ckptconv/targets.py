@@ -26,6 +26,10 @@ _SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 
 
+# Names of what this process was started with.
+_STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+
+
 @dataclass(frozen=True)
 class Target:
     """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`).
@@ -43,6 +47,11 @@ def resolve_output(path: str, options: Options) -> Target:
     """Whether `path` is to be a file or a directory. Raises UsageError where it can be neither."""
     if not path:
         raise UsageError("OUTPUT is empty.", "Give a directory, or a name that ends in .safetensors.")
+    if path == "-" or path.startswith(_STREAMS):
+        raise UsageError(
+            f"OUTPUT cannot be {path}: it is put under its name by a rename, when it is complete.",
+            "Give the name of a file or a directory.",
+        )
     if is_remote(path):
         check_writable(path, options.storage_options)
     storage_options = dict(options.storage_options)

@@ -168,6 +168,43 @@ def test_an_option_before_the_command_is_said_to_stand_after_it(arguments: list[
     )
 
 
+def test_words_for_help_and_version_lead_to_the_options(model: Path) -> None:
+    for word in ("help", "version"):
+        refused(ckptconv_here(word), 2, f"No such command '{word}'. Did you mean ckptconv --{word}?")
+
+
+def test_a_file_in_the_place_of_a_command_is_known_for_one_whatever_its_name(model: Path) -> None:
+    """Also if it is nearly that of a command, which is suggested else."""
+    for name in ("model.pt", "finished", "verify_"):
+        Path(name).touch()
+        refused(ckptconv_here(name), 2, f"{name} stands where a command should", f"ckptconv inspect {name} shows")
+    refused(ckptconv_here("verity"), 2, "Did you mean 'verify'?")
+
+
+def test_too_many_arguments_are_named_and_what_is_done_about_them(model: Path) -> None:
+    run = ckptconv_here("pt2safetensors", "a.pt", "out", "b.pt", "c d.pt")
+    refused(run, 2, "more arguments than ckptconv pt2safetensors takes: b.pt c d.pt.", "quote names with blanks")
+
+
+@pytest.mark.parametrize("command", ["pt2safetensors", "zero-to-fp32", "inspect", "verify"])
+def test_a_variable_of_the_shell_that_was_not_set_is_an_empty_name(command: str, model: Path) -> None:
+    output = [] if command == "inspect" else ["out.safetensors"]
+    Path("out.safetensors").write_bytes(b"")
+    refused(ckptconv_here(command, "", *output), 2, "The input's name is empty.", "not set?")
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"])
+def test_an_output_does_not_go_through_a_pipe(output: str, model: Path) -> None:
+    refused(ckptconv_here("pt2safetensors", "model.pt", output), 2, f"OUTPUT cannot be {output}", "by a rename")
+    assert os.listdir() == ["model.pt"]
+
+
+def test_the_command_that_inspect_shows_can_be_pasted(model: Path) -> None:
+    model.rename("my model.pt")
+    run = ckptconv_here("inspect", "my model.pt", "--as", "bf16")
+    assert "    ckptconv pt2safetensors 'my model.pt' OUTPUT --dtype bfloat16\n" in run.out
+
+
 def test_only_options_that_are_alike_are_suggested(model: Path) -> None:
     refused(ckptconv_here("--versoin"), 2, "Did you mean --version?")
     refused(ckptconv_here("verify", "--jsn", "model.pt"), 2, "Did you mean --json?")

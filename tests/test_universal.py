@@ -42,6 +42,13 @@ def test_a_universal_checkpoint_is_of_one_tag(tmp_path: Path) -> None:
     assert ckptconv("zero-to-fp32", directory, tmp_path / "out", "--tag", directory.name).code == 0
 
 
+def test_where_latest_universal_leads_is_told(tmp_path: Path) -> None:
+    directory = universal_of("z2_bf16_w2", tmp_path)
+    told = f"Took {directory}: the universal checkpoint that `latest_universal` names."
+    assert told in ckptconv("zero-to-fp32", directory.parent, tmp_path / "out").out
+    assert told not in ckptconv("zero-to-fp32", directory, tmp_path / "out").out
+
+
 def test_zero_2_has_a_dict_and_the_step_for_every_parameter(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
     assert (directory.parent / "latest_universal").read_text() == directory.name

@@ -45,6 +45,8 @@ def open_source(
     input; what comes through a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
+    if not path:
+        raise UsageError("The input's name is empty.", "Is it a variable of the shell that was not set?")
     if is_pipe(path):
         path = take_pipe(path, spool_dir)
     elif path.startswith(("http://", "https://")):
@@ -96,7 +98,9 @@ def _open(
         directory = universal.locate(path, tag, options)
         if directory is not None:
             source = universal.read(directory, exclude_frozen=exclude_frozen, options=options)
-            source.pointers = [join(path, universal.LATEST)] if directory != path and not tag else []
+            if directory != path and not tag:
+                source.pointers = [join(path, universal.LATEST)]
+                source.notes.append(f"Took {directory}: the universal checkpoint that `{universal.LATEST}` names.")
             return source
         return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
     if entry.kind != "file":
