@@ -24,7 +24,7 @@ from .publishing import Done, files_of, final_path, last_path, publish
 from .spool import is_pipe
 from .staging import FileStaging
 from .storage import dirname, is_remote, join, look, normalize, peak_rss
-from .targets import Target, beside, default_output, of_rank, resolve_output
+from .targets import Target, beside, check_spool, default_output, of_rank, resolve_output
 from .tensors import File
 from .uploads import notes
 
@@ -114,7 +114,9 @@ def convert(
         for plan, path in asked.items()
         if path or (path is not None and plan is weights_output)
     }
-    chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
+    wanted = chosen.spool_dir
+    check_spool(wanted)
+    chosen = replace(chosen, spool_dir=wanted or beside(targets.values()))
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: to look for garbage among them takes longer than to make them.
         with no_garbage():
@@ -124,6 +126,8 @@ def convert(
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
             work = [(one, plan, of_rank(target, one)) for one in sources for plan, target in targets.items()]
             outputs = [plan(one, target, chosen) for one, plan, target in work]
+            if wanted and not _is_spooled(source, outputs):
+                sources[0].notes.append("--spool-dir was not needed: nothing had to be unpacked or taken from a pipe.")
             stack.enter_context(settled())
         verify = _verifier(work, chosen, progress) if chosen.verify else None
         return produce(sources, outputs, chosen, started, progress, announce, publishing, verify, executor)
@@ -160,6 +164,7 @@ def produce(
     if not chosen.dry_run:
         with _depfile(sources, outputs, inputs, chosen):
             done = publish(outputs, read, equal, chosen, announce, progress, publishing, watched, verify, executor)
+    has_chosen_names = chosen.key or chosen.strip_prefix or chosen.rename
     counts: Counter[str] = Counter()
     for one in sources:
         counts.update(one.counts)
@@ -178,7 +183,7 @@ def produce(
         # None of these is kept in a .pt file.
         opaque=list(dict.fromkeys(name for one in sources for name in one.opaque)) if not outputs[0].restored else [],
         warnings=list(_warnings(sources, outputs, chosen, checksums, done.tally.overflows)),
-        notes=[note for one in sources for note in one.notes],
+        notes=[note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))],
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + done.tally.bytes_read + checksums.extra_bytes,
         bytes_written=written,
@@ -193,6 +198,12 @@ def produce(
         finish=[each.target.path for each in outputs] if chosen.part else [],
         dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
     )
+
+
+def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Output]) -> bool:
+    """Whether something of `source` is, or may be, kept in a temporary file."""
+    path = "" if isinstance(source, Source) else normalize(source)
+    return is_pipe(path) or is_remote(path) or any(file.packed for each in outputs for file in each.plan.inputs())
 
 
 def _warnings(
@@ -214,6 +225,10 @@ def _warnings(
             yield from notes(sent, chosen.buffers(far=True) // 2)
     for each in outputs:
         yield from each.restored.warnings() if each.restored else ()
+    # Likely there is a slip in an option that changes nothing in any of the outputs.
+    for option, reason in outputs[0].idle.items():
+        if all(option in each.idle for each in outputs):
+            yield f"{option} {reason}."
     if not any(each.tensors for each in outputs):
         yield f"{sources[0].path} holds no tensor: only its structure is kept."
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from . import __version__, foreign, keymap, select
 from .errors import CorruptError, LimitError, UsageError
@@ -24,13 +24,20 @@ from .tensors import LazyTensor
 # An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
 # be as large as it likes, by repeating an element.
 MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
+# Options that choose tensors and change them, but for those that rename.
+_CHOOSING = ("key", "include", "exclude", "dtype", "tied", "max_shard_size")
+
+
+# The files of an output, the names in it that are stored under another, {removed: kept}, and what `Output.idle` is.
+_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], dict[str, str]]
 
 
 @dataclass(frozen=True)
 class Output:
     """One output of a conversion: where it goes, its plan, and the names it stores under another: {removed: kept}.
 
-    `heading` is what its manifest says before the files, and `restored` what else is known of a `.pt` file.
+    `heading` is what its manifest says before the files, and `restored` what else is known of a `.pt` file. `idle` are
+    options that were given and change nothing in it: {option: reason}.
     """
 
     target: Target
@@ -38,6 +45,7 @@ class Output:
     aliases: dict[str, str]
     heading: dict[str, Any]
     restored: Restored | None = None
+    idle: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tensors(self) -> int:
@@ -53,7 +61,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
             raise not_a_directory(target.path)
         chosen = {name: getattr(options, name) for name in ("key", "include", "exclude", "drop_opaque")}
         restored = plan_restored(source, target.path, dtype=options.dtype or "keep", **chosen)
-        return output_of("weights", [source], target, options, (restored.file,), {}, restored)
+        return output_of("weights", [source], target, options, (restored.file,), {}, restored=restored)
     return output_of("weights", [source], target, options, *weights_files(source, target, options))
 
 
@@ -70,7 +78,15 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
         raise UsageError(f"{target.path}: a universal checkpoint is written to a local directory.")
     states = (source.optimizer or {}).get("state", {})
     files = (*universal.file_plans(source.training, source.weights, states), universal.latest(target.path))
-    return output_of("universal", [source], target, options, files, {})
+    return output_of("universal", [source], target, options, files, {}, idle=_choosing(options))
+
+
+def _choosing(options: Options) -> dict[str, str]:
+    """The options that choose and change tensors, of those that were given, and why none of them is of use here."""
+    usual = Options()
+    given = [f"--{name.replace('_', '-')}" for name in _CHOOSING if getattr(options, name) != getattr(usual, name)]
+    renaming = [option for option, _ in select.renaming(options.strip_prefix, options.rename)]
+    return dict.fromkeys([*given, *renaming], "changes nothing in a universal checkpoint, which holds all as it is")
 
 
 def output_of(
@@ -80,12 +96,14 @@ def output_of(
     options: Options,
     files: tuple[FilePlan, ...],
     aliases: dict[str, str],
+    idle: Mapping[str, str] | None = None,
     restored: Restored | None = None,
 ) -> Output:
     """The output that consists of `files`, with its plan id; a manifest calls what it is made of `sources` `kind`."""
     inputs = {name: found for source in sources for name, found in source.inputs.items()}
     plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, recorded(options)))
-    return Output(target, Plan(files, plan_id), aliases, heading(sources, options, kind, plan_id, aliases), restored)
+    told = heading(sources, options, kind, plan_id, aliases)
+    return Output(target, Plan(files, plan_id), aliases, told, restored, idle or {})
 
 
 def _resolved(path: str) -> str:
@@ -134,8 +152,8 @@ def check_growth(output: Output, available: int) -> None:
         )
 
 
-def weights_files(source: Source, target: Target, options: Options) -> tuple[tuple[FilePlan, ...], dict[str, str]]:
-    """The files of the weights, and the names that are stored under another: {removed: kept}. Pure."""
+def weights_files(source: Source, target: Target, options: Options) -> _Files:
+    """The files of the weights. Pure."""
     tree = select.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
     flat, structure, fixed, apart = _flattened(source, tree, options)
     new_names = _new_names(source, flat, options)
@@ -146,6 +164,7 @@ def weights_files(source: Source, target: Target, options: Options) -> tuple[tup
         raise UsageError(f"There is no tensor {where}: nothing to convert.")
     if flat and not tensors:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
+    idle = select.idle(new_names, options.strip_prefix, options.rename)
     owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
     all_apart = options.tied == "duplicate" or (apart and not owners)
     aliases = {} if all_apart else select.untie(tensors, owners)
@@ -169,7 +188,7 @@ def weights_files(source: Source, target: Target, options: Options) -> tuple[tup
     if structure is None and source.structured and _names(files) != list(kept):
         # A plain dict, whose order is lost where tensors were cast, or are spread over several files.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
-    return files, aliases
+    return files, aliases, idle
 
 
 def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[list[str]]:
@@ -209,7 +228,7 @@ def _names(files: Iterable[FilePlan]) -> list[str]:
     return [part.name for file in files for part in file.parts if isinstance(part, Data)]
 
 
-def optimizer_files(source: Source, target: Target, options: Options) -> tuple[tuple[FilePlan, ...], dict[str, str]]:
+def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     """The files of the optimizer states: nested as torch has them, with the weights' names for parameters. Pure.
 
     A name that is tied to a parameter leads to the parameter's states in the alias record; one that is no weight's
@@ -233,7 +252,7 @@ def optimizer_files(source: Source, target: Target, options: Options) -> tuple[t
             if kept in flat and removed not in flat:
                 aliases[removed] = kept
     files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)
-    return files, aliases
+    return files, aliases, select.idle(new_names, options.strip_prefix, options.rename)
 
 
 def _new_names(source: Source, flat: Mapping[str, Any], options: Options) -> dict[str, str]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import UsageError
 from .tensors import DTYPES, Cast, Convert, LazyTensor, same_bytes
 
+# Of a name, so much is shown.
+_LONGEST = 200
 DTYPE_CHOICES = ("float32", "bfloat16", "float16", "keep")
 
 
@@ -100,6 +103,38 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str
         taken[new] = old
         result[old] = new
     return result
+
+
+def renaming(prefix: str, rules: Sequence[str]) -> list[tuple[str, Callable[[str], str]]]:
+    """The options that rename, as they were given, and what each makes of a name, in their order."""
+    found: list[tuple[str, Callable[[str], str]]] = []
+    if prefix:
+        found.append((f"--strip-prefix {prefix!r}", lambda name: name.removeprefix(prefix)))
+    for rule in rules:
+        pattern, replacement = _rule(rule)
+        found.append((f"--rename {rule!r}", functools.partial(pattern.sub, replacement)))
+    return found
+
+
+def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
+    """Which of the options that rename change none of `names`, and why: {option: reason}."""
+    stages = renaming(prefix, rules)
+    first: dict[str, str] = {}
+    changing: set[str] = set()
+    for name in names if stages else ():
+        for option, change in stages:
+            new = change(name)
+            first.setdefault(option, name)
+            if new != name:
+                changing.add(option)
+            name = new
+        if len(changing) == len(first):
+            break
+    return {
+        option: f"changes no name; the first is {name[:_LONGEST]!r}"
+        for option, name in first.items()
+        if option not in changing
+    }
 
 
 def _rule(rule: str) -> tuple[re.Pattern[str], str]:

@@ -47,7 +47,7 @@ def summarize(source: Source) -> dict[str, Any]:
         "opaque": source.opaque,
         "classes": source.mentioned,
         "tables": list(tables.notes(tables.contents(source))),
-        "notes": source.notes,
+        "notes": [*source.notes, *source.hints],
         "warnings": source.warnings,
         "bytes_read": source.bytes_read,
     }

@@ -99,6 +99,12 @@ def check_file(path: str, option: str) -> None:
         )
 
 
+def check_spool(directory: str) -> None:
+    """Raise UsageError where nothing can be spooled in `directory`, whether or not that will be needed."""
+    if directory and not os.path.isdir(directory):
+        raise UsageError(f"--spool-dir {directory} is not a directory. Nothing was written.", "Make it first.")
+
+
 def not_a_directory(path: str) -> UsageError:
     return UsageError(
         f"{path} is the name of a file, and an output that does not end in .safetensors is a directory.",

@@ -165,10 +165,19 @@ def test_the_directory_of_the_optimizer_is_told_of_unless_it_is_converted(tmp_pa
 # ------------------------------------------------------------------------------------------------------ names and keys
 
 
-def test_a_wrapper_s_prefix_is_told_and_kept() -> None:
-    source = ckptconv.open(checkpoint_of("ddp_w2"))
-    assert "module.l1.weight" in source.weights
-    assert any("--strip-prefix module." in note for note in source.notes)
+def test_a_wrapper_s_prefix_is_told_and_kept(tmp_path: Path) -> None:
+    assert "module.l1.weight" in ckptconv.open(checkpoint_of("ddp_w2")).weights
+    assert "--strip-prefix module." in ckptconv_here("inspect", checkpoint_of("ddp_w2")).out
+    assert "--strip-prefix module." in converted(checkpoint_of("ddp_w2"), tmp_path / "out.safetensors").out
+
+
+@pytest.mark.parametrize(
+    "options", [["--strip-prefix", "module."], ["--rename", r"^module\.="], ["--key", "."], ["--key", "model"]]
+)
+def test_a_prefix_is_not_told_of_to_who_chooses_the_names(options: list[str], tmp_path: Path) -> None:
+    run = converted(checkpoint_of("ddp_w2"), tmp_path / "out.safetensors", *options)
+    assert "Every name begins with" not in run.out
+    assert run.err == ""
 
 
 def test_a_model_that_was_pickled_as_a_whole(tmp_path: Path) -> None:

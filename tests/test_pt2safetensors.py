@@ -496,6 +496,23 @@ def test_renamed_tensors_of_a_plain_dict_keep_their_keys_too_whatever_their_orde
     assert_same_tree(loaded(path), rebuilt(tmp_path / "model.safetensors"))
 
 
+def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"model.a": torch.ones(2), "model.b": torch.ones(3), "head": torch.ones(4)})
+    options = ["--strip-prefix", "model", "--rename", r"^\.=", "--rename", "head=out", "--rename", "tail=end"]
+    report = converted(path, tmp_path / "out.safetensors", *options, "--json").json
+    assert report["warnings"] == ["--rename 'tail=end' changes no name; the first is 'a'."]
+    assert sorted(load_file(tmp_path / "out.safetensors")) == ["a", "b", "out"]
+    run = converted(path, tmp_path / "out.safetensors", "--quiet", "--strip-prefix", "modle.", "--rename", "x=y")
+    assert run.out == ""
+    assert run.err.splitlines() == [
+        "ckptconv: warning: --strip-prefix 'modle.' changes no name; the first is 'model.a'.",
+        "ckptconv: warning: --rename 'x=y' changes no name; the first is 'model.a'.",
+    ]
+    # What is left out has no name to be changed.
+    run = converted(path, tmp_path / "out.safetensors", "--rename", "head=out", "--exclude", "head")
+    assert "--rename 'head=out' changes no name" in run.err
+
+
 def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
     path = saved(tmp_path, {"a=b": torch.ones(1)})
     converted(path, "--rename", "a=b=c")

@@ -352,12 +352,23 @@ def test_no_descriptor_is_left_open(plain: Path, tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_directory_that_is_not_there(plain: Path, tmp_path: Path) -> None:
-    path = deflated(plain, tmp_path / "model.pt")
-    run = ckptconv_here("pt2safetensors", path, "--spool-dir", tmp_path / "nowhere")
-    assert run.code == 1
-    assert "nowhere cannot be written" in run.err
-    assert os.listdir(tmp_path) == ["model.pt"]
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_directory_that_is_not_there(needed: bool, plain: Path, tmp_path: Path) -> None:
+    """It is said also where it would not be needed this time."""
+    path = deflated(plain, tmp_path / "model.pt") if needed else plain
+    run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--spool-dir", tmp_path / "nowhere")
+    assert run.code == 2
+    assert f"--spool-dir {tmp_path / 'nowhere'} is not a directory" in run.err
+    assert os.listdir(tmp_path) == (["model.pt"] if needed else [])
+
+
+def test_a_directory_that_was_not_needed_is_said_not_to_be(plain: Path, tmp_path: Path) -> None:
+    asked = [tmp_path / "out.safetensors", "--spool-dir", tmp_path, "--json"]
+    packed = deflated(plain, tmp_path / "model.pt")
+    assert ckptconv_here("pt2safetensors", packed, *asked).json["notes"] == []
+    assert piped(plain.read_bytes(), "pt2safetensors", "-", *asked).json["notes"] == []
+    (note,) = ckptconv_here("pt2safetensors", plain, *asked).json["notes"]
+    assert note.startswith("--spool-dir was not needed")
 
 
 def packed_file(content: bytes, path: Path) -> File:

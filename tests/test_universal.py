@@ -49,6 +49,20 @@ def test_where_latest_universal_leads_is_told(tmp_path: Path) -> None:
     assert told not in ckptconv("zero-to-fp32", directory, tmp_path / "out").out
 
 
+def test_options_that_change_tensors_are_said_to_change_nothing_in_it(tmp_path: Path) -> None:
+    checkpoint, directory = ZERO / "z2_bf16_w2" / "checkpoint", tmp_path / "universal"
+    options = ["--universal", directory, "--dtype", "bf16", "--strip-prefix", "l1.", "--include", "l1.*"]
+    run = ckptconv("zero-to-fp32", checkpoint, *options)
+    assert [line.split(": ")[2].split(" changes")[0] for line in run.err.splitlines()] == [
+        "--include",
+        "--dtype",
+        "--strip-prefix 'l1.'",
+    ]
+    # With weights beside it, they are for these.
+    run = ckptconv("zero-to-fp32", checkpoint, tmp_path / "out", *options)
+    assert (run.code, run.err) == (0, "")
+
+
 def test_zero_2_has_a_dict_and_the_step_for_every_parameter(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
     assert (directory.parent / "latest_universal").read_text() == directory.name

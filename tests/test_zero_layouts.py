@@ -1244,7 +1244,7 @@ def test_a_lightning_checkpoint_is_taken_as_it_is(tmp_path: Path) -> None:
     for path in (directory, tmp_path / "checkpoints", directory / "checkpoint"):
         check(tmp_path, path, expected(model))
     check(tmp_path, directory, {"w": values(5), "b": values(2)}, strip_prefix="_forward_module.model.")
-    (hint,) = open_source(directory / "checkpoint").notes
+    (hint,) = open_source(directory / "checkpoint").hints
     assert "--strip-prefix _forward_module.model." in hint
 
 
@@ -1263,8 +1263,8 @@ def test_a_hint_says_when_every_name_has_a_wrappers_prefix(
     names: list[str], prefix: str | None, tmp_path: Path
 ) -> None:
     model = Model([{name: values(2, seed=number) for number, name in enumerate(names)}])
-    notes = open_source(write(tmp_path / "checkpoint", model, Save()) / TAG).notes
-    assert [re.search(r"--strip-prefix (\S+)", note)[1] for note in notes] == ([prefix] if prefix else [])
+    hints = open_source(write(tmp_path / "checkpoint", model, Save()) / TAG).hints
+    assert [re.search(r"--strip-prefix (\S+)", hint)[1] for hint in hints] == ([prefix] if prefix else [])
 
 
 def test_any_file_of_a_tag_means_the_tag(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def _source(path: str, checkpoint: _Checkpoint, other: _Checkpoint | None, notes
     source.parts.left = _Left.beside(set(chosen), checkpoint)
     source.parts.tell()
     if isinstance(source.weights, dict):
-        source.notes += prefixed(list(source.weights))
+        source.hints = prefixed(list(source.weights))
     return source
 
 

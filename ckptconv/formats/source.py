@@ -51,7 +51,8 @@ class Source:
     - `counts` tells what the weights consist of, by kind.
     - `opaque` are the names of classes that were kept as inert data, `mentioned` all that its pickles mention.
     - `records` are the storages that files consist of, with their checksums, by the file's path.
-    - `notes` are worth knowing and no cause for concern, as `warnings` are.
+    - `notes` are worth knowing and no cause for concern, as `warnings` are. `hints` are notes on what the names of the
+      weights may be changed to, of no use to who has chosen some.
     - `inputs` identifies every file that was read, by a name relative to the source.
     - `pointers` are the paths of files that said only where the checkpoint is, as `latest` does.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
@@ -81,6 +82,7 @@ class Source:
     warnings: list[str] = field(default_factory=list)
     inputs: dict[str, Hashable] = field(default_factory=dict)
     bytes_read: int = 0
+    hints: list[str] = field(default_factory=list)
     pointers: list[str] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
     model_rank: int | None = None
