@@ -145,6 +145,7 @@ SHOWING = {
         str, "", metavar="JSON", help="Settings of a store, for fsspec, such as '{\"anon\": true}'."
     ),
     "inert": _option(bool, False, "--inert", help="Take even files that carry an attack; nothing in them runs."),
+    "no_progress": _option(bool, False, "--no-progress", help="Show no progress."),
 }
 # Options that every conversion takes.
 CONVERTING = {
@@ -208,7 +209,6 @@ CONVERTING = {
     "depfile": _option(str, "", metavar="FILE", help="Write a rule for make there: which files the output is made of."),
     "dry_run": _option(bool, False, "--dry-run", help="Show the plan, write nothing."),
     **SHOWING,
-    "no_progress": _option(bool, False, "--no-progress", help="Show no progress."),
 }
 
 # Of these, what chooses names and files of safetensors.
@@ -473,7 +473,7 @@ LAYOUT = {
 # Options of a conversion that make sense for rows.
 MAKING = {
     name: CONVERTING[name]
-    for name in ("jobs", "memory", "no_fsync", "no_clobber", "spool_dir", "dry_run", "verify", *SHOWING, "no_progress")
+    for name in ("jobs", "memory", "no_fsync", "no_clobber", "spool_dir", "dry_run", "verify", *SHOWING)
 }
 Tables = Annotated[
     list[str], typer.Argument(metavar="TABLE...", show_default=False, help="Where the table is, or its shards.")
@@ -547,7 +547,7 @@ def rows_pack(
 
 
 @rows.command("check", cls=_Command)
-@_taking({**LAYOUT, "spool_dir": CONVERTING["spool_dir"], **SHOWING, "no_progress": CONVERTING["no_progress"]})
+@_taking({**LAYOUT, "spool_dir": CONVERTING["spool_dir"], **SHOWING})
 def rows_check(
     table: Tables,
     tensor: Tensors = None,
@@ -635,7 +635,7 @@ def _make_rows(
         "checksum": _option(bool, False, "--checksum", help="Read all again, and compare it with its checksums."),
         "no_fsync": CONVERTING["no_fsync"],
         "manifest": CONVERTING["manifest"],
-        **{name: SHOWING[name] for name in ("json", "quiet", "verbose")},
+        **{name: SHOWING[name] for name in ("json", "quiet", "verbose", "no_progress")},
     }
 )
 def finish_(
@@ -659,7 +659,9 @@ def finish_(
 
     shown = _output("finish", options)
     options["fsync"] = not options.pop("no_fsync")
-    shown.done(finish(outputs, publishing=_ignore_signals, **options))
+    with shown.progress() as progress:
+        report = finish(outputs, publishing=_ignore_signals, progress=progress, announce=progress.begin, **options)
+    shown.done(report)
 
 
 @app.command("inspect", cls=_Command)

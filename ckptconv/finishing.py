@@ -14,6 +14,7 @@ from typing import Any
 from .conversion import OutputFile, Report
 from .errors import CorruptError, FailedError, UsageError
 from .manifest import NAME, Made, document, together
+from .move import Progress
 from .outputs import universal
 from .parts import assign
 from .publishing import directory_staging, tree_staging
@@ -61,16 +62,21 @@ def finish(
     manifest: str = "",
     fsync: bool = True,
     publishing: Callable[[], None] | None = None,
+    progress: Progress | None = None,
+    announce: Callable[[int], None] | None = None,
 ) -> Report:
     """Check that all parts of `outputs` are staged, and publish them.
 
     With `checksum` every file is read again and compared with the CRC-32 of its record. A manifest is written to
     `manifest`, too, if that is given. `publishing` is called when all is checked, before the first output gets its
-    name. Raises UsageError where nothing is staged, FailedError where parts are missing, and CorruptError where a file
+    name. `progress` and `announce` are those that `convert` takes, for what is read again.
+    Raises UsageError where nothing is staged, FailedError where parts are missing, and CorruptError where a file
     has changed; then nothing is published, and what is staged stays.
     """
     started = time.monotonic()
     planned = [each for path in outputs for each in _planned(normalize(path))]
+    if checksum and announce:
+        announce(sum(size for each in planned for _, size, _ in each.files))
     documents, works = [], []
     with ExitStack() as stack:
         for each in planned:
@@ -80,7 +86,7 @@ def finish(
             stack.callback(staging.leave)
             made = _collected(each, staging)
             if checksum:
-                _check(each, staging)
+                _check(each, staging, progress)
             data = document(each.heading, made)
             documents.append(data)
             names = list(made)
@@ -157,8 +163,14 @@ def _collected(planned: _Planned, staging: StagedDirectory) -> dict[str, Made]:
     return made
 
 
-def _check(planned: _Planned, staging: StagedDirectory) -> None:
-    changed = [name for name, size, _ in planned.files if not staging.check(name, size)]
+def _check(planned: _Planned, staging: StagedDirectory, progress: Progress | None) -> None:
+    working = getattr(progress, "working", None)
+    changed = []
+    for name, size, _ in planned.files:
+        if working:
+            working(name)
+        if not staging.check(name, size, progress):
+            changed.append(name)
     if changed:
         raise CorruptError(
             f"{planned.path}: what was staged is no longer what its checksums say: {_by_part(planned, changed)}. "

@@ -284,8 +284,11 @@ class StagedDirectory(Staging):
             return found
         return None
 
-    def check(self, name: str, size: int) -> bool:
-        """Read a finished file again: whether it still has the checksums of its record. If not, that is forgotten."""
+    def check(self, name: str, size: int, progress: Callable[[int], None] | None = None) -> bool:
+        """Read a finished file again: whether it still has the checksums of its record. If not, that is forgotten.
+
+        `progress` is called with the bytes read since the last call.
+        """
         found = self._known(name, size)
         if found is None:
             return False
@@ -294,6 +297,8 @@ class StagedDirectory(Staging):
                 if crc is not None and _digest(file.fileno(), start, length) != crc:
                     self._forget(name)
                     return False
+                if progress:
+                    progress(length)
         return True
 
     def describe(self, data: bytes) -> None:

@@ -205,6 +205,12 @@ def test_the_command_that_inspect_shows_can_be_pasted(model: Path) -> None:
     assert "    ckptconv pt2safetensors 'my model.pt' OUTPUT --dtype bfloat16\n" in run.out
 
 
+@pytest.mark.parametrize("option", ["--json", "--quiet", "--verbose", "--no-progress"])
+def test_every_command_takes_the_options_that_say_what_is_shown(option: str) -> None:
+    for command in COMMANDS:
+        assert option in ckptconv_here(*command.split(), "--help").out
+
+
 def test_only_options_that_are_alike_are_suggested(model: Path) -> None:
     refused(ckptconv_here("--versoin"), 2, "Did you mean --version?")
     refused(ckptconv_here("verify", "--jsn", "model.pt"), 2, "Did you mean --json?")

@@ -17,6 +17,7 @@ from checkpoints import ZERO, Run, ckptconv_here
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptconv import finish, report
 from ckptconv.errors import UsageError
 from ckptconv.parts import assign, parse_part
 
@@ -287,6 +288,22 @@ def test_a_staged_file_that_has_changed_is_found(model: Path, tmp_path: Path, sp
     assert part(model, out, "0/1", "--json").json["reused"] == COUNT
     done(ckptconv_here("finish", out, "--checksum"))
     assert contents(out) == whole(model, tmp_path / "expected")
+
+
+def test_what_is_read_again_is_shown_unless_that_is_had_off(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "INTERVAL", -1.0)
+    for options, shown in (([], True), (["--no-progress"], False), (["--quiet"], False)):
+        done(part(model, tmp_path / "out", "0/1"))
+        run = done(ckptconv_here("finish", tmp_path / "out", "--checksum", *options))
+        assert (", model-00003-of-00007" in run.err) == shown
+        assert shown or run.err == ""
+    done(part(model, tmp_path / "out", "0/1"))
+    announced: list[int] = []
+    read: list[int] = []
+    finish([tmp_path / "out"], checksum=True, announce=announced.append, progress=read.append)
+    assert announced == [sum(read)] == [sum(path.stat().st_size for path in (tmp_path / "out").glob("[!.]*"))]
 
 
 # Waits in its first file until its stdin ends.
