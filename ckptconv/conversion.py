@@ -16,6 +16,7 @@ from .depfile import rule
 from .errors import UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source
+from .formats.universal import real_place
 from .garbage import no_garbage, settled
 from .move import Progress
 from .options import Options
@@ -108,7 +109,7 @@ def convert(
     # What can be said of the outputs is said before a large input is read.
     asked = {weights_output: output, optimizer_output: chosen.optimizer, universal_output: chosen.universal}
     targets = {
-        plan: Target(normalize(path), is_file=False, is_tree=True)
+        plan: Target(real_place(normalize(path)), is_file=False, is_tree=True)
         if plan is universal_output
         else resolve_output(normalize(path), chosen)
         for plan, path in asked.items()

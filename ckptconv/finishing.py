@@ -13,6 +13,7 @@ from typing import Any
 
 from .conversion import OutputFile, Report
 from .errors import CorruptError, FailedError, UsageError
+from .formats import universal as universal_input
 from .manifest import NAME, Made, document, together
 from .move import Progress
 from .outputs import universal
@@ -143,7 +144,7 @@ def _planned(path: str) -> list[_Planned]:
         told = json.loads(data)
         files = [(str(name), int(size), int(count)) for name, size, count in told["files"]]
         known = (told["plan"], told["kind"], told["parts"], told["shift"], told["heading"])
-        return [_Planned(path, *known, files)]
+        return [_Planned(universal_input.real_place(path) if told["kind"] == "tree" else path, *known, files)]
     except (ValueError, KeyError, TypeError):
         raise CorruptError(
             f"The description of the parts in {place} cannot be read.",

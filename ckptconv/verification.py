@@ -21,6 +21,7 @@ from .errors import CkptconvError, CorruptError, DifferenceError, FailedError, U
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source, Training
 from .formats.torch_file import read as read_torch
+from .formats.universal import real_place
 from .garbage import no_garbage, settled
 from .nearby import Nearby
 from .options import Options
@@ -165,8 +166,7 @@ def verify(
     if asked.optimizer:
         targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="states"))
     if asked.universal:
-        # What names it is beside it, also where a slash follows.
-        targets.append(Target(normalize(asked.universal).rstrip("/"), "universal"))
+        targets.append(Target(real_place(normalize(asked.universal)), "universal"))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: to look for garbage among them takes longer than to make them.

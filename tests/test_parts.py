@@ -212,6 +212,22 @@ def test_the_pointer_to_a_universal_checkpoint_is_told_of_where_it_is(
         done(ckptconv_here("verify", source, "--universal", out))
 
 
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_universal_checkpoint_behind_a_link_is_named_beside_itself(parts: bool, tmp_path: Path) -> None:
+    source = ZERO / "z3_bf16_w2" / "checkpoint"
+    (tmp_path / "disk" / "step9_universal").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    link = tmp_path / "run" / "link"
+    link.symlink_to("../disk/step9_universal")
+    run = done(ckptconv_here("zero-to-fp32", source, "--universal", link, *(["--part", "0/1"] if parts else [])))
+    run = done(ckptconv_here("finish", link)) if parts else run
+    assert str(tmp_path / "disk" / "latest_universal") in run.out
+    assert (tmp_path / "disk" / "latest_universal").read_text() == "step9_universal"
+    assert os.listdir(tmp_path / "run") == ["link"]
+    done(ckptconv_here("verify", source, "--universal", link))
+    done(ckptconv_here("inspect", tmp_path / "disk"))
+
+
 # -------------------------------------------------------------------------------------------------- what goes wrong
 
 

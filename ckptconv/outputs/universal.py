@@ -65,7 +65,7 @@ def latest(directory: str) -> FilePlan:
 
 def pointer(directory: str) -> str:
     """Where that file is, which is not in `directory`."""
-    return os.path.join(os.path.dirname(directory.rstrip("/")), LATEST)
+    return os.path.join(os.path.dirname(directory), LATEST)
 
 
 def _wrapped(tensor: LazyTensor, training: Training) -> Any:
