@@ -25,14 +25,14 @@ class Task:
     """A file to be made in `staging`. It can be pickled if its staging can.
 
     `digested`: with the CRC-32 of its tensors. `noted`: with a record that it is finished. `memory` (bytes) bounds the
-    buffers of all `jobs` threads together, and `requests` those under way to what is far away.
+    buffers of all `jobs` threads together (None: as many as serve), and `requests` those under way to what is far away.
     """
 
     file: FilePlan
     staging: Staging
     digested: bool
     noted: bool
-    jobs: int
+    jobs: int | None
     memory: int
     requests: int
 

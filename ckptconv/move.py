@@ -7,6 +7,7 @@ made.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import zlib
@@ -24,6 +25,8 @@ from .worker import Seen, Tally, Worker
 
 Progress: TypeAlias = Callable[[int], None]
 
+# Tensors of less on average, in bytes, are very many.
+_SHORT = 16 << 10
 # Threads are given small stacks: eight of the usual 8 MiB would count as 64 MiB of memory.
 STACK = 512 << 10
 
@@ -33,15 +36,15 @@ def carry_out(
     writer: Writer,
     readers: Readers,
     *,
-    jobs: int,
+    jobs: int | None,
     memory: int,
     progress: Progress | None = None,
     seen: Seen | None = None,
     digests: dict[str, int] | None = None,
     requests: int = REQUESTS,
 ) -> Tally:
-    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together. From far away,
-    so many `requests` are under way at a time.
+    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together; None are as many
+    as serve. From far away, so many `requests` are under way at a time.
 
     `seen` is told of every piece of data that is read, by any of the threads. The CRC-32 of every tensor that is not
     empty is put into `digests`, by name, if that is given.
@@ -55,9 +58,10 @@ def carry_out(
         return worker.tally
     if file.size <= BLOCK:
         jobs = 1  # there is nothing to share
+    jobs = jobs or _threads(file)
     # Four of these is what a worker holds at most.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
-    queue = tasks(file, unit, writer.positioned)
+    queue = tasks(file, unit, writer.positioned, max(memory // jobs // 2, unit))
     workers = [Worker(readers, writer, unit, digesting, seen) for _ in range(jobs)]
     if jobs == 1:
         for task in queue:
@@ -72,6 +76,15 @@ def carry_out(
     if digesting:
         _finish(file, writer, workers, total, {} if digests is None else digests)
     return total
+
+
+def _threads(file: FilePlan) -> int:
+    """As many as there are processors, up to four; one where there are very many short reads and writes to be made, as
+    threads would wait for each other before and after each."""
+    if file.size < _SHORT * len(file.parts):
+        return 1
+    scattered = sum(part.nbytes for part in file.parts if isinstance(part, Data) and part.tensor.scattered)
+    return 1 if scattered > file.size // 2 else min(os.cpu_count() or 1, 4)
 
 
 def _reads_far(file: FilePlan) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -195,7 +194,7 @@ def publish(
             announce(whole - done.reused_bytes + (whole if verify else 0))
         syncing = stack.enter_context(Syncing())
         requests = options.jobs or REQUESTS
-        jobs = options.jobs or (1 if executor else min(os.cpu_count() or 1, 4))
+        jobs = options.jobs or (1 if executor else None)
         tasks = [
             (
                 work,

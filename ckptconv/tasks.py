@@ -53,9 +53,10 @@ class Stripe(NamedTuple):
 Task: TypeAlias = Window | Tile | Stripe | Late
 
 
-def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Task]:
-    """The work that makes `file`, in windows of at most `unit` bytes, and tiles of at most twice that. What comes late
-    comes in its place where the file is not `positioned`, and else not at all."""
+def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterator[Task]:
+    """The work that makes `file`, in windows of at most `unit` bytes, and tiles of at most twice that, or `tile` where
+    no more is done to them than to transpose. What comes late comes in its place where the file is not `positioned`,
+    and else not at all."""
     pieces: list[Piece] = []
     start = at = 0
     groups = _sharing_rows(file, unit) if positioned else []
@@ -84,7 +85,8 @@ def tasks(file: FilePlan, unit: int, positioned: bool) -> Iterator[Task]:
         if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
             if pieces:
                 yield Window(start, part.offset, pieces)
-            for move in part.tensor.moves(0, size, "source", 2 * unit):
+            most = tile if tile and type(part.tensor) is Stored else 2 * unit
+            for move in part.tensor.moves(0, size, "source", most):
                 yield Tile(part, move)
             pieces, start = [], at
             continue

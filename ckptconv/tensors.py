@@ -759,6 +759,8 @@ def _bands(
 
 def _tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: int) -> Iterator[_Box]:
     """Boxes of at most `limit` elements that are long runs in the file and in the result alike, in file order."""
+    # Runs that begin and end with pages cost less than others.
+    limit = 1 << limit.bit_length() - 1
     by_source = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: strides[dim])
     by_result = [dim for dim in reversed(range(len(shape))) if shape[dim] > 1]
     tile = [1] * len(shape)
@@ -772,7 +774,7 @@ def _tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: i
             tile[dim] = shape[dim]
 
     # The runs that are written are the longer ones: a page that is written in pieces costs more than one that is read.
-    grow(by_source, math.isqrt(limit // 2))
+    grow(by_source, 1 << max(limit.bit_length() // 2 - 1, 0))
     grow(by_result, limit // math.prod(tile))
     grow(by_source, limit // math.prod(tile))
 

@@ -21,7 +21,7 @@ MAX_PICKLE = 1 << 30
 
 # What lies near is read together, as long as the bytes between are cheaper to read than to skip.
 WINDOW = 1 << 20
-_GAP_LOCAL, _GAP_REMOTE = 1 << 12, 1 << 18
+_GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
 
 # How far the end of a pickle is looked for, before it is read to find its end.
 _SEARCHED = 1 << 26

@@ -50,6 +50,8 @@ _FIELD = struct.Struct("<2H")
 _ZIP64_FIELD = 1
 # Of local headers that lie far apart so many are asked for at a time, and in one go; fewer along with what is around.
 _REQUESTS, _BATCH, _FEW = 8, 16, 4
+# Among very many members it is also cheaper to read what small tensors are between than to begin anew.
+_MANY, _GAP_AMONG_MANY = 10_000, 1 << 12
 # Flags: encrypted in one of three ways; sizes and checksum follow the payload; the name is UTF-8.
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _UTF8 = 0x800
@@ -432,6 +434,8 @@ class _Archive:
     def _groups(self, members: Iterable[tuple[str, int]]) -> Iterator[_Group]:
         """The local headers that are read together."""
         gap = gap_of(self.file)
+        if len(self.rows) > _MANY:
+            gap = max(gap, _GAP_AMONG_MANY)
         near: list[tuple[int, bytes]] = []
         start = stop = 0
         for name, row in members:
