@@ -635,7 +635,7 @@ def _make_rows(
         "checksum": _option(bool, False, "--checksum", help="Read all again, and compare it with its checksums."),
         "no_fsync": CONVERTING["no_fsync"],
         "manifest": CONVERTING["manifest"],
-        **{name: SHOWING[name] for name in ("json", "quiet", "verbose", "no_progress")},
+        **{name: SHOWING[name] for name in ("storage_options", "json", "quiet", "verbose", "no_progress")},
     }
 )
 def finish_(
@@ -659,6 +659,7 @@ def finish_(
 
     shown = _output("finish", options)
     options["fsync"] = not options.pop("no_fsync")
+    options["storage_options"] = _storage_options(options["storage_options"])
     with shown.progress() as progress:
         report = finish(outputs, publishing=_ignore_signals, progress=progress, announce=progress.begin, **options)
     shown.done(report)

@@ -6,20 +6,23 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from . import pending
 from .conversion import OutputFile, Report
 from .errors import CorruptError, FailedError, UsageError
 from .formats import universal as universal_input
 from .manifest import NAME, Made, document, together
 from .move import Progress
+from .options import Options
 from .outputs import universal
 from .parts import assign
-from .publishing import directory_staging, tree_staging
-from .staging import FilePartStaging, FileStaging, StagedDirectory, described
+from .pending import PendingUploads
+from .publishing import directory_staging, pending_staging, tree_staging
+from .staging import FilePartStaging, FileStaging, StagedDirectory, Staging, described
 from .storage import is_remote, join, normalize, peak_rss
 from .targets import check_file
 
@@ -43,7 +46,10 @@ class _Planned:
     heading: dict[str, Any]
     files: list[tuple[str, int, int]]
 
-    def staging(self, durable: bool) -> StagedDirectory:
+    def staging(self, durable: bool, storage_options: Mapping[str, Any]) -> StagedDirectory | PendingUploads:
+        if is_remote(self.path):
+            memory = Options().buffers(far=True)
+            return pending_staging(self.path, self.plan_id, self.kind == "file", memory, storage_options)
         if self.kind == "file":
             return FilePartStaging(self.path, self.plan_id, durable)
         if self.kind == "tree":
@@ -62,6 +68,7 @@ def finish(
     checksum: bool = False,
     manifest: str = "",
     fsync: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
     publishing: Callable[[], None] | None = None,
     progress: Progress | None = None,
     announce: Callable[[int], None] | None = None,
@@ -75,18 +82,26 @@ def finish(
     has changed; then nothing is published, and what is staged stays.
     """
     started = time.monotonic()
-    planned = [each for path in outputs for each in _planned(normalize(path))]
+    known = dict(storage_options or {})
+    planned = [each for path in outputs for each in _planned(normalize(path), known)]
+    sent = [each.path for each in planned if is_remote(each.path)]
+    if checksum and sent:
+        raise UsageError(
+            f"--checksum: what was sent to {sent[0]} cannot be read before it has its name.",
+            "Leave it out, and verify the output when it is finished.",
+        )
     if checksum and announce:
         announce(sum(size for each in planned for _, size, _ in each.files))
     documents, works = [], []
     with ExitStack() as stack:
         for each in planned:
-            staging = each.staging(fsync)
-            staging.lenient = True
+            staging = each.staging(fsync, known)
+            if isinstance(staging, StagedDirectory):
+                staging.lenient = True
             staging.__enter__()
             stack.callback(staging.leave)
             made = _collected(each, staging)
-            if checksum:
+            if checksum and isinstance(staging, StagedDirectory):
                 _check(each, staging, progress)
             data = document(each.heading, made)
             documents.append(data)
@@ -118,15 +133,22 @@ def finish(
     )
 
 
-def _planned(path: str) -> list[_Planned]:
+def _described(path: str, storage_options: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+    return list(pending.described(path, storage_options) if is_remote(path) else described(path))
+
+
+def _directories(path: str) -> list[str]:
+    return sorted(os.listdir(path)) if os.path.isdir(path) else []
+
+
+def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
     """The output at `path`, or those of the tensor-parallel ranks in it."""
-    if is_remote(path):
-        raise UsageError(f"{path}: parts are staged on a disk, and this is not on one.")
-    found = list(described(path))
-    if not found and os.path.isdir(path):
-        ranks = sorted(name for name in os.listdir(path) if _RANK.fullmatch(name))
-        if any(list(described(os.path.join(path, name))) for name in ranks):
-            return [each for name in ranks for each in _planned(os.path.join(path, name))]
+    found = _described(path, storage_options)
+    if not found:
+        listed = pending.directories(path, storage_options) if is_remote(path) else _directories(path)
+        ranks = [join(path, name) for name in listed if _RANK.fullmatch(name)]
+        if any(_described(rank, storage_options) for rank in ranks):
+            return [each for rank in ranks for each in _planned(rank, storage_options)]
     if not found:
         raise UsageError(
             f"No parts of {path} are staged: there is nothing to finish.",
@@ -152,7 +174,7 @@ def _planned(path: str) -> list[_Planned]:
         ) from None
 
 
-def _collected(planned: _Planned, staging: StagedDirectory) -> dict[str, Made]:
+def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
     """What was made of every file. Raises FailedError where some are missing."""
     made = {name: found for name, size, _ in planned.files if (found := staging.finished(name, size)) is not None}
     missing = [name for name, _, _ in planned.files if name not in made]

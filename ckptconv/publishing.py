@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import manifest
 from .ahead import REQUESTS
@@ -19,6 +19,7 @@ from .move import Progress, same
 from .options import Options
 from .outputs import safetensors, universal
 from .parts import assign
+from .pending import PendingUploads, can_wait
 from .plan import FilePlan, Plan
 from .planning import Output
 from .spool import SpoolingReaders
@@ -63,6 +64,9 @@ def last_path(output: Output) -> str:
 def _staging(output: Output, options: Options, elsewhere: bool) -> Staging:
     path, plan_id = output.target.path, output.plan.plan_id
     shared = options.part is not None
+    if is_remote(path) and (shared or elsewhere):
+        memory = options.buffers(far=True) // 2
+        return pending_staging(path, plan_id, output.target.is_file, memory, options.storage_options, shared)
     if output.target.is_file and (shared or elsewhere):
         return FilePartStaging(path, plan_id, options.fsync, shared)
     if output.target.is_file:
@@ -73,6 +77,15 @@ def _staging(output: Output, options: Options, elsewhere: bool) -> Staging:
     if output.target.is_tree:
         return tree_staging(path, plan_id, options.fsync, shared)
     return directory_staging(path, plan_id, options.fsync, shared)
+
+
+def pending_staging(
+    path: str, plan_id: str, is_file: bool, memory: int, storage_options: Mapping[str, Any], shared: bool = False
+) -> PendingUploads:
+    """Where an output on a store waits for its end."""
+    if is_file:
+        return PendingUploads(path, plan_id, memory, storage_options, shared=shared)
+    return PendingUploads(path, plan_id, memory, storage_options, safetensors.INDEX, _is_ours, shared)
 
 
 def tree_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> TreeStaging:
@@ -158,11 +171,12 @@ def publish(
         if part and asked:
             raise UsageError(f"{option} is about an output as a whole, and --part makes a part of it.", hint)
     sends = any(is_remote(output.target.path) for output in outputs)
-    if sends and (part or executor):
-        raise UsageError(
-            "What is written to a store is sent by one process, and neither in parts nor by an executor.",
-            "Write to a shared disk, or convert it in one go.",
-        )
+    for path in (output.target.path for output in outputs if part or executor):
+        if is_remote(path) and not can_wait(path, storage_options):
+            raise UsageError(
+                f"{path}: of all stores only S3 takes an output in parts, or from an executor.",
+                "Write to a shared disk, or convert it in one go.",
+            )
     receives = any(is_remote(file.stored.path) for file in inputs)
     # Half is for what is read, where the other half is for what is sent.
     memory = options.buffers(sends or receives) // (2 if sends else 1)

@@ -142,7 +142,7 @@ def may_go_on(error: BaseException) -> bool:
     return isinstance(error, (StoppedError, KeyboardInterrupt))
 
 
-def _hidden(name: str) -> str:
+def hidden(name: str) -> str:
     """What the hidden siblings of `name` begin with. A name may be as long as a file system allows: they may not."""
     return f".{os.fsdecode(os.fsencode(name)[:200])}.ckptconv-"
 
@@ -154,7 +154,7 @@ class FileStaging(Staging):
         super().__init__(plan_id, durable)
         self.path = os.path.realpath(path)
         self.directory, name = os.path.split(self.path)
-        self._prefix = _hidden(name)
+        self._prefix = hidden(name)
         self.temporary = os.path.join(self.directory, self._prefix + plan_id)
         self._foreign = False
 
@@ -478,7 +478,7 @@ class TreeStaging(StagedDirectory):
     ) -> None:
         path = os.path.realpath(path)
         self.parent, name = os.path.split(path)
-        self._prefix = _hidden(name)
+        self._prefix = hidden(name)
         super().__init__(path, os.path.join(self.parent, self._prefix + plan_id), plan_id, durable, shared)
         self.old = os.path.join(self.parent, self._prefix + "old")
         self.marker, self.after = marker, after
@@ -533,7 +533,7 @@ class FilePartStaging(StagedDirectory):
     def __init__(self, path: str, plan_id: str, durable: bool = True, shared: bool = False) -> None:
         path = os.path.realpath(path)
         self.parent, name = os.path.split(path)
-        self._prefix = _hidden(name)
+        self._prefix = hidden(name)
         super().__init__(path, os.path.join(self.parent, self._prefix + plan_id + PARTS), plan_id, durable, shared)
 
     def final(self, name: str) -> str:
@@ -564,7 +564,7 @@ def described(path: str) -> Iterator[tuple[str, bytes]]:
     """Staging directories of the output `path` in which parts are, and the descriptions of their plans."""
     path = os.path.realpath(path)
     parent, name = os.path.split(path)
-    for directory, prefix in ((path, PREFIX), (parent, _hidden(name))):
+    for directory, prefix in ((path, PREFIX), (parent, hidden(name))):
         with contextlib.suppress(OSError):
             for found in sorted(os.listdir(directory)):
                 if found.startswith(prefix):

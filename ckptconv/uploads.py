@@ -34,6 +34,8 @@ SMALL = 1 << 16
 # Unfinished uploads of our names that are older than this (seconds) belong to no living process.
 STALE = 24 * 3600
 SENT_AT_A_TIME = 1 << 17
+# What an object is told by that was made in parts.
+_PLAN = "ckptconv-plan"
 # Threads are given small stacks: they wait for the network, nothing else.
 STACK = 512 << 10
 
@@ -123,19 +125,42 @@ class _Body(io.RawIOBase):
 class S3Upload(Upload):
     """A multipart upload, or for a small file one request at the end.
 
+    With a `plan` it is always the former, which another process may go on with, given the `state` of this one; the
+    object tells the plan that it was made by.
+
     Source: the API of S3, CreateMultipartUpload and those around it.
     """
 
     parallel = True
 
-    def __init__(self, fs: Any, inner: str, size: int) -> None:
+    def __init__(self, fs: Any, inner: str, size: int, plan: str = "", state: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self._fs, self._inner, self._size = fs, inner, size
+        self._fs, self._inner, self.size, self._plan = fs, inner, size, plan
         self._bucket, self._key, _ = fs.split_path(inner)
         self._where = {"Bucket": self._bucket, "Key": self._key}
         self._etags: dict[int, dict[str, Any]] = {}
         self._small = b""
-        self._id = "" if size <= SMALL else self._call("create_multipart_upload")["UploadId"]
+        self._id = ""
+        if state is not None:
+            self._id = state["upload"]
+            self._etags = {part["PartNumber"] - 1: part for part in state["parts"]}
+        elif plan or size > SMALL:
+            given = fs.s3_additional_kwargs.get("Metadata", {})
+            told = {"Metadata": {**given, _PLAN: plan}} if plan else {}
+            self._id = self._call("create_multipart_upload", **told)["UploadId"]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What completes it, when all is sent, as JSON has it."""
+        return {"upload": self._id, "parts": [self._etags[number] for number in sorted(self._etags)]}
+
+    def waits(self) -> bool:
+        """Whether it is there to be completed."""
+        try:
+            self._call("list_parts", UploadId=self._id, MaxParts=1)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _call(self, method: str, **arguments: Any) -> Any:
         settings = self._fs.s3_additional_kwargs  # such as encryption; s3fs drops what a method does not take
@@ -165,15 +190,19 @@ class S3Upload(Upload):
             self._call("complete_multipart_upload", UploadId=self._id, MultipartUpload=parts)
         except FileNotFoundError:
             # The answer to an earlier attempt may have been lost.
-            if not self._is_complete():
+            if not self.is_complete():
                 raise
         self._id = ""
 
-    def _is_complete(self) -> bool:
-        """Whether the object there is this upload: its tag ends with the number of parts, and nothing else fits."""
-        found = remote.info(self._fs, self._inner)
-        tag = str((found or {}).get("ETag", "")).strip('"')
-        return found is not None and found["size"] == self._size and tag.endswith(f"-{len(self._etags)}")
+    def is_complete(self) -> bool:
+        """Whether the object there is this upload: its tag ends with the number of parts, and it tells the plan."""
+        try:
+            found = self._call("head_object")
+        except FileNotFoundError:
+            return False
+        tag = str(found.get("ETag", "")).strip('"')
+        made_by = found.get("Metadata", {}).get(_PLAN, "")
+        return (found["ContentLength"], made_by) == (self.size, self._plan) and tag.endswith(f"-{len(self._etags)}")
 
     def abort(self) -> None:
         if self._id:
@@ -312,7 +341,7 @@ class UploadWriter(Writer):
     positioned = False
 
     def __init__(self, url: str, upload: Upload, size: int, part: int, buffers: Buffers) -> None:
-        self._url, self._upload, self._size, self._part, self._buffers = url, upload, size, part, buffers
+        self._url, self.upload, self._size, self._part, self._buffers = url, upload, size, part, buffers
         self._at = self._number = 0
         self._filling: bytearray | None = None
         self._filled = 0
@@ -373,7 +402,7 @@ class UploadWriter(Writer):
             self._buffers.give_back(part[1])
 
     def _send(self, number: int, buffer: bytearray, length: int) -> None:
-        self._upload.send(number, memoryview(buffer)[:length])
+        self.upload.send(number, memoryview(buffer)[:length])
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -399,15 +428,15 @@ class UploadWriter(Writer):
     def close(self) -> None:
         """Let what is being sent be sent, and no more."""
         self._failure = self._failure or FailedError(f"{self._url}: writing was given up.")
-        self._upload.given_up.set()
+        self.upload.given_up.set()
         self._end()
 
     def complete(self) -> None:
         with explained(self._url):
-            self._upload.complete()
+            self.upload.complete()
 
     def abort(self) -> None:
-        self._upload.abort()
+        self.upload.abort()
 
 
 def failure(url: str, error: BaseException) -> CkptconvError:
@@ -461,19 +490,26 @@ class UploadStaging(Staging):
         url = self._url(name)
         with explained(url):
             fs, inner = remote.filesystem(url, self._options)
-            kind = next((_KINDS[each] for each in remote.protocols(fs) if each in _KINDS), RenamedUpload)
-            if not self._uploads:
-                remove_stale(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
             part = part_size(size, self._memory)
-            upload = kind(fs, inner, size, part)
+            upload = self._begin(fs, inner, size, part)
         writer = UploadWriter(url, upload, size, part, self._buffers)
         self._uploads[name] = writer
         self._writers.append(writer)
         return writer
 
+    def _begin(self, fs: Any, inner: str, size: int, part: int) -> Upload:
+        if not self._uploads:
+            remove_stale(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
+        kind = next((_KINDS[each] for each in remote.protocols(fs) if each in _KINDS), RenamedUpload)
+        return kind(fs, inner, size, part)
+
     def seal(self, writer: Writer) -> None:
         writer.sync()
         self._writers.remove(writer)
+
+    def _is_published(self, name: str) -> bool:
+        """Whether the file has its name already."""
+        return False
 
     def commit(self, names: Sequence[str]) -> None:
         previous: list[str] = []
@@ -481,7 +517,7 @@ class UploadStaging(Staging):
             fs, inner = self._directory()
             with explained(self.path):
                 present = _names_in(fs, inner)
-                if self.index in present:
+                if self.index in present and not self._is_published(self.index):
                     remote.retrying(lambda: fs.rm_file(f"{inner}/{self.index}"))
                 previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
         for name in (name for name in names if name != self.index):
