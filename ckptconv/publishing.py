@@ -31,7 +31,7 @@ from .uploads import UploadStaging
 from .worker import Tally
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
 
 @dataclass
@@ -317,7 +317,8 @@ def _elsewhere(
         waiting = set(futures)
         while waiting:
             ended, waiting = wait(waiting, timeout=1, return_when=FIRST_EXCEPTION)
-            for future in ended:
+            # What was made counts, whoever failed at the same time.
+            for future in sorted(ended, key=_has_failed):
                 work, task = futures[future]
                 result = future.result()
                 if isinstance(result, CkptconvError):
@@ -341,6 +342,10 @@ def _elsewhere(
             "name.",
             "Run it again: what is finished stays.",
         ) from error
+
+
+def _has_failed(future: Future[Any]) -> bool:
+    return future.exception() is not None or isinstance(future.result(), CkptconvError)
 
 
 def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -> Staging | None:
