@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .errors import CorruptError, UnsafeError
-from .unpickle import WHOLE_TREES, Vocabulary, load
+from .unpickle import load
+from .vocabulary import WHOLE_TREES, Vocabulary
 
 # How a pickle of protocols 2 to 5 begins.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -15,91 +15,31 @@ before it is checked, and nothing recurses.
 from __future__ import annotations
 
 import codecs
-import itertools
-import re
 import struct
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from . import attacks
+from .containers import BUILTINS, CONSTANTS, SET_COST, Deques, Keys, python
 from .errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from .garbage import no_garbage
-from .tensors import LazyTensor, Tagged
-from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-
-# Called with the arguments a pickle gives (all inert values, of any type and number, none to be trusted), returns the
-# value, or NotImplemented if it has none for such arguments: the call is then kept as an `Opaque`. It may raise
-# `MalformedError`. It can be called twice for the same part of a pickle.
-Constructor: TypeAlias = Callable[[tuple[Any, ...]], Any]
-# Called with an `Opaque` and the argument of a BUILD for it: returns what takes its place, or NotImplemented.
-Builder: TypeAlias = Callable[[Opaque, Any], Any]
-# Gives a value for the key of a storage, or None: then it is made in the usual way, opcode by opcode.
-Maker: TypeAlias = Callable[[str], Any]
-
-
-class Phrase(NamedTuple):
-    """The call by which torch has a tensor made, but for the key of its storage.
-
-    `function` is called with a storage, `offset`, `size`, `stride`, `flag`, and what a call of `hooks` gives; the
-    storage is what is meant by the persistent id (`tag`, `cls`, the key, `location`, `numel`).
-    """
-
-    function: Any
-    tag: Any
-    cls: Any
-    location: Any
-    numel: int
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    flag: bool
-    hooks: Any
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What a pickle may name and mean as data, beyond Python's own containers.
-
-    `constructors`: for a class or function, by exact module and name, what a call of it makes.
-    `constants`: what a name stands for by itself.
-    `builders`: what becomes of an `Opaque` of that class when it is given its state.
-    `persistent`: what a persistent id stands for.
-    `phrases`: what makes the same as the others would for a phrase, at once; None where there is no such thing.
-    """
-
-    constructors: Mapping[tuple[str, str], Constructor] = field(default_factory=dict)
-    constants: Mapping[tuple[str, str], Any] = field(default_factory=dict)
-    builders: Mapping[tuple[str, str], Builder] = field(default_factory=dict)
-    persistent: Callable[[Any], Any] | None = None
-    phrases: Callable[[Phrase], Maker | None] | None = None
-
-
-@dataclass(frozen=True)
-class Limits:
-    """More than any honest pickle needs. All else is bounded by the length of the pickle itself.
-
-    `int_bytes`: size of an integer; beyond about 4,300 digits Python itself will not print one.
-    `key_nodes`, `key_depth`: size of a dictionary key or set element, with shared parts counted each time they occur.
-    `same_hash`: keys of one container that have the same hash (strings and bytes are hashed with a secret, and are
-    not counted).
-    `depth`: containers inside containers; whoever walks the tree may recurse. Python's pickler gives up below 1,000,
-    unless it is told not to.
-    `cyclic`: whether lists, dictionaries and the like may lead back to themselves, as objects may.
-    """
-
-    depth: int = 256
-    int_bytes: int = 1785
-    key_nodes: int = 10_000
-    key_depth: int = 100
-    same_hash: int = 64
-    cyclic: bool = False
-
-
-DEFAULT_LIMITS = Limits()
-# For trees that are kept whole, by those who do not recurse.
-WHOLE_TREES = Limits(depth=10_000, int_bytes=1 << 16, cyclic=True)
+from .nesting import check_nesting
+from .phrases import HOLE, Phrases
+from .tree import Global, Opaque
+from .vocabulary import (
+    DEFAULT_LIMITS,
+    PLAIN,
+    Builder,
+    Constructor,
+    ExcessiveError,
+    Limits,
+    MalformedError,
+    RefusedError,
+    TruncatedError,
+    Vocabulary,
+)
 
 
 @dataclass(frozen=True)
@@ -113,25 +53,9 @@ class Loaded:
     opaque: tuple[Global, ...]
 
 
-class TruncatedError(CorruptError):
-    """The data ends before the pickle does."""
-
-
-class MalformedError(Exception):
-    """Raised inside the machine and by constructors: the reason only; the machine adds the file and the position."""
-
-
-class ExcessiveError(MalformedError):
-    """More than `Limits` allow."""
-
-
-class RefusedError(MalformedError):
-    """Something valid that cannot be read."""
-
-
 def load(
     data: bytes | memoryview,
-    vocabulary: Vocabulary = Vocabulary(),
+    vocabulary: Vocabulary = PLAIN,
     *,
     where: str,
     start: int = 0,
@@ -166,342 +90,6 @@ def _run(machine: _Machine) -> Loaded:
         vars(machine).clear()
 
 
-# ------------------------------------------------------------------------------------------------ keys and elements
-
-_FREE = frozenset((str, bytes, bool, type(None), type(...), Opaque, Composite, NumpyArray))
-_TUPLES = frozenset((tuple, Size, Global, TorchConstant, NumpyScalar, frozenset))
-# Integers below this are their own hash.
-_SMALL = 1 << 60
-_DEQUES_DEEP = 100
-# The memory of an empty one, in empty lists.
-_SET_COST, _DEQUE_COST = 3, 8
-
-
-class _Keys:
-    """Admits keys to dictionaries and elements to sets, unless to hash or compare them would take unreasonably long.
-
-    A tuple of two references to a tuple of two references to … is a few bytes in a pickle and takes forever to hash;
-    keys with equal hashes make every insertion a search.
-    """
-
-    def __init__(self, limits: Limits, size: int) -> None:
-        self.limits = limits
-        # Hashes of tuples are not cached, and a reference to one costs two bytes: the sum is limited as well.
-        self.budget = 1_000_000 + 4 * size
-        # By identity of a container: the container (so that it stays the same one), and how often each hash occurred.
-        self.seen: dict[int, tuple[Any, dict[int, int]]] = {}
-
-    def admit(self, container: Any, key: Any) -> Any:
-        """`key`, if it may become a key or element of `container`; an `Opaque` in place of a tensor."""
-        kind = type(key)
-        if kind in _FREE or (kind is int and -_SMALL < key < _SMALL):
-            return key
-        if isinstance(key, LazyTensor):
-            # torch hashes tensors by identity.
-            return Opaque(Global("torch", "Tensor"), (key,))
-        self._spend(key)
-        if key not in container:
-            hashes = self.seen.setdefault(id(container), (container, {}))[1]
-            code = hash(key)
-            hashes[code] = count = hashes.get(code, 0) + 1
-            if count > self.limits.same_hash:
-                raise ExcessiveError(f"has more than {self.limits.same_hash} keys with the same hash in one container")
-        return key
-
-    def _spend(self, key: Any) -> None:
-        nodes = 0
-        level = [key]
-        for _ in range(self.limits.key_depth):
-            deeper: list[Any] = []
-            nodes += len(level)
-            for item in level:
-                kind = type(item)
-                if kind in _TUPLES:
-                    deeper += item
-                    if nodes + len(deeper) > self.limits.key_nodes:
-                        break
-                elif kind is int:
-                    nodes += item.bit_length() >> 10
-                elif kind is range:
-                    deeper += (item.start, item.stop, item.step)
-                elif kind not in _FREE and kind is not float and kind is not complex:
-                    raise MalformedError(f"uses a value of type {kind.__name__} as a key")
-            if nodes + len(deeper) > self.limits.key_nodes:
-                raise ExcessiveError(f"has a key made of more than {self.limits.key_nodes} parts")
-            if not deeper:
-                break
-            level = deeper
-        else:
-            raise ExcessiveError(f"has a key nested more than {self.limits.key_depth} levels deep")
-        self.budget -= nodes
-        if self.budget < 0:
-            raise ExcessiveError("has keys that take too long to hash")
-
-    def set_items(self, target: dict[Any, Any], items: list[Any]) -> None:
-        """Put `items`, which are key, value, key, value …, into `target`."""
-        names = items[::2]
-        if set(map(type, names)) == {str}:
-            target.update(zip(names, items[1::2], strict=True))
-        else:
-            self.fill(target, zip(names, items[1::2], strict=True))
-
-    def fill(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:
-        for key, value in pairs:
-            target[key if type(key) is str else self.admit(target, key)] = value
-
-    def set_of(self, items: Iterable[Any]) -> set[Any]:
-        result: set[Any] = set()
-        self.update(result, items)
-        return result
-
-    def update(self, target: set[Any], items: Iterable[Any]) -> None:
-        for item in items:
-            target.add(self.admit(target, item))
-
-
-class _Deques:
-    """Extends deques. Python frees a deque inside a deque by recursion in C, and crashes where there are too many."""
-
-    def __init__(self, charge: Callable[[int], None]) -> None:
-        self.charge = charge
-        # By identity: how many deques are in one another, and which are inside another.
-        self._levels: dict[int, int] = {}
-        self._inner: set[int] = set()
-
-    def extend(self, target: deque[Any], items: Iterable[Any]) -> None:
-        for item in items:
-            if type(item) is deque:
-                levels = 1 + self._levels.get(id(item), 1)
-                if levels > _DEQUES_DEEP:
-                    raise ExcessiveError(f"has more than {_DEQUES_DEEP} deques inside one another")
-                if id(target) in self._inner:
-                    # No pickler does; the levels of the outer one would have to be counted anew.
-                    raise MalformedError("adds a deque to a deque that is inside another already")
-                self._levels[id(target)] = max(levels, self._levels.get(id(target), 1))
-                self._inner.add(id(item))
-        target.extend(items)
-
-
-# ----------------------------------------------------------------------------------------- Python's own containers
-
-_ATOMS = frozenset((type(None), bool, int, float, str, bytes))
-_SEQUENCES = frozenset((list, tuple, set, frozenset, deque, Size))
-# Modules of the builtins in Python 3 and 2. Their names at protocols 0 to 2 are Python 2's.
-_BUILTINS = ("builtins", "__builtin__")
-_LATIN1 = frozenset(("latin1", "latin-1", "iso-8859-1", "iso8859-1"))
-_FACTORIES: dict[tuple[str, str], Any] = {
-    (module, made.__name__): made
-    for module in _BUILTINS
-    for made in (list, dict, set, frozenset, tuple, int, float, bool, str, bytes, bytearray, complex)
-} | {
-    ("__builtin__", "long"): int,
-    ("__builtin__", "unicode"): str,
-    ("collections", "OrderedDict"): OrderedDict,
-    ("collections", "Counter"): Counter,
-}
-_CONSTANTS: dict[tuple[str, str], Any] = {(module, "Ellipsis"): ... for module in _BUILTINS}
-
-
-def _pairs(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """What a dictionary can be made from: a dictionary, or a sequence of pairs."""
-    if isinstance(value, dict):
-        return value.items()
-    if type(value) in (list, tuple) and all(type(pair) in (list, tuple) and len(pair) == 2 for pair in value):
-        return value  # type: ignore[no-any-return]
-    return None
-
-
-def _mapping(made: Callable[[], dict[Any, Any]], keys: _Keys) -> Constructor:
-    def construct(args: tuple[Any, ...]) -> Any:
-        if not args:
-            return made()
-        pairs = _pairs(args[0]) if len(args) == 1 else None
-        if pairs is None:
-            return NotImplemented
-        target = made()
-        keys.fill(target, pairs)
-        return target
-
-    return construct
-
-
-def _sequence(made: Callable[[Any], Any]) -> Constructor:
-    def construct(args: tuple[Any, ...]) -> Any:
-        if not args:
-            return made(())
-        return made(args[0]) if len(args) == 1 and type(args[0]) in _SEQUENCES else NotImplemented
-
-    return construct
-
-
-def _number(made: Callable[..., Any], kinds: tuple[type, ...]) -> Constructor:
-    """A constructor of numbers from up to as many arguments as `made` takes, of exactly these types."""
-
-    def construct(args: tuple[Any, ...]) -> Any:
-        if any(type(arg) not in kinds for arg in args):
-            return NotImplemented
-        try:
-            return made(*args)
-        except (TypeError, ValueError, OverflowError):
-            return NotImplemented
-
-    return construct
-
-
-def _slice(args: tuple[Any, ...]) -> Any:
-    """slice(stop), slice(start, stop), slice(start, stop, step)."""
-    return slice(*args) if 1 <= len(args) <= 3 and all(map(_can_be_sliced, args)) else NotImplemented
-
-
-def _can_be_sliced(value: Any, levels: int = 4) -> bool:
-    """Whether a slice of `value` is harmless: Python frees slices, as it does deques, by recursion in C."""
-    if type(value) is slice:
-        return levels > 0 and all(_can_be_sliced(part, levels - 1) for part in (value.start, value.stop, value.step))
-    return type(value) is not deque
-
-
-def _bytes(args: tuple[Any, ...]) -> Any:
-    """bytes() or bytes(b"…"); never bytes(n), which would allocate what a few digits ask for."""
-    if not args:
-        return b""
-    if len(args) == 1 and type(args[0]) in (bytes, bytearray):
-        return bytes(args[0])
-    return _encoded(args)
-
-
-def _encoded(args: tuple[Any, ...]) -> Any:
-    """The encoding of text that carries bytes in protocols without them."""
-    if len(args) != 2 or type(args[0]) is not str or type(args[1]) is not str or args[1].lower() not in _LATIN1:
-        return NotImplemented
-    try:
-        return args[0].encode("latin-1")
-    except UnicodeEncodeError:
-        raise MalformedError("encodes text as bytes that has characters above U+00FF") from None
-
-
-def _bytearray(args: tuple[Any, ...]) -> Any:
-    data = _bytes(args)
-    return NotImplemented if data is NotImplemented else bytearray(data)
-
-
-def _deque(args: tuple[Any, ...], deques: _Deques) -> Any:
-    """deque(), deque(items), deque(items, maxlen)."""
-    if len(args) > 2:
-        return NotImplemented
-    items, maxlen = (*args, None)[:2] if args else ((), None)
-    if type(items) not in _SEQUENCES or not (maxlen is None or (type(maxlen) is int and 0 <= maxlen < 1 << 62)):
-        return NotImplemented
-    deques.charge(_DEQUE_COST)
-    made: deque[Any] = deque(maxlen=maxlen)
-    deques.extend(made, items)
-    return made
-
-
-def _defaultdict(args: tuple[Any, ...], keys: _Keys) -> Any:
-    """defaultdict(), defaultdict(factory), defaultdict(factory, pairs); the factory a builtin type or None."""
-    factory = args[0] if args else None
-    if factory is not None:
-        factory = _FACTORIES.get(factory) if type(factory) is Global else None
-        if factory is None:
-            return NotImplemented
-    pairs = _pairs(args[1]) if len(args) == 2 else ()
-    if pairs is None or len(args) > 2:
-        return NotImplemented
-    target: defaultdict[Any, Any] = defaultdict(factory)
-    keys.fill(target, pairs)
-    return target
-
-
-def _python(keys: _Keys, deques: _Deques) -> dict[tuple[str, str], Constructor]:
-    """The constructors of what Python itself has."""
-
-    def set_of(args: tuple[Any, ...]) -> Any:
-        made = sequence(args)
-        return NotImplemented if made is NotImplemented else keys.set_of(made)
-
-    def frozenset_of(args: tuple[Any, ...]) -> Any:
-        made = set_of(args)
-        return NotImplemented if made is NotImplemented else frozenset(made)
-
-    sequence = _sequence(tuple)
-    builtins: dict[str, Constructor] = {
-        "dict": _mapping(dict, keys),
-        "list": _sequence(list),
-        "tuple": sequence,
-        "set": set_of,
-        "frozenset": frozenset_of,
-        "bytes": _bytes,
-        "bytearray": _bytearray,
-        "str": lambda args: "".join(args) if len(args) < 2 and all(type(a) is str for a in args) else NotImplemented,
-        "bool": _number(bool, (bool, int, float)),
-        "int": _number(int, (bool, int)),
-        "float": _number(float, (float, int, str)),
-        "complex": _number(complex, (float, int, complex)),
-        "range": _number(range, (int, bool)),
-        "slice": _slice,
-    }
-    named: dict[tuple[str, str], Constructor] = {
-        (module, name): made for module in _BUILTINS for name, made in builtins.items()
-    }
-    named |= {
-        ("__builtin__", "long"): builtins["int"],
-        ("__builtin__", "xrange"): builtins["range"],
-        ("__builtin__", "unicode"): builtins["str"],
-        ("_codecs", "encode"): _encoded,
-        ("collections", "OrderedDict"): _mapping(OrderedDict, keys),
-        ("collections", "Counter"): _mapping(Counter, keys),
-        ("collections", "deque"): lambda args: _deque(args, deques),
-        ("collections", "defaultdict"): lambda args: _defaultdict(args, keys),
-    }
-    return named
-
-
-# --------------------------------------------------------------------------------------------------------- phrases
-
-_GET = rb"(?:h.|j....)"
-_INT = rb"(?:K.|M..|J....)"
-_PUT = rb"((?:r....)|)"
-_INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
-# What torch.save writes for a tensor after the function that makes it, once the memo has 256 entries: at one match
-# what would be 25 opcodes. Groups of what is the same for many tensors, and of the places in the memo, alternate.
-_PHRASE = re.compile(
-    rb"\(\((%(get)b%(get)bX.\0\0\0)([0-9]{1,20})(r....)(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)%(put)b(%(int)b)t(r....)Q"
-    rb"(%(int)b)%(ints)b%(put)b%(ints)b%(put)b([\x88\x89])(%(get)b)\)R(r....)t(r....)R(r....)"
-    % {b"get": _GET, b"put": _PUT, b"int": _INT, b"ints": _INTS},
-    re.DOTALL,
-).match
-_KIND = (1, 4, 6, 8, 9, 11, 13, 14)
-_PUTS = (3, 5, 7, 10, 12, 15, 16, 17)
-_KEY = 2
-_PIECES = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
-# As numbers, by their length: so many LONG_BINPUTs from place 0 on, and what each place more adds.
-_FIRST_PUTS = {5 * n: sum((0x72 | at << 8) << 40 * at for at in range(n)) for n in range(9)}
-_NEXT_PUTS = {5 * n: sum(1 << 40 * at + 8 for at in range(n)) for n in range(9)}
-_GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
-_KINDS_KEPT = 4096
-
-
-def _in_order(puts: bytes, first: int) -> bool:
-    """Whether LONG_BINPUTs are to one place after the other, from `first` on."""
-    return int.from_bytes(puts, "little") == _FIRST_PUTS[len(puts)] + first * _NEXT_PUTS[len(puts)]
-
-
-def _ints(opcodes: bytes) -> tuple[int, ...]:
-    """The integers that BININT1, BININT2 and BININT push."""
-    found = _PIECES.findall(opcodes)
-    return tuple(int.from_bytes(a or b or c, "little", signed=bool(c)) for a, b, c in found)
-
-
-class _Kind(NamedTuple):
-    """Tensors that are alike: the function that a pickle calls for them, what makes them instead, how long the key of
-    their storage is, and the storage's location."""
-
-    function: Any
-    make: Maker
-    length: int
-    location: Any
-
-
 # --------------------------------------------------------------------------------------------------------- machine
 
 
@@ -509,11 +97,8 @@ class _NotStoredError(Exception):
     """The pickle refers to something that was not remembered, in the hope that it would not."""
 
 
-_HOLE: Any = object()
-# By the length of the LONG_BINPUTs of a phrase, for all but the first and the last.
-_HOLES = {5 * n: [_HOLE] * (n - 2) for n in range(2, 9)}
 _BUILT_IN_PLACE = (OrderedDict, Counter)
-_OBJECTS = tuple(Global(module, "object") for module in _BUILTINS)
+_OBJECTS = tuple(Global(module, "object") for module in BUILTINS)
 # An object made by calling the result of a call of the result of a call …
 _CALL_DEPTH = 16
 # How far back the memo is searched for an object that BUILD has replaced: arrays of numpy need a dozen places.
@@ -546,10 +131,10 @@ class _Machine:
         self.where = where
         self.limits = limits
         self.lean = lean
-        self.keys = _Keys(limits, len(data) - start)
-        self.deques = _Deques(self.charge)
-        self.constructors: dict[Any, Constructor] = {**_python(self.keys, self.deques), **vocabulary.constructors}
-        self.constants: dict[Any, Any] = {**_CONSTANTS, **vocabulary.constants}
+        self.keys = Keys(limits, len(data) - start)
+        self.deques = Deques(self.charge)
+        self.constructors: dict[Any, Constructor] = {**python(self.keys, self.deques), **vocabulary.constructors}
+        self.constants: dict[Any, Any] = {**CONSTANTS, **vocabulary.constants}
         self.builders: Mapping[Any, Builder] = vocabulary.builders
         self.persistent = vocabulary.persistent or self._opaque_persistent
         # How many more containers and objects may be made. Empty ones are a byte or two each, and take hundreds.
@@ -563,9 +148,7 @@ class _Machine:
         self.globals: dict[Global, Global] = {}
         self.opaque: dict[Global, None] = {}
         self.suspects: dict[Global, None] = {}
-        # By how a pickle spells them. What it spells depends on the memo.
-        self.phrases = vocabulary.phrases
-        self.kinds: dict[tuple[bytes, ...], _Kind | None] = {}
+        self.phrases = Phrases(vocabulary.phrases) if lean and vocabulary.phrases else None
 
     # ---- running
 
@@ -575,7 +158,7 @@ class _Machine:
             value = self._loop()
             self.memo.clear()
             # Shared parts are few bytes each time they are referred to.
-            _check_nesting(value, self.limits, 1_000_000 + 16 * (self.pos - self.start))
+            check_nesting(value, self.limits, 1_000_000 + 16 * (self.pos - self.start))
         except _NotStoredError:
             if self.lean:
                 raise
@@ -607,7 +190,7 @@ class _Machine:
         data, pos, size, lean = self.data, self.pos, len(self.data), self.lean
         stack, marks, memo = self.stack, self.marks, self.memo
         u32, i32 = _u32, _i32
-        call, rare = self.call, _RARE
+        call, rare, phrases = self.call, _RARE, self.phrases
         try:
             while True:
                 op = data[pos]
@@ -624,9 +207,9 @@ class _Machine:
                         after = data[pos]
                         if type(value) is tuple:
                             if after in _AFTER_TUPLES:
-                                value = _HOLE
+                                value = HOLE
                         elif after == 0x74 and type(value) is OrderedDict:
-                            value = _HOLE
+                            value = HOLE
                     if index == len(memo):
                         memo.append(value)
                     else:
@@ -635,13 +218,15 @@ class _Machine:
                     index = data[pos]
                     pos += 1
                     value = memo[index] if index < len(memo) else self.get(index)
-                    if value is _HOLE:
+                    if value is HOLE:
                         raise _NotStoredError
                     stack.append(value)
                 elif op == 0x28:  # MARK
-                    if lean and data.startswith(b"(", pos) and stack:
-                        end = self._phrase(pos - 1, stack)
+                    if phrases is not None and data.startswith(b"(", pos) and stack and not self.spill:
+                        end = phrases.read(data, pos - 1, stack, memo)
                         if end:
+                            # The tensor, and its hooks.
+                            self.charge(2)
                             pos = end
                             continue
                     marks.append(stack)
@@ -694,9 +279,9 @@ class _Machine:
                         after = data[pos]
                         if type(value) is tuple:
                             if after in _AFTER_TUPLES:
-                                value = _HOLE
+                                value = HOLE
                         elif after == 0x74 and type(value) is OrderedDict:
-                            value = _HOLE
+                            value = HOLE
                     if self.spill:
                         self._put(len(memo) + len(self.spill), value)
                     else:
@@ -751,66 +336,6 @@ class _Machine:
         finally:
             self.pos = pos
 
-    def _phrase(self, start: int, stack: list[Any]) -> int:
-        """Make the tensor of the phrase at `start`, of the function on top of the stack, and say where the phrase ends;
-        0 if there is none, or none that can be made at once."""
-        found = None if self.spill else _PHRASE(self.data, start)
-        if found is None:
-            return 0
-        spelled = found.group(*_KIND)
-        if spelled in self.kinds:
-            kind = self.kinds[spelled]
-        else:
-            if len(self.kinds) == _KINDS_KEPT:
-                self.kinds.clear()
-            kind = self.kinds[spelled] = self._kind(stack[-1], *spelled)
-        memo = self.memo
-        puts = found.group(*_PUTS)
-        together = b"".join(puts)
-        key = str(found[_KEY], "ascii")
-        if kind is None or kind.function is not stack[-1] or len(key) != kind.length:
-            return 0
-        if not _in_order(together, len(memo)):
-            return 0
-        made = kind.make(key)
-        if made is None:
-            return 0
-        self.charge(2)
-        memo.append(key)
-        if puts[1]:
-            memo.append(kind.location)
-        # What a lean run does not remember: the id, the size and stride unless they are empty, hooks, and arguments.
-        memo += _HOLES[len(together) - len(puts[1])]
-        memo.append(made)
-        stack[-1] = made
-        return found.end()
-
-    def _kind(
-        self,
-        function: Any,
-        head: bytes,
-        location: bytes,
-        numel: bytes,
-        offset: bytes,
-        size: bytes,
-        stride: bytes,
-        flag: bytes,
-        hooks: bytes,
-    ) -> _Kind | None:
-        """What makes tensors that are spelled so, if anything does."""
-        tag, cls = self._recalled(head[:-5])
-        (made_of,) = self._recalled(hooks)
-        if location.startswith(b"X"):
-            where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None
-        else:
-            (where,) = self._recalled(location)
-        if self.phrases is None or any(each is _HOLE for each in (tag, cls, where, made_of)):
-            return None
-        (count,), (first,) = _ints(numel), _ints(offset)
-        phrase = Phrase(function, tag, cls, where, count, first, _ints(size), _ints(stride), flag == b"\x88", made_of)
-        make = self.phrases(phrase)
-        return None if make is None else _Kind(function, make, head[-4], where)
-
     # ---- parts of opcodes
 
     def _short(self) -> Exception:
@@ -857,7 +382,7 @@ class _Machine:
         memo = self.memo
         if index < len(memo):
             memo[index] = value
-            self.kinds.clear()
+            self._forget()
         elif index == len(memo):
             self.spill.pop(index, None)
             memo.append(value)
@@ -865,16 +390,10 @@ class _Machine:
             self.spill[index] = value
 
     def get(self, index: int) -> Any:
-        value = self.memo[index] if 0 <= index < len(self.memo) else self.spill.get(index, _HOLE)
-        if value is _HOLE:
+        value = self.memo[index] if 0 <= index < len(self.memo) else self.spill.get(index, HOLE)
+        if value is HOLE:
             raise _NotStoredError
         return value
-
-    def _recalled(self, gets: bytes) -> list[Any]:
-        """What BINGET and LONG_BINGET push, or a hole."""
-        memo = self.memo
-        places = (int.from_bytes(short or long, "little") for short, long in _GETS.findall(gets))
-        return [memo[place] if place < len(memo) else _HOLE for place in places]
 
     def find(self, module: Any, name: Any) -> Any:
         """What a name stands for: a constant, or just its name."""
@@ -945,10 +464,14 @@ class _Machine:
         else:
             raise MalformedError(f"gives a state to a value of type {kind.__name__}")
 
+    def _forget(self) -> None:
+        if self.phrases is not None:
+            self.phrases.forget()
+
     def _replace(self, old: Any, new: Any) -> None:
         """Put `new` where `old` is: on the stack, and in the memo if it was stored not long ago."""
         self.stack[-1] = new
-        self.kinds.clear()
+        self._forget()
         memo = self.memo
         for index in range(len(memo) - 1, max(len(memo) - 1 - _REPLACED_WITHIN, -1), -1):
             if memo[index] is old:
@@ -999,88 +522,6 @@ def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], 
 
 def _is_kwargs(value: Any) -> bool:
     return type(value) is dict and all(type(name) is str for name in value)
-
-
-# --------------------------------------------------------------------------------------------------------- nesting
-
-
-# Smaller containers are walked again when they come again; there may be a million of them.
-_WORTH_KEEPING = 16
-
-
-def _mapped(container: dict[Any, Any]) -> Iterable[Any]:
-    attributes = getattr(container, "__dict__", None)
-    return itertools.chain(container.values(), (attributes,)) if attributes else container.values()
-
-
-_CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
-    **dict.fromkeys((dict, defaultdict, OrderedDict, Counter), _mapped),
-    **dict.fromkeys((list, tuple, deque, set, frozenset), lambda container: container),
-    Opaque: lambda opaque: (
-        opaque.cls,
-        opaque.args,
-        opaque.kwargs,
-        *opaque.state,
-        *opaque.appended,
-        *itertools.chain.from_iterable(opaque.items),
-    ),
-    Composite: lambda composite: composite.parts.values(),
-    slice: lambda bounds: (bounds.start, bounds.stop, bounds.step),
-    Tagged: lambda tensor: (tensor.facts.attributes,),
-}
-
-
-def _check_nesting(value: Any, limits: Limits, most: int) -> None:
-    """Check that a walk over the tree that goes into shared parts each time comes to an end, soon, and not too deep.
-
-    Objects, which have an identity, may lead back to themselves: whoever walks looks out for them. Other containers
-    may if `limits` say so.
-    """
-    deepest = limits.depth
-    # By identity, of containers that are finished: nodes inside, counted each time, and levels.
-    finished: dict[int, tuple[int, int]] = {}
-    unfinished: set[int] = set()
-    # The containers we are in, outermost first: itself, its children yet to come, its nodes, its levels.
-    path: list[list[Any]] = []
-    child = value
-    while True:
-        # Go into `child`, and then on with its children, until one is a container not yet seen.
-        if type(child) in _CHILDREN:
-            unfinished.add(id(child))
-            path.append([child, iter(_CHILDREN[type(child)](child)), 1, 1])
-            if len(path) > deepest:
-                raise ExcessiveError(f"is nested more than {deepest} levels deep")
-        while path:
-            container, children, nodes, levels = path[-1]
-            for child in children:
-                nodes += 1
-                kind = type(child)
-                if kind in _CHILDREN and (kind is not Tagged or child.facts.attributes is not None):
-                    known = finished.get(id(child))
-                    if known:
-                        nodes += known[0]
-                        levels = max(levels, known[1] + 1)
-                        if len(path) + known[1] > deepest:
-                            raise ExcessiveError(f"is nested more than {deepest} levels deep")
-                    elif id(child) not in unfinished:
-                        break
-                    elif kind is not Opaque and not limits.cyclic:
-                        raise MalformedError(f"makes a {kind.__name__} that contains itself")
-            else:
-                path.pop()
-                unfinished.remove(id(container))
-                if nodes > _WORTH_KEEPING:
-                    finished[id(container)] = nodes, levels
-                if path:
-                    path[-1][2] += nodes
-                    path[-1][3] = max(path[-1][3], levels + 1)
-                if nodes > most:
-                    raise ExcessiveError(f"describes more than {most} values by referring to the same again and again")
-                continue
-            path[-1][2:] = nodes, levels
-            break
-        else:
-            return
 
 
 # ----------------------------------------------------------------------------------------------------- rare opcodes
@@ -1166,7 +607,7 @@ def _dict(machine: _Machine) -> None:
 
 
 def _empty_set(machine: _Machine) -> None:
-    machine.charge(_SET_COST)
+    machine.charge(SET_COST)
     machine.stack.append(set())
 
 

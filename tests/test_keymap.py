@@ -51,7 +51,8 @@ from ckptconv.tensors import (
     contiguous_strides,
 )
 from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.unpickle import Vocabulary, load
+from ckptconv.unpickle import load
+from ckptconv.vocabulary import Vocabulary
 
 SOURCE = File("model.pt", 1 << 40)
 _offsets = iter(range(0, 1 << 40, 4096))

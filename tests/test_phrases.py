@@ -19,12 +19,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptconv import unpickle
+from ckptconv import phrases, unpickle
 from ckptconv.errors import CkptconvError
 from ckptconv.formats import open_source
 from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.tensors import File
-from ckptconv.unpickle import MalformedError
+from ckptconv.vocabulary import MalformedError
 
 FILE = File("storages", 1 << 30)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
@@ -192,7 +192,7 @@ def test_damage_comes_out_the_same_at_once_and_opcode_by_opcode(location: Callab
 
 @contextmanager
 def opcode_by_opcode() -> Iterator[None]:
-    with mock.patch.object(unpickle, "_PHRASE", return_value=None):
+    with mock.patch.object(phrases, "_PHRASE", return_value=None):
         yield
 
 

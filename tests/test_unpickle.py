@@ -24,7 +24,7 @@ from strict import assert_same
 from ckptconv import unpickle
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.tree import Global, Opaque
-from ckptconv.unpickle import Limits, MalformedError, TruncatedError, Vocabulary
+from ckptconv.vocabulary import Limits, MalformedError, TruncatedError, Vocabulary
 
 PROTOCOLS = range(6)
 PICKLERS = {"c": pickle.dumps, "python": pickle._dumps}

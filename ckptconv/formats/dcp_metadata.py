@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from ckptconv.errors import CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.tensors import DTYPES, DType, Stored
 from ckptconv.tree import Global, Opaque, TorchConstant
-from ckptconv.unpickle import Builder, Constructor, Loaded, MalformedError, Vocabulary, load
+from ckptconv.unpickle import Loaded, load
+from ckptconv.vocabulary import Builder, Constructor, MalformedError, Vocabulary
 
 from .torch_objects import MAX_BYTES, MAX_DIMS, vocabulary
 

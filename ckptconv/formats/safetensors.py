@@ -37,7 +37,7 @@ from ckptconv.storage import (
 from ckptconv.structure import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import DTYPES_BY_CODE, DType, Stored, contiguous_strides
 from ckptconv.tree import Opaque
-from ckptconv.unpickle import MalformedError
+from ckptconv.vocabulary import MalformedError
 
 from .source import Source
 from .torch_container import MAX_PICKLE

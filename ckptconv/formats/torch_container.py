@@ -14,7 +14,8 @@ from ckptconv.errors import CorruptError, LimitError
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File
 from ckptconv.tree import Global
-from ckptconv.unpickle import Limits, Loaded, TruncatedError, Vocabulary, load
+from ckptconv.unpickle import Loaded, load
+from ckptconv.vocabulary import PLAIN, Limits, TruncatedError, Vocabulary
 
 # The longest description that is read: a million tensors take a seventh of this.
 MAX_PICKLE = 1 << 30
@@ -28,7 +29,6 @@ _SEARCHED = 1 << 26
 # Those without frames begin all alike.
 _PROTOCOLS = (b"\x80\x02", b"\x80\x03")
 AGAIN = "Copy or download it again."
-_PLAIN = Vocabulary()
 
 _containers = itertools.count()
 
@@ -85,7 +85,7 @@ class Pickles:
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(f"{self._reader.file.path} is not a sound file of torch.save: {reason}.", hint)
 
-    def load(self, what: str, words: Vocabulary = _PLAIN, before: bytes = b"") -> Loaded:
+    def load(self, what: str, words: Vocabulary = PLAIN, before: bytes = b"") -> Loaded:
         """The next pickle, which is `what` for people.
 
         `before` is how the pickle after it most likely begins. Where that is not to be seen, this one has hardly ended,
@@ -113,7 +113,7 @@ class Pickles:
                 length *= 2
             else:
                 self.last = data[: loaded.end]
-                if words is _PLAIN:
+                if words is PLAIN:
                     self.globals.update(dict.fromkeys(loaded.globals))
                     self.opaque.update(dict.fromkeys(loaded.opaque))
                 self.position += loaded.end

@@ -9,7 +9,7 @@ from ckptconv import attacks, unpickle
 from ckptconv.errors import CkptconvError, UnsafeError
 from ckptconv.storage import Reader, basename, open_reader
 from ckptconv.tensors import File
-from ckptconv.unpickle import DEFAULT_LIMITS, WHOLE_TREES, Limits
+from ckptconv.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 
 from .source import Source
 from .torch_container import TorchFile

@@ -32,7 +32,7 @@ from ckptconv.tensors import (
     itemsize_of_components,
 )
 from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.unpickle import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
+from ckptconv.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _HOOKS = Global("collections", "OrderedDict")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors import LazyTensor, Tagged, same_bytes
 from ckptconv.tree import Composite, Global, Opaque
-from ckptconv.unpickle import Constructor
+from ckptconv.vocabulary import Constructor
 
 _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
 # Objects of these classes are made by C++ code, from a state of their own.

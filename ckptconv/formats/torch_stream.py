@@ -23,7 +23,8 @@ from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocab
 from ckptconv.storage import Reader
 from ckptconv.tensors import DType, File
 from ckptconv.tree import Global
-from ckptconv.unpickle import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary, load
+from ckptconv.unpickle import load
+from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 
 MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001

@@ -19,7 +19,7 @@ from ckptconv.formats.torch_objects import MAX_BYTES, MAX_DIMS, Storage, storage
 from ckptconv.storage import Reader
 from ckptconv.tensors import File
 from ckptconv.tree import Global
-from ckptconv.unpickle import DEFAULT_LIMITS, Constructor, Limits, MalformedError
+from ckptconv.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 
 # How much of a file tells whether it is in this format.
 HEAD = 512

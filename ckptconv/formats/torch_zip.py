@@ -26,7 +26,8 @@ from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocab
 from ckptconv.spool import check_ratio
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File, Packed
-from ckptconv.unpickle import DEFAULT_LIMITS, Limits, Loaded, MalformedError, RefusedError, load
+from ckptconv.unpickle import Loaded, load
+from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
