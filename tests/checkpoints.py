@@ -114,3 +114,18 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, so that NaN equals itself."""
     return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+# Of `seven_shards`, with a limit of 1 MB each.
+SHARDS = 7
+
+
+def seven_shards(path: Path) -> Path:
+    """A model that is converted to seven shards, at `path`."""
+    torch.save({f"layer{n}": torch.full((250, 1000), float(n)) for n in range(SHARDS)}, path)
+    return path
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    """What the files below `place` hold, by their paths from there."""
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}

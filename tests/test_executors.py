@@ -17,25 +17,17 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv, ckptconv_here
+from checkpoints import SHARDS, ZERO, ckptconv, ckptconv_here, contents, seven_shards
 
 import ckptconv as library
 from ckptconv.errors import CorruptError, FailedError
 
 SHARD = 1_000_000
-COUNT = 7
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that is converted to seven shards."""
-    path = tmp_path_factory.mktemp("model") / "model.pt"
-    torch.save({f"layer{n}": torch.full((250, 1000), float(n)) for n in range(COUNT)}, path)
-    return path
-
-
-def contents(place: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +71,7 @@ def test_threads_and_processes_make_the_same_as_one_process(
             )  # fmt: skip
         assert contents(tmp_path / str(number)) == expected
         assert sum(done) == total[0] == report.bytes_written
-        assert report.bytes_read > COUNT * SHARD
+        assert report.bytes_read > SHARDS * SHARD
 
 
 def test_one_task_for_each_file_the_largest_first(model: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
@@ -105,7 +97,7 @@ def test_outputs_of_every_kind(tmp_path: Path) -> None:
 
 def test_checksums_are_checked_where_the_files_are_made(model: Path, tmp_path: Path) -> None:
     report = library.convert(model, tmp_path / "out", max_shard_size=SHARD, checksum=True, executor=Inline())
-    assert report.checksums == COUNT
+    assert report.checksums == SHARDS
     broken = tmp_path / "broken.pt"
     data = bytearray(model.read_bytes())
     data[data.index(torch.full((4,), 3.0).numpy().tobytes())] ^= 1

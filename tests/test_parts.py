@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from checkpoints import ZERO, Run, ckptconv_here
+from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,20 +21,12 @@ from ckptconv.errors import UsageError
 from ckptconv.parts import assign, parse_part
 
 SHARDED = ("--max-shard-size", "1MB")
-COUNT = 7
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that is converted to seven shards."""
-    path = tmp_path_factory.mktemp("model") / "model.pt"
-    torch.save({f"layer{n}": torch.full((250, 1000), float(n)) for n in range(COUNT)}, path)
-    return path
-
-
-def contents(place: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt")
 
 
 def part(model: Path, output: Path, which: str, *options: object) -> Run:
@@ -142,7 +133,7 @@ def test_four_processes_at_once_and_finish_make_what_one_run_makes(model: Path, 
     run = done(ckptconv_here("finish", tmp_path / "out", "--json"))
     assert contents(tmp_path / "out") == expected
     assert {output["path"] for output in run.json["outputs"]} == set(staged)
-    assert run.json["tensors"] == COUNT
+    assert run.json["tensors"] == SHARDS
 
 
 def test_one_file_is_made_by_one_part_and_the_others_have_nothing_to_do(model: Path, tmp_path: Path) -> None:
@@ -301,7 +292,7 @@ def test_a_staged_file_that_has_changed_is_found(model: Path, tmp_path: Path, sp
     assert run.code == (4 if spoil == "flipped" else 1)
     assert "part 0/1 (model-00003-of-00007.safetensors)" in run.err
     assert not list(out.glob("*.safetensors"))
-    assert part(model, out, "0/1", "--json").json["reused"] == COUNT
+    assert part(model, out, "0/1", "--json").json["reused"] == SHARDS
     done(ckptconv_here("finish", out, "--checksum"))
     assert contents(out) == whole(model, tmp_path / "expected")
 
