@@ -699,6 +699,7 @@ def inspect_(
       ckptconv inspect --html model.html model.safetensors
     """
     from .formats import open_source
+    from .garbage import no_garbage
     from .storage import normalize
     from .summary import summarize
     from .units import format_size, parse_count, parse_size
@@ -707,17 +708,19 @@ def inspect_(
     levels = parse_count(depth, "--depth", 1000) if depth else None
     limit = parse_size(max_shard_size, "--max-shard-size") if max_shard_size else None
     dtype = _dtype(as_) if as_ else None
-    source = open_source(
-        normalize(path),
-        tag=tag,
-        inert=options["inert"],
-        storage_options=_storage_options(options["storage_options"]),
-    )
-    summary = summarize(source)
-    if as_ or limit:
-        from .forecast import forecast
+    # A million tensors are as many small objects, and all are shown.
+    with no_garbage():
+        source = open_source(
+            normalize(path),
+            tag=tag,
+            inert=options["inert"],
+            storage_options=_storage_options(options["storage_options"]),
+        )
+        summary = summarize(source)
+        if as_ or limit:
+            from .forecast import forecast
 
-        summary["conversion"] = forecast(source, dtype, limit)
+            summary["conversion"] = forecast(source, dtype, limit)
     if html:
         from .page import write_page
 

@@ -15,7 +15,7 @@ _ITSELF = "."
 _NUMBER = re.compile(r"\d{1,9}")
 
 
-@dataclass
+@dataclass(slots=True)
 class Module:
     """A module: how many tensors, elements and bytes are in it, and what it consists of.
 

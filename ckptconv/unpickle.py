@@ -223,10 +223,10 @@ class _Machine:
                     stack.append(value)
                 elif op == 0x28:  # MARK
                     if phrases is not None and data.startswith(b"(", pos) and stack and not self.spill:
-                        end = phrases.read(data, pos - 1, stack, memo)
-                        if end:
-                            # The tensor, and its hooks.
-                            self.charge(2)
+                        end, count = phrases.read(data, pos - 1, stack, memo)
+                        if count:
+                            # Each tensor, and its hooks.
+                            self.charge(2 * count)
                             pos = end
                             continue
                     marks.append(stack)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from . import kernels
 from .ahead import Ahead, is_read_far
@@ -19,7 +19,7 @@ from .crc import combine
 from .plan import Blank, Data, Late, Literal, NotBlankError
 from .storage import MAX_BUFFERS, Readers, Writer
 from .tasks import Piece, Stripe, Task, Tile, Window, is_dense
-from .tensors import GAP, Convert, File, Kernel, Move, Runs, Stored, Together
+from .tensors import GAP, Convert, File, Kernel, LazyTensor, Move, Runs, Stored, Together
 
 # Told of everything that is read for the output: the file, where in it, and what is there.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
@@ -67,6 +67,18 @@ class _Alike:
     ranges: list[tuple[int, int]]
 
 
+def _is_simple(tensor: LazyTensor, start: int, stop: int) -> TypeGuard[Convert]:
+    """Whether bytes `start` to `stop` of `tensor` are whole elements, converted of elements that are stored as they
+    lie."""
+    return (
+        type(tensor) is Convert
+        and start < stop
+        and is_dense(tensor.tensor)
+        and not start % tensor.dtype.itemsize
+        and not stop % tensor.dtype.itemsize
+    )
+
+
 def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: int, most: int) -> None:
     """Have bytes `start` to `stop` of `tensor`, which is stored as it lies, made at `at`, together with what is made
     before them, unless that takes more than `most` bytes."""
@@ -89,10 +101,10 @@ def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: 
 
 
 class Worker:
-    """One thread's buffers: at most four of `unit`, the size of a window.
+    """One thread's buffers: at most four of `unit`, the size of a window, or two of the size of a tile.
 
-    A window may take one, what is read for it two, and what kernels make of that another; a tile is made of two, and
-    makes two.
+    A window may take one, what is read for it two, and what kernels make of that another; a tile is made of as much as
+    it makes.
     """
 
     def __init__(
@@ -171,7 +183,7 @@ class Worker:
                 out[base + start : base + stop] = part.data[start:stop]
                 continue
             tensor = part.tensor
-            if type(tensor) is Convert and is_dense(tensor.tensor) and stop - start <= self.unit // _SMALL:
+            if stop - start <= self.unit // _SMALL and _is_simple(tensor, start, stop):
                 _add_alike(alike, tensor, start, stop, base + start, self.unit)
                 continue
             if is_dense(tensor):

@@ -14,13 +14,49 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
+from ckptconv import convert
+
+KIB, MIB = 1 << 10, 1 << 20
 BUCKET = "models"
+# The limit at which `a_model` becomes several files.
+SHARD = 5_000_000
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+def a_model(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Some 21 MB in tensors of all kinds: plain, tied, transposed, scalar, empty, of other dtypes."""
+    generator = torch.Generator().manual_seed(seed)
+    model = {f"layers.{i}.weight": torch.randn(512, 700, generator=generator) for i in range(10)}
+    model["transposed"] = torch.randn(900, 1500, generator=generator).t()
+    model["half"] = torch.randn(333, 77, generator=generator).to(torch.bfloat16)
+    model["scalar"] = torch.tensor(3.5)
+    model["empty"] = torch.empty(0, 4)
+    model["tied"] = model["layers.0.weight"]
+    return model
+
+
+def converted_here(model: Path) -> Path:
+    """The directory in which a local conversion of `a_model` is, for those from and to elsewhere to equal."""
+    convert(model, model.parent / "plain.safetensors")
+    convert(model, model.parent / "plain", max_shard_size=SHARD)
+    loaded = load_file(model.parent / "plain.safetensors")
+    for name, tensor in a_model().items():
+        assert name == "tied" or torch.equal(loaded[name], tensor)
+    return model.parent
+
+
+def fresh(prefix: str = "out") -> str:
+    """A name that nothing was written under."""
+    return f"{prefix}-{uuid.uuid4().hex[:12]}"
 
 
 class S3:

@@ -7,24 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv, ckptconv_here
-from remote import AZURITE, Asked, Azure, Proxy, azure_server, proxy_to
-from safetensors.torch import load_file
+from checkpoints import ZERO, ckptconv, ckptconv_here, contents
+from remote import AZURITE, KIB, MIB, SHARD, Asked, Azure, Proxy, a_model, azure_server, converted_here, fresh, proxy_to
 
 from ckptconv import convert, remote
 from ckptconv.errors import CorruptError, FailedError, UsageError
 
 pytestmark = pytest.mark.skipif(not AZURITE.exists(), reason="Azurite is not installed: `make test-azure` does it")
-
-KIB, MIB = 1 << 10, 1 << 20
-SHARDS = 5_000_000
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +37,6 @@ def proxy(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         yield made
 
 
-def a_model(seed: int = 0) -> dict[str, torch.Tensor]:
-    """Some 15 MB: plain, tied, transposed and empty tensors, of several dtypes."""
-    generator = torch.Generator().manual_seed(seed)
-    model = {f"layers.{i}.weight": torch.randn(1024, 700, generator=generator) for i in range(4)}
-    model["transposed"] = torch.randn(600, 1500, generator=generator).t()
-    model["half"] = torch.randn(333, 77, generator=generator).to(torch.bfloat16)
-    model["scalar"] = torch.tensor(3.5)
-    model["empty"] = torch.empty(0, 4)
-    model["tied"] = model["layers.0.weight"]
-    return model
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "model.pt"
@@ -63,22 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Path:
-    """What a local conversion makes of it, for those from and to Azure to equal."""
-    convert(model, model.parent / "plain.safetensors")
-    convert(model, model.parent / "plain", max_shard_size=SHARDS)
-    loaded = load_file(model.parent / "plain.safetensors")
-    for name, tensor in a_model().items():
-        assert name == "tied" or torch.equal(loaded[name], tensor)
-    return model.parent
-
-
-def fresh() -> str:
-    """A name that nothing was written under."""
-    return f"out-{uuid.uuid4().hex[:12]}"
-
-
-def files_of(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return converted_here(model)
 
 
 def stages(asked: Asked) -> bool:
@@ -103,11 +71,11 @@ def test_any_mix_of_places_gives_the_same_files(
     path = azure.put(model, f"{name}/model.pt") if source == "azure" else str(model)
     base = f"az://models/{name}" if target == "azure" else str(tmp_path)
     convert(path, f"{base}/one.safetensors", storage_options=azure.options)
-    convert(path, f"{base}/dir", max_shard_size=SHARDS, storage_options=azure.options)
+    convert(path, f"{base}/dir", max_shard_size=SHARD, storage_options=azure.options)
     if target == "azure":
         azure.fetch(f"{name}/", tmp_path)
     assert (tmp_path / "one.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
-    assert files_of(tmp_path / "dir") == files_of(plain / "plain")
+    assert contents(tmp_path / "dir") == contents(plain / "plain")
 
 
 def test_shards_on_azure_are_read_by_their_index_and_written_as_a_torch_file(
@@ -130,11 +98,11 @@ def test_a_zero_3_checkpoint_becomes_shards_and_an_index(azure: Azure, tmp_path:
         "--storage-options", json.dumps(azure.options),
     )  # fmt: skip
     assert run.code == 0, run.err
-    made = files_of(azure.fetch(f"{name}/out/", tmp_path / "got"))
+    made = contents(azure.fetch(f"{name}/out/", tmp_path / "got"))
     convert(checkpoint, tmp_path / "local", family="deepspeed", max_shard_size=300)
     assert "model.safetensors.index.json" in made
     assert len(made) > 2
-    assert made == files_of(tmp_path / "local")
+    assert made == contents(tmp_path / "local")
 
 
 # -------------------------------------------------------------------------------------------------- uploads, commit
@@ -146,10 +114,10 @@ def test_a_new_output_replaces_an_old_one_whole(model: Path, plain: Path, azure:
     convert(tmp_path / "other.pt", f"az://models/{name}", max_shard_size=4000, storage_options=azure.options)
     assert f"{name}/model-00009-of-00009.safetensors" in azure.names(name)
     azure.client.upload_blob(f"{name}/README.md", b"mine")
-    convert(model, f"az://models/{name}", max_shard_size=SHARDS, storage_options=azure.options)
-    files = files_of(azure.fetch(f"{name}/", tmp_path / "got"))
+    convert(model, f"az://models/{name}", max_shard_size=SHARD, storage_options=azure.options)
+    files = contents(azure.fetch(f"{name}/", tmp_path / "got"))
     assert files.pop("README.md") == b"mine"
-    assert files == files_of(plain / "plain")
+    assert files == contents(plain / "plain")
     with pytest.raises(FailedError, match="--no-clobber"):
         convert(model, f"az://models/{name}", clobber=False, storage_options=azure.options)
 
@@ -159,7 +127,7 @@ def test_nothing_appears_before_everything_is_sent_and_the_index_appears_last(
 ) -> None:
     name = fresh()
     options = azure.through(proxy.endpoint)
-    convert(model, f"az://models/{name}", max_shard_size=SHARDS, storage_options=options)
+    convert(model, f"az://models/{name}", max_shard_size=SHARD, storage_options=options)
     sent = [i for i, asked in enumerate(proxy.asked) if stages(asked)]
     named = [i for i, asked in enumerate(proxy.asked) if commits(asked)]
     assert max(sent) < min(named)

@@ -16,6 +16,11 @@ import torch
 from ckptconv import convert
 from ckptconv.errors import CorruptError
 from ckptconv.formats import open_source
+from ckptconv.move import TensorReader
+from ckptconv.select import converted
+from ckptconv.storage import Readers
+from ckptconv.tensors import DTYPES as DTYPES_BY_NAME
+from ckptconv.tensors import File, Stored
 
 COUNT = 3000
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.float16, torch.float64, torch.int64, torch.bool)
@@ -56,6 +61,19 @@ def test_each_is_what_torch_makes_of_it(dtype: str, memory: int, state: Any, tmp
             overflows += int((expected.isinf() & tensor.isfinite()).sum())
     told = [warning for warning in report.warnings if "became infinite" in warning]
     assert told == ([f"{overflows:,} values were too large for {dtype} and became infinite."] if overflows else [])
+
+
+def test_any_bytes_of_a_converted_tensor_can_be_asked_for(tmp_path: Path) -> None:
+    values = torch.randn(9)
+    (tmp_path / "values").write_bytes(values.numpy().tobytes())
+    stored = Stored(File(str(tmp_path / "values"), 36), 0, DTYPES_BY_NAME["float32"], (9,), (1,))
+    tensor = converted("values", stored, "bfloat16")
+    whole = values.bfloat16().view(torch.uint8).numpy().tobytes()
+    with Readers() as readers:
+        reader = TensorReader(tensor, readers)
+        for start in range(19):
+            for stop in range(start, 19):
+                assert bytes(reader.read(start, stop)) == whole[start:stop]
 
 
 @pytest.mark.parametrize("memory", [64 << 10, 8 << 20])

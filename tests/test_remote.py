@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +18,25 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv, ckptconv_here
+from checkpoints import ZERO, ckptconv, ckptconv_here, contents
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remote import CREDENTIALS, S3, Asked, Proxy, http_server, proxy_to, s3_server
+from remote import (
+    CREDENTIALS,
+    KIB,
+    MIB,
+    S3,
+    SHARD,
+    Asked,
+    Proxy,
+    a_model,
+    converted_here,
+    fresh,
+    http_server,
+    proxy_to,
+    s3_server,
+)
 from safetensors.torch import load_file
 
 import ckptconv as library
@@ -36,8 +49,6 @@ from ckptconv.uploads import notes, part_size
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import make_example
-
-KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +70,6 @@ def impatient(s3: S3, proxy: Proxy) -> dict[str, Any]:
     return {**s3.through(proxy.endpoint), "config_kwargs": {"retries": {"max_attempts": 0}}}
 
 
-def a_model(seed: int = 0) -> dict[str, torch.Tensor]:
-    """Some 21 MB in tensors of all kinds: plain, tied, transposed, scalar, empty, of other dtypes."""
-    generator = torch.Generator().manual_seed(seed)
-    model = {f"layers.{i}.weight": torch.randn(512, 700, generator=generator) for i in range(10)}
-    model["transposed"] = torch.randn(900, 1500, generator=generator).t()
-    model["half"] = torch.randn(333, 77, generator=generator).to(torch.bfloat16)
-    model["scalar"] = torch.tensor(3.5)
-    model["empty"] = torch.empty(0, 4)
-    model["tied"] = model["layers.0.weight"]
-    return model
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "model.pt"
@@ -80,22 +79,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Path:
-    """What a local conversion makes of it, for those from and to elsewhere to equal."""
-    convert(model, model.parent / "plain.safetensors")
-    convert(model, model.parent / "plain", max_shard_size=5_000_000)
-    loaded = load_file(model.parent / "plain.safetensors")
-    for name, tensor in a_model().items():
-        assert name == "tied" or torch.equal(loaded[name], tensor)
-    return model.parent
-
-
-def fresh(prefix: str = "out") -> str:
-    """A name that nothing was written under."""
-    return f"{prefix}-{uuid.uuid4().hex[:12]}"
-
-
-def files_of(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return converted_here(model)
 
 
 # -------------------------------------------------------------------------------------------------------- anywhere
@@ -115,7 +99,7 @@ def test_any_mix_of_places_gives_the_same_files(
     base = {"local": str(tmp_path), "s3": f"s3://models/{name}", "memory": f"memory://{name}"}[target]
     options = s3.options if "s3" in (source, target) else {}
     report = convert(path, f"{base}/one.safetensors", storage_options=options)
-    convert(path, f"{base}/dir", max_shard_size=5_000_000, storage_options=options)
+    convert(path, f"{base}/dir", max_shard_size=SHARD, storage_options=options)
     assert report.bytes_written == (plain / "plain.safetensors").stat().st_size
     if target == "s3":
         s3.fetch(f"{name}/", tmp_path)
@@ -123,7 +107,7 @@ def test_any_mix_of_places_gives_the_same_files(
         memory = fsspec.filesystem("memory")
         memory.get(f"/{name}/", str(tmp_path), recursive=True)
     assert (tmp_path / "one.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
-    assert files_of(tmp_path / "dir") == files_of(plain / "plain")
+    assert contents(tmp_path / "dir") == contents(plain / "plain")
     assert not s3.uploads()
 
 
@@ -188,10 +172,10 @@ def test_a_new_output_replaces_an_old_one_whole(model: Path, plain: Path, s3: S3
     convert(other, f"s3://models/{name}", max_shard_size=4000, storage_options=s3.options)
     assert f"{name}/model-00009-of-00009.safetensors" in s3.keys(name)
     s3.client.put_object(Bucket="models", Key=f"{name}/README.md", Body=b"mine")
-    convert(model, f"s3://models/{name}", max_shard_size=5_000_000, storage_options=s3.options)
-    files = files_of(s3.fetch(f"{name}/", tmp_path / "got"))
+    convert(model, f"s3://models/{name}", max_shard_size=SHARD, storage_options=s3.options)
+    files = contents(s3.fetch(f"{name}/", tmp_path / "got"))
     assert files.pop("README.md") == b"mine"
-    assert files == files_of(plain / "plain")
+    assert files == contents(plain / "plain")
     with pytest.raises(FailedError, match="--no-clobber"):
         convert(model, f"s3://models/{name}", clobber=False, storage_options=s3.options)
 
@@ -200,7 +184,7 @@ def test_nothing_appears_before_everything_is_sent_and_the_index_appears_last(
     model: Path, s3: S3, proxy: Proxy
 ) -> None:
     name = fresh()
-    convert(model, f"s3://models/{name}", max_shard_size=5_000_000, storage_options=impatient(s3, proxy))
+    convert(model, f"s3://models/{name}", max_shard_size=SHARD, storage_options=impatient(s3, proxy))
     steps = [(each.method, each.path) for each in proxy.asked if each.method in ("PUT", "POST")]
     parts = [i for i, (method, path) in enumerate(steps) if method == "PUT" and "partNumber" in path]
     commits = [
@@ -223,19 +207,25 @@ def test_what_fails_halfway_leaves_nothing_behind(model: Path, s3: S3, proxy: Pr
     assert not s3.uploads()
 
 
+def uploading(model: Path, name: str, s3: S3, proxy: Proxy) -> subprocess.Popen[bytes]:
+    """A conversion in a process of its own that has sent, or is sending, the first part."""
+    proxy.rule = lambda asked: "slow" if asked.method == "PUT" else ""
+    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), f"s3://models/{name}/out.safetensors"]
+    process = subprocess.Popen(
+        [*command, "--storage-options", json.dumps(impatient(s3, proxy))], stderr=subprocess.PIPE
+    )
+    while process.poll() is None and not any("partNumber" in asked.path for asked in proxy.asked):
+        time.sleep(0.01)
+    return process
+
+
 def test_a_killed_upload_leaves_nothing_under_the_name_and_the_next_run_completes(
     model: Path, plain: Path, s3: S3, proxy: Proxy
 ) -> None:
     name = fresh()
-    proxy.rule = lambda asked: "slow" if asked.method == "PUT" else ""
-    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), f"s3://models/{name}/out.safetensors"]
-    process = subprocess.Popen(
-        [*command, "--storage-options", json.dumps(impatient(s3, proxy))], stderr=subprocess.DEVNULL
-    )
-    while process.poll() is None and not any("partNumber" in asked.path for asked in proxy.asked):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process = uploading(model, name, s3, proxy)
+    process.kill()
+    process.communicate()
     assert not s3.keys(name)
     proxy.rule = lambda asked: ""
     convert(model, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
@@ -244,13 +234,7 @@ def test_a_killed_upload_leaves_nothing_under_the_name_and_the_next_run_complete
 
 def test_an_interrupted_upload_is_taken_back(model: Path, s3: S3, proxy: Proxy) -> None:
     name = fresh()
-    proxy.rule = lambda asked: "slow" if asked.method == "PUT" else ""
-    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), f"s3://models/{name}/out.safetensors"]
-    process = subprocess.Popen(
-        [*command, "--storage-options", json.dumps(impatient(s3, proxy))], stderr=subprocess.PIPE
-    )
-    while process.poll() is None and not any("partNumber" in asked.path for asked in proxy.asked):
-        time.sleep(0.01)
+    process = uploading(model, name, s3, proxy)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate()
     assert process.returncode == 143, said
