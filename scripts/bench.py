@@ -403,6 +403,8 @@ def table(task: Task) -> list[str]:
 
 
 def heading(rounds: int, cold: bool) -> list[str]:
+    """How the figures came about."""
+    below = "What a disk or a host keeps in memory by itself cannot be dropped: mostly what was written last, the result."
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "safetensors", "ckptconv"))
     return [
         f"By `make bench`: whole processes, {rounds} rounds in turn, {'cold' if cold else 'warm'} page cache,",
@@ -410,6 +412,7 @@ def heading(rounds: int, cold: bool) -> list[str]:
         f"Python {platform.python_version()}, {libraries}.",
         "Peak RSS of ckptconv is its own VmHWM; of the others ru_maxrss, from a launcher of about 9 MiB.",
         "Bytes read are those of read calls, libraries included; of memory-mapped files they cannot be known.",
+        *([below] if cold else []),
         "",
     ]
 
