@@ -16,7 +16,6 @@ from .depfile import rule
 from .errors import UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source
-from .formats.universal import real_place
 from .garbage import no_garbage, settled
 from .move import Progress
 from .options import Options
@@ -24,7 +23,7 @@ from .planning import Output, check_growth, check_output, optimizer_output, univ
 from .publishing import Done, files_of, final_path, last_path, publish
 from .spool import is_pipe
 from .staging import FileStaging
-from .storage import dirname, is_remote, join, look, normalize, peak_rss
+from .storage import dirname, is_remote, join, look, normalize, peak_rss, real_place
 from .targets import Target, beside, check_spool, default_output, of_rank, resolve_output
 from .tensors import File
 from .uploads import notes

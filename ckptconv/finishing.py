@@ -14,7 +14,6 @@ from typing import Any
 from . import pending
 from .conversion import OutputFile, Report
 from .errors import CorruptError, FailedError, UsageError
-from .formats import universal as universal_input
 from .manifest import NAME, Made, document, together
 from .move import Progress
 from .options import Options
@@ -23,7 +22,7 @@ from .parts import assign
 from .pending import PendingUploads
 from .publishing import directory_staging, pending_staging, tree_staging
 from .staging import FilePartStaging, FileStaging, StagedDirectory, Staging, described
-from .storage import is_remote, join, normalize, peak_rss
+from .storage import is_remote, join, normalize, peak_rss, real_place
 from .targets import check_file
 
 _RANK = re.compile(r"mp_rank_\d+")
@@ -166,7 +165,7 @@ def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
         told = json.loads(data)
         files = [(str(name), int(size), int(count)) for name, size, count in told["files"]]
         known = (told["plan"], told["kind"], told["parts"], told["shift"], told["heading"])
-        return [_Planned(universal_input.real_place(path) if told["kind"] == "tree" else path, *known, files)]
+        return [_Planned(real_place(path) if told["kind"] == "tree" else path, *known, files)]
     except (ValueError, KeyError, TypeError):
         raise CorruptError(
             f"The description of the parts in {place} cannot be read.",

@@ -13,7 +13,6 @@ import errno
 import io
 import os
 import re
-import secrets
 import stat
 import threading
 import zlib
@@ -121,7 +120,7 @@ def _unnamed(directory: str) -> int:
         unknown = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
         if isinstance(error, OSError) and error.errno not in unknown:
             raise _cannot_write(directory, error) from error
-    path = os.path.join(directory, f".ckptconv-spool-{secrets.token_hex(8)}")
+    path = os.path.join(directory, f".ckptconv-spool-{os.urandom(8).hex()}")
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:

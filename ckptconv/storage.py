@@ -42,6 +42,12 @@ def is_remote(path: str) -> bool:
     return bool(_URL.match(path)) and not path.startswith("file://")
 
 
+def real_place(path: str) -> str:
+    """Where a directory is that is called `path`: what names it stands beside that, not beside a link."""
+    path = path.rstrip("/") or path
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
 def normalize(path: str | os.PathLike[str]) -> str:
     """A path or URL as text, a file:// URL as the local path it names."""
     text = os.fspath(path)

@@ -21,13 +21,12 @@ from .errors import CkptconvError, CorruptError, DifferenceError, FailedError, U
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source, Training
 from .formats.torch_file import read as read_torch
-from .formats.universal import real_place
 from .garbage import no_garbage, settled
 from .nearby import Nearby
 from .options import Options
 from .reference import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
 from .spool import SpoolingReaders, is_pipe
-from .storage import basename, dirname, is_far, is_remote, join, look, normalize, peak_rss, read_text
+from .storage import basename, dirname, is_far, is_remote, join, look, normalize, peak_rss, read_text, real_place
 from .structure import dump, name_of, parse, tensors_of
 from .tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View, contiguous_strides, same_bytes, untagged
 from .written import (

@@ -246,6 +246,14 @@ def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
     assert not {"ckptconv.conversion", "ckptconv.formats"} & imported("--help")
 
 
+def test_a_file_imports_nothing_that_only_directories_need(zero3: Path, small: Path, tmp_path: Path) -> None:
+    dcp, deepspeed = "ckptconv.formats.dcp", "ckptconv.formats.deepspeed"
+    assert not {dcp, deepspeed} & imported("pt2safetensors", small, tmp_path / "out.safetensors")
+    modules = imported("zero-to-fp32", zero3, tmp_path / "zero.safetensors")
+    assert deepspeed in modules
+    assert dcp not in modules
+
+
 def test_casts_import_numpy_and_still_not_torch(small: Path, tmp_path: Path) -> None:
     modules = imported("pt2safetensors", small, tmp_path / "out.safetensors", "--dtype", "bfloat16")
     assert "numpy" in modules

@@ -13,15 +13,15 @@ from ckptconv.errors import UsageError
 from ckptconv.spool import is_pipe, take_pipe, take_url
 from ckptconv.storage import Entry, basename, dirname, is_remote, join, listing, look, open_reader
 
-from . import dcp, deepspeed, safetensors, torch_file, torch_index, universal, zero_files
+from . import dcp_places, safetensors, torch_file, torch_index, zero_files
 from .source import Source
 from .torch_zip import what_it_is
 
 # For each family of formats what a path of it is, and the command that takes it.
 FAMILIES = {
-    deepspeed.FAMILY: ("a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT"),
+    zero_files.FAMILY: ("a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT"),
     torch_file.FAMILY: ("a single file", "pt2safetensors {}"),
-    dcp.FAMILY: ("a checkpoint of torch.distributed.checkpoint", "dcp2safetensors {} OUTPUT"),
+    dcp_places.FAMILY: ("a checkpoint of torch.distributed.checkpoint", "dcp2safetensors {} OUTPUT"),
     safetensors.FAMILY: ("in safetensors already", "safetensors2pt {} OUTPUT.pt"),
 }
 
@@ -53,7 +53,7 @@ def open_source(
         take_url(path, dict(storage_options or {}), spool_dir)
     with attacks.refused(not inert):
         source = _open(path, family, tag, exclude_frozen, model_rank, storage_options)
-    if source.family != deepspeed.FAMILY:
+    if source.family != zero_files.FAMILY:
         kind, _ = FAMILIES[source.family]
         for option, given in (("--tag", tag), ("--exclude-frozen-parameters", exclude_frozen)):
             if given:
@@ -75,14 +75,14 @@ def _open(
     entry = look(path, options)
     if entry.kind == "missing":
         raise UsageError(f"{path} does not exist.", _nearby(path, options))
-    if entry.kind == "file" and dcp.is_part(path):
-        path = dcp.directory_of(path)
+    if entry.kind == "file" and dcp_places.is_part(path):
+        path = dcp_places.directory_of(path)
         entry = look(path, options)
     names = listing(path, options) if entry.kind == "directory" else {}
     found = _family(path, entry.kind, names, options, family)
     if torch_index.holds_set(names) and (family or found or torch_file.FAMILY) == torch_file.FAMILY:
         return torch_index.read(path, names, options)
-    if family == dcp.FAMILY and found == safetensors.FAMILY:
+    if family == dcp_places.FAMILY and found == safetensors.FAMILY:
         # What its HuggingFaceStorageWriter makes of a model in one process is an ordinary set.
         return safetensors.read(path, options)
     if family and found and family != found:
@@ -90,17 +90,24 @@ def _open(
             _check_beginning(path, options)
         kind, command = FAMILIES[found]
         raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {command.format(shlex.quote(path))}")
-    if (found or family) == dcp.FAMILY:
+    # What only one family needs is imported when one of it is there: half of the time to start is imports.
+    if (found or family) == dcp_places.FAMILY:
+        from . import dcp
+
         return dcp.read(path, options)
     if found == safetensors.FAMILY:
         return safetensors.read(path, options)
-    if (found or family) == deepspeed.FAMILY:
+    if (found or family) == zero_files.FAMILY:
+        from . import deepspeed, universal
+
         directory = universal.locate(path, tag, options)
         if directory is not None:
             source = universal.read(directory, exclude_frozen=exclude_frozen, options=options)
             if directory != path and not tag:
                 source.pointers = [join(path, universal.LATEST)]
-                source.notes.append(f"Took {directory}: the universal checkpoint that `{universal.LATEST}` names.")
+                source.notes.append(
+                    f"Took {directory}: the universal checkpoint that `{zero_files.LATEST_UNIVERSAL}` names."
+                )
             return source
         return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
     if entry.kind != "file":
@@ -118,6 +125,8 @@ def _open(
 
 def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: bool = False) -> list[int]:
     """The tensor-parallel ranks of a DeepSpeed checkpoint; `inert` as in `open_source`."""
+    from . import deepspeed
+
     with attacks.refused(not inert):
         return deepspeed.ranks_to_convert(path, tag, options)
 
@@ -136,22 +145,22 @@ def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str,
     written = any(name.endswith((safetensors.SUFFIX, safetensors.INDEX_SUFFIX)) for name in names)
     if written and expected == safetensors.FAMILY:
         return expected
-    is_dcp = dcp.is_directory(names)
-    if expected in ("", dcp.FAMILY) and is_dcp:
-        return dcp.FAMILY
-    if expected == dcp.FAMILY and dcp.locate(path, names, options):
-        return dcp.FAMILY
+    is_dcp = dcp_places.is_directory(names)
+    if expected in ("", dcp_places.FAMILY) and is_dcp:
+        return dcp_places.FAMILY
+    if expected == dcp_places.FAMILY and dcp_places.locate(path, names, options):
+        return dcp_places.FAMILY
     if kind == "directory" and (
-        {zero_files.LATEST, universal.LATEST} & set(names)
+        {zero_files.LATEST, zero_files.LATEST_UNIVERSAL} & set(names)
         or zero_files.is_tag_directory(names)
         or zero_files.tags_in(path, names, options)
     ):
-        return deepspeed.FAMILY
+        return zero_files.FAMILY
     # What lies below is meant where nothing else is there; shards of safetensors also beside what was made of them.
-    alone = not (written or torch_index.holds_set(names)) or dcp.SHARDED in names
-    if is_dcp or (not expected and alone and dcp.locate(path, names, options)):
-        return dcp.FAMILY
-    return safetensors.FAMILY if written and expected != deepspeed.FAMILY else ""
+    alone = not (written or torch_index.holds_set(names)) or dcp_places.SHARDED in names
+    if is_dcp or (not expected and alone and dcp_places.locate(path, names, options)):
+        return dcp_places.FAMILY
+    return safetensors.FAMILY if written and expected != zero_files.FAMILY else ""
 
 
 def _is_safetensors(path: str, options: dict[str, Any]) -> bool:
@@ -161,11 +170,11 @@ def _is_safetensors(path: str, options: dict[str, Any]) -> bool:
     """
     if path.endswith(safetensors.INDEX_SUFFIX):
         return True
-    head, size = _beginning(path, dcp.BEGINNING, options)
-    if dcp.is_metadata(head):
+    head, size = _beginning(path, dcp_places.BEGINNING, options)
+    if dcp_places.is_metadata(head):
         raise UsageError(
-            f"{path} is the {dcp.METADATA} of a checkpoint of torch.distributed.checkpoint, under another name.",
-            f"Rename it to {dcp.METADATA}, beside the {dcp.SUFFIX} files, and name the directory.",
+            f"{path} is the {dcp_places.METADATA} of a checkpoint of torch.distributed.checkpoint, under another name.",
+            f"Rename it to {dcp_places.METADATA}, beside the {dcp_places.SUFFIX} files, and name the directory.",
         )
     named = path.endswith(safetensors.SUFFIX) and not head.startswith(b"PK\x03\x04")
     return named or safetensors.looks_like(head, size)

@@ -7,7 +7,6 @@ and all else is read when it is asked for.
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from ckptconv import keymap
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.storage import Entry, Options, basename, dirname, join, listing, look, open_reader
+from ckptconv.storage import Entry, Options, basename, join, listing, look, open_reader
 from ckptconv.tensors import LazyTensor
 from ckptconv.tree import Composite
 from ckptconv.units import format_size
@@ -24,121 +23,14 @@ from ckptconv.units import format_size
 from . import dcp_names, safetensors
 from .dcp_entries import MAX_VALUE, Entries, offsets_of, records_of
 from .dcp_metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
-from .deepspeed import prefixed
-from .source import Source
+from .dcp_places import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, is_metadata, locate
+from .source import Source, prefixed
 from .torch_container import MAX_PICKLE
 
-FAMILY = "dcp"
-METADATA = ".metadata"
-# What it begins with, after a few bytes.
-_CLASS = b"torch.distributed.checkpoint.metadata"
-SUFFIX = ".distcp"
-_RANK = re.compile(r"__(\d{1,9})\.metadata")
-_SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
-# Where HuggingFaceStorageWriter puts the shards of which it made an ordinary set.
-SHARDED = "sharded"
-# What frameworks call the directory of a model beside that of an optimizer, or other things of a step.
-_MODELS = re.compile(r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded")
-_OPTIMIZERS = re.compile(r"optimizer_\d+|optimizer|optim")
-_STEP = re.compile(r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)")
-# How deep a checkpoint may lie below the directory that is named: a run's step's model.
-_LEVELS = 2
-# So much of a file tells whether it is metadata.
-BEGINNING = 64
 # Files that are looked into for metadata under another name, at most.
 _TRIED = 32
 # Names of files that are listed at most.
 _SHOWN = 5
-
-
-@dataclass(frozen=True)
-class Place:
-    """A directory that holds a checkpoint, that of its optimizer where it is another, and why this was taken."""
-
-    directory: str
-    optimizer: str = ""
-    note: str = ""
-
-
-# --------------------------------------------------------------------------------------------------------- locating
-
-
-def is_part(path: str) -> bool:
-    """Whether a file of this name is a part of a checkpoint, and no checkpoint itself."""
-    name = basename(path)
-    return name == METADATA or name.endswith(SUFFIX) or _RANK.fullmatch(name) is not None
-
-
-def is_metadata(head: bytes) -> bool:
-    """Whether a file that begins with `head`, BEGINNING bytes, is metadata, whatever its name: torch's class for it is
-    the first that its pickle names."""
-    return head[:1] == b"\x80" and _CLASS in head
-
-
-def directory_of(path: str) -> str:
-    """The directory of the checkpoint that a file is a part of, where that file stands for all of it.
-
-    Raises UsageError for a file of one rank's tensors.
-    """
-    if path.endswith(SUFFIX):
-        raise UsageError(
-            f"{path} is a part of a checkpoint: archives of the tensors that one rank saved, one after the other. What "
-            f"they are and how they fit together is told by the {METADATA} beside it.",
-            f"Name the directory: ckptconv dcp2safetensors {dirname(path)} OUTPUT",
-        )
-    return dirname(path)
-
-
-def is_directory(names: Mapping[str, Entry]) -> bool:
-    """Whether a directory with these names holds a checkpoint, be it whole or not."""
-    return any(
-        entry.kind == "file" and (is_part(name) or name == f"{METADATA}.tmp" or _SHARD.fullmatch(name))
-        for name, entry in names.items()
-    )
-
-
-def locate(path: str, names: Mapping[str, Entry], options: Options | None = None) -> Place | None:
-    """The checkpoint in a directory with these names: itself, or what frameworks put below. None if there is none.
-
-    Raises UsageError where there are several, and nothing tells which is meant.
-    """
-    return _locate(path, names, options, _LEVELS)
-
-
-def _locate(path: str, names: Mapping[str, Entry], options: Options | None, levels: int) -> Place | None:
-    if is_directory(names):
-        return Place(path)
-    inner = {name: entry for name, entry in names.items() if entry.kind == "directory" and not name.startswith(".")}
-    steps = {int(match[1]): name for name in inner if (match := _STEP.fullmatch(name))}
-    if not levels or not (steps or any(map(_is_known, inner))):
-        return None
-    found = {name: join(path, name) for name in inner if _is_known(name) and is_directory(_names(path, name, options))}
-    optimizers = [name for name in found if _OPTIMIZERS.fullmatch(name)]
-    models = [name for name in found if name not in optimizers]
-    if len(models) > 1 and SHARDED in models:
-        models.remove(SHARDED)
-    if len(models) > 1 or (not models and len(optimizers) > 1):
-        raise UsageError(f"{path} holds several checkpoints: {', '.join(sorted(found))}.", "Name one of them.")
-    if models:
-        optimizer = found[optimizers[0]] if len(optimizers) == 1 else ""
-        return Place(found[models[0]], optimizer)
-    if optimizers:
-        return Place(found[optimizers[0]])
-    for step in sorted(steps, reverse=True):
-        below = join(path, steps[step])
-        place = _locate(below, _names(path, steps[step], options), options, levels - 1)
-        if place is not None:
-            why = f", the last of {len(steps)} that are there" if len(steps) > 1 else ""
-            return Place(place.directory, place.optimizer, f"Took {steps[step]}{why}.")
-    return None
-
-
-def _is_known(name: str) -> bool:
-    return bool(_MODELS.fullmatch(name) or _OPTIMIZERS.fullmatch(name))
-
-
-def _names(path: str, name: str, options: Options | None) -> dict[str, Entry]:
-    return listing(join(path, name), options)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -283,7 +175,7 @@ class _Checkpoint:
                 "torch.distributed.checkpoint",
                 inputs,
             )
-        elif any(map(_SHARD.fullmatch, names)):
+        elif any(map(SHARD.fullmatch, names)):
             described = _read_shards(directory, names, entries, inputs)
             return cls(directory, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
         else:
@@ -326,7 +218,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_described(names: Iterable[str]) -> bool:
-    return any(name == METADATA or _RANK.fullmatch(name) for name in names)
+    return any(name == METADATA or RANK.fullmatch(name) for name in names)
 
 
 def _describes(entry: Entry, options: Options | None) -> bool:
@@ -366,7 +258,7 @@ def _pickles(
     directory: str, names: Mapping[str, Entry], entries: Entries, inputs: dict[str, Any]
 ) -> Iterable[tuple[str, bytes]]:
     """The metadata, by path: one, or one of every rank in their order."""
-    ranks = {int(match[1]): name for name in names if (match := _RANK.fullmatch(name))}
+    ranks = {int(match[1]): name for name in names if (match := RANK.fullmatch(name))}
     wanted = [METADATA] if METADATA in names else [ranks[rank] for rank in sorted(ranks)]
     if METADATA not in names:
         missing = [rank for rank in range(max(ranks) + 1) if rank not in ranks]
@@ -394,7 +286,7 @@ def _pickles(
 
 def _read_shards(directory: str, names: Mapping[str, Entry], entries: Entries, inputs: dict[str, Any]) -> Description:
     """What files of HuggingFaceStorageWriter hold together, of which each says where its tensors begin."""
-    files = [name for name in names if _SHARD.fullmatch(name)]
+    files = [name for name in names if SHARD.fullmatch(name)]
     numbers = sorted({int(name[6:11]) for name in files})
     if numbers != list(range(1, len(numbers) + 1)):
         missing = next(number for number in range(1, len(numbers) + 2) if number not in numbers)

@@ -18,21 +18,16 @@ from ckptconv.tensors import File, LazyTensor
 from ckptconv.units import format_size
 
 from . import zero_files, zero_parallel
-from .source import Source, Training
+from .source import Source, Training, prefixed
 from .zero_assemble import Weights, assemble, is_whole, whole
-from .zero_files import Checkpoint
+from .zero_files import FAMILY, Checkpoint
 from .zero_records import MAX_RANKS, ModelFile, OptimFile, Reading
-
-FAMILY = "deepspeed"
 
 # Partitions smaller than this may be alike by chance.
 _FEW_ELEMENTS = 16
 # How much of partitions is compared where nothing has their checksums, in bytes.
 _COMPARED = 1 << 16
 
-
-# What wrappers put before every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
-WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
 # How many ranks a message names.
 SHOWN = 8
@@ -475,16 +470,3 @@ def _facts(files: Checkpoint, grid: _Grid, model: ModelFile, weights: Weights) -
 
 def _taken(path: str, place: zero_files.Place) -> list[str]:
     return [f"Took {place.directory}: {place.reason}."] if place.reason and place.directory != path else []
-
-
-def prefixed(names: Collection[str]) -> list[str]:
-    """What to do about a prefix that all names share and no model asked for."""
-    prefix = ""
-    while names:
-        more = next((w for w in WRAPPERS if all(name.startswith(prefix + w) for name in names)), "")
-        if not more:
-            break
-        prefix += more
-    if not prefix:
-        return []
-    return [f"Every name begins with {prefix!r}, as wrappers of models have it; --strip-prefix {prefix} takes it off."]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ckptconv.formats.torch_container import Records
 from ckptconv.tensors import File, LazyTensor
+
+# What wrappers put before every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
+_WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
 
 @dataclass
@@ -99,3 +102,16 @@ class Source:
         if self.optimizer is None and self.parts:
             self.optimizer = self.parts.optimizer()
         return self.optimizer
+
+
+def prefixed(names: Collection[str]) -> list[str]:
+    """What to do about a prefix that all names share and no model asked for."""
+    prefix = ""
+    while names:
+        more = next((w for w in _WRAPPERS if all(name.startswith(prefix + w) for name in names)), "")
+        if not more:
+            break
+        prefix += more
+    if not prefix:
+        return []
+    return [f"Every name begins with {prefix!r}, as wrappers of models have it; --strip-prefix {prefix} takes it off."]

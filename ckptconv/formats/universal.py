@@ -7,7 +7,6 @@ in the model files beside, as in any checkpoint.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,16 +20,10 @@ from .zero_assemble import Weights, complete, own
 from .zero_layout import Shape
 from .zero_records import Fields, ModelFile, Reading
 
-LATEST = "latest_universal"
+LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"
 WEIGHTS = "fp32.pt"
 COMMON = "optimizer_state.pt"
-
-
-def real_place(path: str) -> str:
-    """Where a universal checkpoint is that is called `path`: what names it stands beside that, not beside a link."""
-    path = path.rstrip("/") or path
-    return os.path.realpath(path) if os.path.islink(path) else path
 
 
 def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> str | None:

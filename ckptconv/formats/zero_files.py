@@ -16,7 +16,9 @@ from ckptconv.storage import Entry, basename, dirname, join, listing, look, read
 from ckptconv.tensors import File
 from ckptconv.units import format_size
 
+FAMILY = "deepspeed"
 LATEST = "latest"
+LATEST_UNIVERSAL = "latest_universal"
 MAX_TAG = 4096
 
 # Beside a tag's files in most checkpoint directories; naming it means its directory.
