@@ -404,7 +404,7 @@ def table(task: Task) -> list[str]:
 
 def heading(rounds: int, cold: bool) -> list[str]:
     """How the figures came about."""
-    below = "What a disk or a host keeps in memory by itself cannot be dropped: mostly what was written last, the result."
+    below = "What a disk or a host keeps by itself cannot be dropped: mostly what was written last, the result."
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "safetensors", "ckptconv"))
     return [
         f"By `make bench`: whole processes, {rounds} rounds in turn, {'cold' if cold else 'warm'} page cache,",
