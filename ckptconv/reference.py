@@ -88,6 +88,9 @@ class Reference:
         np = _numpy()
         if isinstance(tensor, Tagged):
             return self.flat(tensor.tensor, start, stop)
+        if start >= stop:
+            nothing: Array = np.empty(0, _code(tensor.dtype))
+            return nothing
         if isinstance(tensor, Inline):
             array: Array = np.frombuffer(tensor.data, _code(tensor.dtype))[start:stop]
             return array

@@ -832,12 +832,14 @@ def _gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
 
 def _trim(move: Move, start: int, stop: int) -> Iterator[Move]:
     """`move` without what lies outside the interval, which an interval that cuts an element leaves at its ends."""
-    offset, length, grid = move.target
-    low, high = max(start - offset, 0), min(stop - offset, length)
-    if grid or (low == 0 and high == length):
+    offset, length, _ = move.target
+    if start <= offset and move.target.stop <= stop:
         yield move
-    elif low < high:
-        yield _piece(move, low, high, Runs(offset + low, high - low))
+        return
+    for done, at in enumerate(move.target.offsets()):
+        low, high = max(start - at, 0), min(stop - at, length)
+        if low < high:
+            yield _piece(move, done * length + low, done * length + high, Runs(at + low, high - low))
 
 
 def _piece(move: Move, low: int, high: int, target: Runs) -> Move:

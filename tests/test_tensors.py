@@ -136,6 +136,15 @@ def test_moves_make_every_byte_of_any_interval_exactly_once(file: File, data: st
     assert evaluate(tensor, start, stop, order, limit) == whole[start:stop]
 
 
+def test_columns_are_cut_within_an_element_where_the_interval_is(file: File) -> None:
+    column = Stored(file, 0, DTYPES["int16"], (3, 1), (1, 1))
+    swapped = Convert(Concat((column, column), 1), Swap(2), DTYPES["int16"])
+    whole = np.ascontiguousarray(reference(swapped)).tobytes()
+    for start in range(13):
+        for stop in range(start, 13):
+            assert evaluate(swapped, start, stop) == whole[start:stop]
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_move_makes_more_than_the_limit_or_reads_more_than_about_twice_that(file: File, data: st.DataObject) -> None:
