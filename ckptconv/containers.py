@@ -79,14 +79,6 @@ class Keys:
         if self.budget < 0:
             raise ExcessiveError("has keys that take too long to hash")
 
-    def set_items(self, target: dict[Any, Any], items: list[Any]) -> None:
-        """Put `items`, which are key, value, key, value …, into `target`."""
-        names = items[::2]
-        if set(map(type, names)) == {str}:
-            target.update(zip(names, items[1::2], strict=True))
-        else:
-            self.fill(target, zip(names, items[1::2], strict=True))
-
     def fill(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:
         for key, value in pairs:
             target[key if type(key) is str else self.admit(target, key)] = value

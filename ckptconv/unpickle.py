@@ -486,10 +486,11 @@ class _Machine:
         """SETITEM, SETITEMS: `items` is key, value, key, value …"""
         if len(items) % 2:
             raise MalformedError("sets a key without a value")
+        pairs = zip(items[::2], items[1::2], strict=True)
         if isinstance(target, dict):
-            self.keys.set_items(target, items)
+            self.keys.fill(target, pairs)
         elif type(target) is Opaque:
-            target.items.extend(zip(items[::2], items[1::2], strict=True))
+            target.items.extend(pairs)
         else:
             raise MalformedError(f"sets an item of a value of type {type(target).__name__}")
 

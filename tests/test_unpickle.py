@@ -205,6 +205,15 @@ def test_what_is_usually_referred_to_only_once_may_be_referred_to_again(protocol
     assert type(second) is OrderedDict
 
 
+@pytest.mark.parametrize("name", ["Counter", "OrderedDict", "defaultdict"])
+def test_items_of_every_kind_of_dict_are_set_and_no_more(name):
+    """To update a Counter is to count what is given."""
+    items = b"X\x01\0\0\0aK\x03X\x01\0\0\0bK\x05X\x01\0\0\0aK\x07u."
+    data = b"\x80\x02ccollections\n" + name.encode() + b"\n)R(" + items
+    assert_same(load(data), pickle.loads(data))
+    assert load(data) == {"a": 7, "b": 5}
+
+
 def test_loads_leave_the_garbage_collector_as_it_was():
     load(b"N.")
     assert gc.isenabled()
