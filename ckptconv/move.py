@@ -20,7 +20,7 @@ from .plan import Data, FilePlan, Late
 from .spool import SpoolingReaders
 from .storage import Readers, Writer
 from .tasks import ALIGNMENT, Needs, Task, tasks
-from .tensors import BLOCK, File, LazyTensor
+from .tensors import BLOCK, LazyTensor
 from .worker import Seen, Tally, Worker
 
 Progress: TypeAlias = Callable[[int], None]
@@ -50,7 +50,7 @@ def carry_out(
     empty is put into `digests`, by name, if that is given.
     """
     digesting = file.digested or digests is not None
-    far = _reads_far(file)
+    far = any(map(is_read_far, file.inputs()))
     if far or not writer.positioned:
         worker = _in_order(file, writer, readers, memory, progress, seen, requests if far else 0, digesting)
         if digesting:
@@ -85,19 +85,6 @@ def _threads(file: FilePlan) -> int:
         return 1
     scattered = sum(part.nbytes for part in file.parts if isinstance(part, Data) and part.tensor.scattered)
     return 1 if scattered > file.size // 2 else min(os.cpu_count() or 1, 4)
-
-
-def _reads_far(file: FilePlan) -> bool:
-    # The files of a tensor lie all in one place, and may be many.
-    seen: set[File] = set()
-    before: tuple[File, ...] = ()
-    for part in file.parts:
-        if isinstance(part, Data):
-            inputs = part.tensor.inputs()
-            if inputs and inputs != before:
-                seen.add(inputs[0])
-                before = inputs
-    return any(map(is_read_far, seen))
 
 
 def _in_order(

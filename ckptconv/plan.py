@@ -7,6 +7,7 @@ in any process that sees the inputs.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -92,6 +93,19 @@ class FilePlan:
     def tensors(self) -> int:
         return sum(isinstance(part, Data) for part in self.parts)
 
+    def inputs(self) -> list[File]:
+        """Every input file its parts are read from, each once, in order of first use."""
+        seen: dict[File, None] = {}
+        before: tuple[File, ...] = ()
+        for part in self.parts:
+            if isinstance(part, (Data, Blank)):
+                inputs = part.tensor.inputs()
+                # Most tensors lie where the one before lies, and add nothing new.
+                if inputs != before:
+                    seen.update(dict.fromkeys(inputs))
+                    before = inputs
+        return list(seen)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -106,17 +120,7 @@ class Plan:
 
     def inputs(self) -> list[File]:
         """Every input file the plan reads, each once, in order of first use."""
-        seen: dict[File, None] = {}
-        before: Iterable[File] = ()
-        for file in self.files:
-            for part in file.parts:
-                if isinstance(part, (Data, Blank)):
-                    inputs = part.tensor.inputs()
-                    # Most tensors lie where the one before lies, and add nothing new.
-                    if inputs != before:
-                        seen.update(dict.fromkeys(inputs))
-                        before = inputs
-        return list(seen)
+        return list(dict.fromkeys(itertools.chain.from_iterable(file.inputs() for file in self.files)))
 
 
 def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings: object = None) -> str:
