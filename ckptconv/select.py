@@ -83,18 +83,15 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str
 
     Raises UsageError for a rule that is none, and where two names become one.
     """
-    if not prefix and not rules:
+    stages = renaming(prefix, rules)
+    if not stages:
         return {name: name for name in names}
-    compiled = [_rule(rule) for rule in rules]
     result: dict[str, str] = {}
     taken: dict[str, str] = {}
     for old in names:
-        new = old.removeprefix(prefix)
-        for pattern, replacement in compiled:
-            try:
-                new = pattern.sub(replacement, new)
-            except (re.error, IndexError) as error:
-                raise UsageError(f"--rename {pattern.pattern}={replacement} cannot be applied: {error}.") from error
+        new = old
+        for _, change in stages:
+            new = change(new)
         if new in taken:
             raise UsageError(
                 f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}. Nothing was written.",
@@ -112,8 +109,15 @@ def renaming(prefix: str, rules: Sequence[str]) -> list[tuple[str, Callable[[str
         found.append((f"--strip-prefix {prefix!r}", lambda name: name.removeprefix(prefix)))
     for rule in rules:
         pattern, replacement = _rule(rule)
-        found.append((f"--rename {rule!r}", functools.partial(pattern.sub, replacement)))
+        found.append((f"--rename {rule!r}", functools.partial(_substituted, pattern, replacement)))
     return found
+
+
+def _substituted(pattern: re.Pattern[str], replacement: str, name: str) -> str:
+    try:
+        return pattern.sub(replacement, name)
+    except (re.error, IndexError) as error:
+        raise UsageError(f"--rename {pattern.pattern}={replacement} cannot be applied: {error}.") from error
 
 
 def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
