@@ -67,8 +67,10 @@ def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
             return str(data[pos + 5 : end], "utf-8", "surrogatepass"), end
         except UnicodeDecodeError:
             return HOLE, end
+    if opcode not in (b"h", b"j"):
+        return HOLE, pos
     end = pos + (2 if opcode == b"h" else 5)
-    return next(iter(_recalled(data[pos:end], memo)), HOLE) if opcode in (b"h", b"j") else HOLE, end
+    return (*_recalled(data[pos:end], memo), HOLE)[0], end
 
 
 class _Kind(NamedTuple):

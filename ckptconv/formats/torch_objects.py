@@ -197,6 +197,24 @@ def _geometry(size: Any, stride: Any) -> _Geometry:
     return _Geometry(tuple(size), tuple(stride), numel, extent)
 
 
+def _start(dtype: DType, geometry: _Geometry, offset: int, size: int, key: str) -> int:
+    """The byte of its storage at which a tensor begins that has element `offset` first; 0 if it has none.
+
+    Raises MalformedError unless all of it is among the storage's `size` bytes.
+    """
+    shape, strides, numel, extent = geometry
+    item = dtype.itemsize
+    if not numel:
+        return 0
+    start = offset * item
+    if start + extent * item > size or numel * item >= MAX_BYTES:
+        raise MalformedError(
+            f"has a tensor of {dtype} with shape {_brief(shape)} and strides {_brief(strides)} at element "
+            f"{offset}, which goes beyond the {size} bytes of its storage {key[:40]!r}"
+        )
+    return start
+
+
 class _Tensors:
     """The rebuilding of tensors. It keeps the shapes it has met: tensors of one shape share the tuples."""
 
@@ -235,7 +253,8 @@ class _Tensors:
         """A tensor of `size` and `stride` (elements) from element `offset` of `storage`."""
         if type(storage) is not Storage:
             return NotImplemented
-        shape, strides, numel, extent = self.geometry(size, stride)
+        geometry = self.geometry(size, stride)
+        shape, strides = geometry.shape, geometry.strides
         if dtype is None:
             dtype = storage.dtype
         if type(offset) is not int or offset < 0:
@@ -244,15 +263,7 @@ class _Tensors:
             raise MalformedError("has a tensor whose requires_grad is not a bool")
         if storage.meta:
             return _meta(TorchConstant("dtype", dtype.name), shape, strides, requires_grad)
-        item = dtype.itemsize
-        start = 0
-        if numel:
-            start = offset * item
-            if start + extent * item > storage.size or numel * item >= MAX_BYTES:
-                raise MalformedError(
-                    f"has a tensor of {dtype} with shape {_brief(shape)} and strides {_brief(strides)} at element "
-                    f"{offset}, which goes beyond the {storage.size} bytes of its storage {storage.key[:40]!r}"
-                )
+        start = _start(dtype, geometry, offset, storage.size, storage.key)
         tensor: LazyTensor = Stored(storage.file, storage.offset + start, dtype, shape, strides)
         if storage.swapped:
             tensor = _in_order(tensor, storage)
@@ -268,20 +279,16 @@ class _Tensors:
         offset, flag = phrase.offset, phrase.flag
         try:
             wanted = storage_id((phrase.tag, phrase.cls, "0", phrase.location, phrase.numel))
-            shape, strides, numel, extent = self.geometry(phrase.size, phrase.stride)
+            dtype = wanted.dtype
+            nbytes = wanted.numel * dtype.itemsize
+            geometry = self.geometry(phrase.size, phrase.stride)
+            start = _start(dtype, geometry, offset, nbytes, wanted.key)
         except MalformedError:
             return None
-        dtype = wanted.dtype
-        nbytes = wanted.numel * dtype.itemsize
         find = places(wanted)
-        start = offset * dtype.itemsize if numel else 0
-        if (
-            find is None
-            or offset < 0
-            or start + extent * dtype.itemsize > nbytes
-            or numel * dtype.itemsize >= MAX_BYTES
-        ):
+        if find is None or offset < 0:
             return None
+        shape, strides = geometry.shape, geometry.strides
 
         def make(key: str) -> Tagged | None:
             place = find(key)
