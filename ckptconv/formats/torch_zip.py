@@ -463,15 +463,17 @@ class _Archive:
         if not is_remote(self.file.path):
             yield from ((group, self._window(group.start, group.nbytes)) for group in groups)
             return
-        while batch := list(itertools.islice(groups, _BATCH)):
-            if len(batch) <= _FEW:
-                yield from ((group, self.read_at(group.start, group.nbytes)) for group in batch)
-                continue
-            from concurrent.futures import ThreadPoolExecutor
+        first = list(itertools.islice(groups, _FEW + 1))
+        if len(first) <= _FEW:
+            yield from ((group, self.read_at(group.start, group.nbytes)) for group in first)
+            return
+        from concurrent.futures import ThreadPoolExecutor
 
-            with ThreadPoolExecutor(_REQUESTS) as requests:
+        groups = itertools.chain(first, groups)
+        with ThreadPoolExecutor(_REQUESTS) as requests:
+            while batch := list(itertools.islice(groups, _BATCH)):
                 yield from zip(batch, requests.map(self._fetched, batch), strict=True)
-            self.bytes_read += sum(group.nbytes for group in batch)
+                self.bytes_read += sum(group.nbytes for group in batch)
 
     def _fetched(self, group: _Group) -> memoryview:
         """What is read for a group, and nothing around it."""
