@@ -115,11 +115,10 @@ class Checksums:
             return  # its checksum was checked when it was unpacked
         records = self.records.get(file.path)
         index = records.containing(offset) if records else None
-        record = records[index] if records and index is not None else None
-        if records is None or index is None or record is None or record.crc is None:
+        if records is None or index is None or records[index].crc is None:
             self.unrecorded[file.path] = None
             return
-        right = self._right[file.path]
+        record, right = records[index], self._right[file.path]
         if right[index]:
             return
         start = offset - record.offset

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ZERO
-from remote import BUCKET, S3, Proxy, proxy_to, s3_server
+from remote import BUCKET, S3, Proxy, fresh, proxy_to, s3_server
 
 from ckptconv import convert
 from ckptconv.errors import FailedError, UsageError
@@ -49,7 +48,7 @@ def expected(model: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def output() -> str:
-    return f"s3://{BUCKET}/out-{uuid.uuid4().hex[:12]}"
+    return f"s3://{BUCKET}/{fresh()}"
 
 
 def part(model: Path, output: str, s3: S3, number: int, count: int = 2, **options: Any) -> Any:

@@ -105,9 +105,7 @@ def _open(
             source = universal.read(directory, exclude_frozen=exclude_frozen, options=options)
             if directory != path and not tag:
                 source.pointers = [join(path, universal.LATEST)]
-                source.notes.append(
-                    f"Took {directory}: the universal checkpoint that `{zero_files.LATEST_UNIVERSAL}` names."
-                )
+                source.notes.append(f"Took {directory}: the universal checkpoint that `{universal.LATEST}` names.")
             return source
         return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
     if entry.kind != "file":

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UnsafeError
+from ckptconv.formats import zero_files
 from ckptconv.formats.source import Training
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage import basename
@@ -19,7 +20,7 @@ from ckptconv.tree import Global
 
 from .torch_tree import plan_tree
 
-LATEST = "latest_universal"
+LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"
 # Classes of DeepSpeed's own that a universal checkpoint holds: names that were in the optimizer's files are written
 # again only for these.
