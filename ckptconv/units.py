@@ -57,3 +57,24 @@ def format_memory(count: float) -> str:
     """`count` bytes of memory, in MiB or GiB."""
     mib = count / (1 << 20)
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
+
+
+def brief(value: object, limit: int = 60) -> str:
+    """`value`, of any type and size, in about `limit` characters: for messages about what a file says. Never raises.
+
+    Python refuses to print integers of more than 4300 digits, and a text or a tuple of a file may have any size.
+    """
+    if limit <= 0:
+        return "…"
+    if isinstance(value, int) and value.bit_length() > 3 * limit:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, (str, bytes)):
+        return repr(value[:limit]) + ("…" if len(value) > limit else "")
+    if type(value) in (tuple, list):
+        shown = ""
+        for item in value:  # type: ignore[attr-defined]
+            shown += (", " if shown else "") + brief(item, limit - len(shown) - 2)
+            if len(shown) >= limit:
+                break
+        return f"({shown})" if type(value) is tuple else f"[{shown}]"
+    return repr(value) if value is None or isinstance(value, (int, float, complex)) else f"a {type(value).__name__}"

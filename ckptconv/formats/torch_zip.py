@@ -23,9 +23,31 @@ from ckptconv.errors import CkptconvError, CorruptError, LimitError, Unsupported
 from ckptconv.formats import torch_script
 from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of
 from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.zip_directory import (
+    END_RECORDS,
+    END_SIGNATURE,
+    ENTRY,
+    ENTRY_SIGNATURE,
+    LOCAL_HEADER,
+    LOCAL_SIGNATURE,
+    TAIL,
+    ZIP64,
+    ZIP64_FIELD,
+    ContradictionError,
+    DisksError,
+    decoded,
+    directory_of,
+    ends_there,
+    extra_fields,
+    find_end,
+    normal,
+    other_names,
+    same_inside,
+)
 from ckptconv.spool import check_ratio
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File, Packed
+from ckptconv.units import brief
 from ckptconv.unpickle import Loaded, load
 from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError
 
@@ -36,33 +58,25 @@ MAX_DIRECTORY = 1 << 30
 # Descriptions of checkpoints deflate to a tenth.
 _SMALL, _MAX_RATIO = 1 << 20, 100
 
-# The parts of a zip archive, and what each begins with.
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_LOCAL_SIGNATURE = b"PK\x03\x04"
-_ENTRY = struct.Struct("<4s6H3I5H2I")
-_ENTRY_SIGNATURE = b"PK\x01\x02"
-_END = struct.Struct("<4s4H2IH")
-_END_SIGNATURE = b"PK\x05\x06"
-_LOCATOR = struct.Struct("<4sIQI")
-_LOCATOR_SIGNATURE = b"PK\x06\x07"
-_END64 = struct.Struct("<4sQ2H2I4Q")
-_END64_SIGNATURE = b"PK\x06\x06"
-_FIELD = struct.Struct("<2H")
-_ZIP64_FIELD = 1
 # Of local headers that lie far apart so many are asked for at a time, and in one go; fewer along with what is around.
 _REQUESTS, _BATCH, _FEW = 8, 16, 4
 # Among very many members it is also cheaper to read what small tensors are between than to begin anew.
 _MANY, _GAP_AMONG_MANY = 10_000, 1 << 12
-# Flags: encrypted in one of three ways; sizes and checksum follow the payload; the name is UTF-8.
+# Flags: encrypted in one of three ways; a patch; sizes and checksum follow the payload; the name is UTF-8.
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
-_UTF8 = 0x800
+_PATCH, _FOLLOWS, _UTF8 = 0x20, 0x8, 0x800
+# What the local header must say as the directory does.
+_SAID_TWICE = _ENCRYPTED | _PATCH | _FOLLOWS
+# What follows a payload: checksum and sizes, of 4 or 8 bytes each, with or without a signature.
+_DESCRIPTORS = (12, 16, 20, 24)
+# What torch looks for besides storages, in upper or lower case.
+_LOOKED_FOR = frozenset(
+    (PICKLE, "byteorder", "constants.pkl", "version", ".data/version", ".format_version", ".storage_alignment")
+)
 # Of the attributes that a file had: that it was a directory.
 _IS_DIRECTORY = 0x10
-# In place of a number that needs more than 32 bits, and stands in the zip64 field.
-_ZIP64 = 0xFFFFFFFF
-# The end record and the zip64 records before it; and with the longest comment after it.
-_END_RECORDS = _END64.size + _LOCATOR.size + _END.size
-_TAIL = _END_RECORDS + (1 << 16)
+# The number of a disk that stands in the zip64 field.
+_ZIP64_DISK = 0xFFFF
 _STORED, _DEFLATED = 0, 8
 _METHODS = {_DEFLATED: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstandard", 95: "xz"}
 
@@ -197,10 +211,12 @@ class _Archive:
         self._buffer = bytearray()
         # From far away, the directory of all but the largest archives is read along with the end. Here, nothing is
         # read but what is needed: the tensors before it may be none of ours.
-        self._read_tail(_TAIL if is_remote(self.file.path) else _END_RECORDS)
-        if not self._tail[-_END.size :].startswith(_END_SIGNATURE):
-            self._read_tail(_TAIL)
+        self._read_tail(TAIL if is_remote(self.file.path) else END_RECORDS)
+        if not ends_there(self._tail, find_end(self._tail)):
+            self._read_tail(TAIL)
         self.rows: dict[str, int] = {}
+        # What other readers call members.
+        self._others: set[str] = set()
         self.headers = array.array("Q")
         self.sizes = array.array("Q")
         self.packed = array.array("Q")
@@ -212,7 +228,7 @@ class _Archive:
         # Where payloads begin; 0 until the local header has been read.
         self.payloads = array.array("Q", bytes(self.sizes.itemsize * len(self.sizes)))
         self.prefix = self._prefix()
-        self._check_case()
+        self._check_names()
         self._storages = self.prefix + _STORAGES
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
@@ -249,48 +265,33 @@ class _Archive:
 
     def _directory(self) -> tuple[bytes, int]:
         """The directory, and how many entries it has."""
-        at = self._tail.rfind(_END_SIGNATURE)
-        # The end record ends the file, but for a comment, which may contain anything.
-        while at >= 0 and at + _END.size + int.from_bytes(self._tail[at + 20 : at + 22], "little") != len(self._tail):
-            at = self._tail.rfind(_END_SIGNATURE, 0, at)
-        if at < 0:
+        at = find_end(self._tail)
+        if not ends_there(self._tail, at):
             raise self._no_directory()
-        _, disk, first_disk, here, count, size, start, _ = _END.unpack_from(self._tail, at)
-        limit = self._tail_start + at
-        locator = self._tail[max(at - _LOCATOR.size, 0) : at]
-        if locator.startswith(_LOCATOR_SIGNATURE):
-            limit = _LOCATOR.unpack(locator)[2]
-            if limit + _END64.size > self.size:
-                raise self.corrupt(f"its end says that the directory is followed by something at byte {limit}")
-            signature, _, _, _, disk, first_disk, here, count, size, start = _END64.unpack(
-                self.read_at(limit, _END64.size)
-            )
-            if signature != _END64_SIGNATURE:
-                raise self.corrupt(
-                    f"its zip64 end record is not at byte {limit}, where it should be: something was put before it"
-                )
-        if disk or first_disk or here != count:
+        try:
+            self._end, size, count = directory_of(self._tail, at, self._tail_start + at)
+        except ContradictionError as reason:
+            raise self.corrupt(str(reason)) from None
+        except DisksError:
             raise UnsupportedError(
                 f"{self.file.path} is a part of a zip archive that spans several files.", "Join them."
-            )
-        # Nothing lies between the directory and the end records; what was put before the archive, or an archive after
-        # another, moves one and not the other.
-        if start + size != limit or count * _ENTRY.size > size:
-            raise self.corrupt(
-                f"its directory of {count} members and {size} bytes at byte {start} does not end at byte {limit}, "
-                "where it should"
-            )
+            ) from None
         if size > MAX_DIRECTORY:
             raise LimitError(f"{self.file.path}: its directory has {size} bytes; at most {MAX_DIRECTORY} are read.")
-        self._end = start
-        return self.read_at(start, size), count
+        return self.read_at(self._end, size), count
 
     def _no_directory(self) -> CkptconvError:
         head = self.read_at(0, min(self.size, 512))
         what = what_it_is(head, self.size)
         if what:
             return type(what)(f"{self.file.path} {what.message}", what.hint)
-        if head.startswith(_LOCAL_SIGNATURE):
+        if head.startswith(LOCAL_SIGNATURE):
+            if END_SIGNATURE in self._tail:
+                return self.corrupt(
+                    "the last end record in it does not reach its end: it was cut short, something was appended, or "
+                    "its comment contains another end record, which torch takes and other readers do not",
+                    "Copy or download it again.",
+                )
             return self.corrupt(
                 f"it begins like one, but its {self.size} bytes do not end with a directory: it was cut short, "
                 "or something was appended",
@@ -305,36 +306,45 @@ class _Archive:
         directory, count = self._directory()
         at = 0
         for index in range(count):
-            if at + _ENTRY.size > len(directory):
+            if at + ENTRY.size > len(directory):
                 raise self.corrupt(f"its directory ends after {index} of {count} members")
             (
                 signature, _, _, flags, method, _, _, crc, packed, size, name_length, extra_length, comment_length,
-                _, _, attributes, header,
-            ) = _ENTRY.unpack_from(directory, at)  # fmt: skip
-            if signature != _ENTRY_SIGNATURE:
+                disk, _, attributes, header,
+            ) = ENTRY.unpack_from(directory, at)  # fmt: skip
+            if signature != ENTRY_SIGNATURE:
                 raise self.corrupt(f"member {index} of {count} is not in the directory where it should be")
-            at += _ENTRY.size
+            at += ENTRY.size
             extra_at = at + name_length
             raw = directory[at:extra_at]
             at = extra_at + extra_length + comment_length
             if at > len(directory):
                 raise self.corrupt(f"its directory ends within member {index} of {count}")
-            if _ZIP64 in (size, packed, header):
-                size, packed, header = self._wide(directory[extra_at : extra_at + extra_length], size, packed, header)
+            extra = directory[extra_at : extra_at + extra_length]
+            if ZIP64 in (size, packed, header):
+                size, packed, header = self._wide(extra, size, packed, header)
             try:
-                # The codec of cp437 is slow, and ASCII is the same in both.
-                name = raw.decode("utf-8" if flags & _UTF8 or raw.isascii() else "cp437")
+                name = decoded(raw, bool(flags & _UTF8))
             except UnicodeDecodeError:
-                raise self.corrupt(f"the name of a member, {raw[:100]!r}, is not UTF-8") from None
+                raise self.corrupt(f"the name of a member, {brief(raw)}, is not UTF-8") from None
+            if extra or not raw.isascii():
+                self._note_other_names(name, other_names(raw, bool(flags & _UTF8), extra))
+                flags = flags | _UTF8 if name.encode() == raw else flags
             if name in self.rows:
-                raise self.corrupt(f"it has two members named {name[:100]!r}")
+                raise self.corrupt(f"it has two members named {brief(name)}")
+            if "\0" in name:
+                raise self.corrupt(f"the name of member {brief(name)} has a NUL in it, where other readers end it")
             if flags & _ENCRYPTED:
-                raise UnsupportedError(f"{self._name}: member {name[:100]!r} is encrypted.", "Decrypt it first.")
-            if size and attributes & _IS_DIRECTORY:
+                raise UnsupportedError(f"{self._name}: member {brief(name)} is encrypted.", "Decrypt it first.")
+            if flags & _PATCH:
+                raise UnsupportedError(f"{self._name}: member {brief(name)} is a patch of another file.")
+            if disk not in (0, _ZIP64_DISK):
+                raise UnsupportedError(f"{self._name}: member {brief(name)} is in another file, number {disk}.")
+            if size and (attributes & _IS_DIRECTORY or name.endswith("/")):
                 # torch reads nothing of it, and takes whatever is in memory for the storage.
-                raise self.corrupt(f"member {name[:100]!r} of {size} bytes is marked as a directory")
+                raise self.corrupt(f"member {brief(name)} of {size} bytes is marked as a directory")
             if not method and packed != size:
-                raise self.corrupt(f"member {name[:100]!r} is stored, in {packed} bytes for {size}")
+                raise self.corrupt(f"member {brief(name)} is stored, in {packed} bytes for {size}")
             self.rows[name] = index
             self.headers.append(header)
             self.sizes.append(size)
@@ -347,24 +357,30 @@ class _Archive:
 
     def _wide(self, extra: bytes, *numbers: int) -> list[int]:
         """Those of the numbers that do not fit into 32 bits from the zip64 field, which has them in this order."""
-        while len(extra) >= 4:
-            kind, length = _FIELD.unpack_from(extra)
-            if kind == _ZIP64_FIELD:
-                wide = (
-                    iter(struct.unpack(f"<{length // 8}Q", extra[4 : 4 + length // 8 * 8]))
-                    if length <= len(extra) - 4
-                    else iter(())
-                )
-                found = [next(wide, None) if number == _ZIP64 else number for number in numbers]
-                if None not in found:
-                    return [number for number in found if number is not None]
-                break
-            extra = extra[4 + length :]
-        raise self.corrupt("a member is larger than 4 GiB, but its size is missing")
+        fields = [content for kind, content in extra_fields(extra) if kind == ZIP64_FIELD]
+        if len(fields) == 1:
+            wide = iter(struct.unpack(f"<{len(fields[0]) // 8}Q", fields[0][: len(fields[0]) // 8 * 8]))
+            found = [next(wide, None) if number == ZIP64 else number for number in numbers]
+            if None not in found:
+                return [number for number in found if number is not None]
+        raise self.corrupt("a member is larger than 4 GiB, but its size is missing, or there twice")
+
+    def _note_other_names(self, name: str, others: Iterable[str]) -> None:
+        """Take note of what other readers call a member: no two the same, and the same but for the directory."""
+        for other in others:
+            if other != name:
+                if other in self._others or not same_inside(name, other):
+                    raise self.corrupt(f"member {brief(name)} is called {brief(other)} by other readers")
+                self._others.add(other)
 
     def _rooms(self) -> array.array[int]:
         """Where for each member the next thing begins, be it a member or the directory; it must end before that."""
         headers = self.headers
+        if headers and min(headers):
+            raise self.corrupt(
+                f"it begins with {min(headers)} bytes that are no part of it, which other readers take for a file of "
+                "their own"
+            )
         ends = headers[1:]
         if headers:
             ends.append(self._end)
@@ -376,7 +392,7 @@ class _Archive:
             ends[order[-1]] = self._end
         for row, (header, packed, end) in enumerate(zip(headers, self.packed, ends, strict=True)):
             # `locate` looks closer, with the name and the padding.
-            if header + _LOCAL_HEADER.size + packed > end:
+            if header + LOCAL_HEADER.size + packed > end:
                 raise self._overlap(row, end)
         return ends
 
@@ -385,31 +401,56 @@ class _Archive:
 
         torch names the outermost directory after the file that it wrote, which may have another name now.
         """
-        pickles = [name for name in self.rows if name.endswith(PICKLE)]
-        prefixes = [name.removesuffix(PICKLE) for name in pickles if name == PICKLE or name.endswith("/" + PICKLE)]
+        # As whoever ignores case and kinds of slashes finds them.
+        pickles = [name for name in self.rows if name[-len(PICKLE) :].lower() == PICKLE]
+        found = [name for name in pickles if normal(name).rpartition("/")[2] == PICKLE]
         # A storage may have any key: the pickle is the outermost of that name.
-        prefixes.sort(key=len)
-        prefixes = [prefix for prefix in prefixes if not prefix.startswith(prefixes[0] + _STORAGES)]
-        if len(prefixes) != 1:
-            kind = CorruptError if prefixes else UnsupportedError
-            what = f"{len(prefixes)} members named {PICKLE}" if prefixes else f"no member named {PICKLE}"
+        found.sort(key=len)
+        inside = found[0][: -len(PICKLE)].lower() + _STORAGES if found else ""
+        outermost = [name for name in found if not name.lower().startswith(inside)]
+        if len(outermost) != 1:
+            kind = CorruptError if outermost else UnsupportedError
+            what = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
             some = ", ".join(name[:60] for name in itertools.islice(self.rows, 5))
             raise kind(
                 f"{self._name} is a zip archive, but not one of torch.save: it has {what} among its "
                 f"{len(self.rows)} members ({some}{', …' if len(self.rows) > 5 else ''})."
             )
-        return prefixes[0]
+        # torch looks in the outermost directory of whatever comes first.
+        top, slash, _ = next(iter(self.rows)).partition("/")
+        theirs = f"{top}/{PICKLE}".lower()
+        for name in found:
+            if slash and name.lower() == theirs and name != outermost[0]:
+                raise self.corrupt(f"torch takes {brief(name)} for its description, and others {brief(outermost[0])}")
+        prefix = outermost[0][: -len(PICKLE)]
+        if outermost[0] != prefix + PICKLE or prefix[-1:] not in ("", "/"):
+            raise self.corrupt(f"its {PICKLE} is called {brief(outermost[0])}, and not all readers find it")
+        return prefix
 
-    def _check_case(self) -> None:
-        """Refuse members that differ in upper and lower case only: torch looks for either, and may find the other."""
-        lowered: set[str] = set()
-        for name in self.rows:
-            inner = name[len(self.prefix) :]
-            low = inner.lower()
-            if low != inner and not inner.startswith("code/"):
-                if low in lowered or self.prefix + low in self.rows:
-                    raise self.corrupt(f"it has another member that is named {name[:100]!r} but for upper case")
-                lowered.add(low)
+    def _check_names(self) -> None:
+        """Refuse members that other readers find where they are not to be found here, or take for one another.
+
+        torch ignores case, and file systems do; zipfile leaves out parts of paths. What a name is then, within the
+        directory of the archive, no other may be, nor may it be what torch looks for.
+        """
+        prefix, rows = self.prefix, self.rows
+        whole = normal(prefix)
+        inside = whole + "/" if whole else ""
+        seen: set[str] = set()
+        for name in itertools.chain(rows, self._others):
+            own = name.startswith(prefix) and name in rows
+            inner = name[len(prefix) :] if own else ""
+            found = normal(inner) if own else normal(name).removeprefix(inside)
+            if found == inner or (name in rows and name.endswith("/")) or not (own or normal(name).startswith(inside)):
+                continue
+            if (
+                found in seen
+                or prefix + found in rows
+                or found in _LOOKED_FOR
+                or (found.startswith(_STORAGES) and not inner.startswith(_STORAGES))
+            ):
+                raise self.corrupt(f"member {brief(name)} is {brief(prefix + found)} for other readers")
+            seen.add(found)
 
     @property
     def is_script(self) -> bool:
@@ -442,7 +483,7 @@ class _Archive:
         for name, row in members:
             raw = name.encode("utf-8" if name.isascii() or self.flags[row] & _UTF8 else "cp437")
             header = self.headers[row]
-            end = header + _LOCAL_HEADER.size + len(raw)
+            end = header + LOCAL_HEADER.size + len(raw)
             if near and not (stop <= header <= stop + gap and end <= start + WINDOW):
                 yield self._group(start, stop, near)
                 near = []
@@ -488,26 +529,47 @@ class _Archive:
         # skip_data leaves all of the header blank.
         for row, raw in members:
             at = self.headers[row] - start
-            signature, _, flags, method, _, _, _, packed, size, name_length, extra_length = _LOCAL_HEADER.unpack_from(
+            signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = LOCAL_HEADER.unpack_from(
                 window, at
             )
-            at += _LOCAL_HEADER.size
+            at += LOCAL_HEADER.size
             if (
-                signature != _LOCAL_SIGNATURE
+                signature != LOCAL_SIGNATURE
                 or name_length != len(raw)
                 or window[at : at + name_length] != raw
                 or method != self.methods[row]
-                or flags & _ENCRYPTED
-                or size not in (self.sizes[row], _ZIP64, 0)
-                or packed not in (self.packed[row], _ZIP64, 0)
+                or (flags ^ self.flags[row]) & _SAID_TWICE
+                or size not in (self.sizes[row], ZIP64, 0)
+                or packed not in (self.packed[row], ZIP64, 0)
+                or crc not in (self.crcs[row], 0)
             ):
-                raise self.corrupt(
-                    f"what is at byte {self.headers[row]} is not the member {raw[:100]!r} that the directory says",
-                    "The file is damaged, or something was added to it or taken out.",
-                )
-            self.payloads[row] = payload = start + at + name_length + extra_length
-            if payload + self.packed[row] > self._ends[row]:
-                raise self._overlap(row, self._ends[row])
+                raise self._other_member(row, raw)
+            at += name_length
+            if ZIP64 in (size, packed):
+                self._check_wide(row, raw, self.read_at(start + at, extra_length))
+            self.payloads[row] = payload = start + at + extra_length
+            room = self._ends[row] - payload - self.packed[row]
+            if room:
+                if room < 0:
+                    raise self._overlap(row, self._ends[row])
+                if room not in _DESCRIPTORS or not flags & _FOLLOWS:
+                    raise self.corrupt(
+                        f"{room} bytes from byte {self._ends[row] - room} on belong to no member, where other readers "
+                        "may find one"
+                    )
+
+    def _check_wide(self, row: int, raw: bytes, extra: bytes) -> None:
+        """Check the sizes in the zip64 field of a local header; 0 says that they follow the payload."""
+        fields = [content for kind, content in extra_fields(extra) if kind == ZIP64_FIELD]
+        told = struct.unpack("<2Q", fields[0][:16]) if len(fields) == 1 and len(fields[0]) >= 16 else ()
+        if told not in ((self.sizes[row], self.packed[row]), (0, 0)):
+            raise self._other_member(row, raw)
+
+    def _other_member(self, row: int, raw: bytes) -> CorruptError:
+        return self.corrupt(
+            f"what is at byte {self.headers[row]} is not the member {brief(raw)} that the directory says",
+            "The file is damaged, or something was added to it or taken out.",
+        )
 
     def storages(self) -> Iterator[tuple[str, int]]:
         """The members that hold storages, by name and row."""
