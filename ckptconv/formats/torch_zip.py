@@ -376,10 +376,10 @@ class _Archive:
     def _rooms(self) -> array.array[int]:
         """Where for each member the next thing begins, be it a member or the directory; it must end before that."""
         headers = self.headers
-        if headers and min(headers):
+        first = min(iter(headers), default=0)
+        if first:
             raise self.corrupt(
-                f"it begins with {min(headers)} bytes that are no part of it, which other readers take for a file of "
-                "their own"
+                f"it begins with {first} bytes that are no part of it, which other readers take for a file of their own"
             )
         ends = headers[1:]
         if headers:

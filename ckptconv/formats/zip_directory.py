@@ -47,11 +47,11 @@ class DisksError(Exception):
 
 
 class Directory(NamedTuple):
-    """Bytes `start` to `start` + `size` of an archive, with `count` entries."""
+    """Bytes `start` to `start` + `size` of an archive, with an entry for each of `members`."""
 
     start: int
     size: int
-    count: int
+    members: int
 
 
 def find_end(tail: bytes) -> int:

@@ -61,11 +61,11 @@ def pickles_for_torch(reader: Reader) -> Iterator[bytes]:
 
 
 class _Found(NamedTuple):
-    """A directory of `count` members, `size` bytes from byte `start`, and where the end records begin."""
+    """A directory of `members`, `size` bytes from byte `start`, and where the end records begin."""
 
     start: int
     size: int
-    count: int
+    members: int
     end: int
 
 
@@ -93,7 +93,7 @@ def _entries(reader: Reader) -> list[_Entry]:
     found = _directory(reader)
     if found is None:
         return []
-    directory, count = _part(reader, found.start, min(found.size, _DIRECTORY)), found.count
+    directory, count = _part(reader, found.start, min(found.size, _DIRECTORY)), found.members
     entries: list[_Entry] = []
     place = 0
     while (
