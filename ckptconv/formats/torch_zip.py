@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import itertools
 import operator
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats import torch_script
-from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of
+from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of, is_pickle
 from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.formats.zip_directory import (
     END_RECORDS,
@@ -35,6 +36,7 @@ from ckptconv.formats.zip_directory import (
     ZIP64_FIELD,
     ContradictionError,
     DisksError,
+    are_plain,
     decoded,
     directory_of,
     ends_there,
@@ -53,8 +55,10 @@ from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedE
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
-# A million tensors take a tenth of this.
-MAX_DIRECTORY = 1 << 30
+# A million tensors take a tenth of this, and half of that many members.
+MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
+# Members whose names are not plain: torch gives none such to storages.
+_MAX_ODD = 100_000
 # Descriptions of checkpoints deflate to a tenth.
 _SMALL, _MAX_RATIO = 1 << 20, 100
 
@@ -65,8 +69,9 @@ _MANY, _GAP_AMONG_MANY = 10_000, 1 << 12
 # Flags: encrypted in one of three ways; a patch; sizes and checksum follow the payload; the name is UTF-8.
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _PATCH, _FOLLOWS, _UTF8 = 0x20, 0x8, 0x800
+_UNREADABLE = _ENCRYPTED | _PATCH
 # What the local header must say as the directory does.
-_SAID_TWICE = _ENCRYPTED | _PATCH | _FOLLOWS
+_SAID_TWICE = _UNREADABLE | _FOLLOWS
 # What follows a payload: checksum and sizes, of 4 or 8 bytes each, with or without a signature.
 _DESCRIPTORS = (12, 16, 20, 24)
 # What torch looks for besides storages, in upper or lower case.
@@ -276,13 +281,18 @@ class _Archive:
             raise UnsupportedError(
                 f"{self.file.path} is a part of a zip archive that spans several files.", "Join them."
             ) from None
-        if size > MAX_DIRECTORY:
-            raise LimitError(f"{self.file.path}: its directory has {size} bytes; at most {MAX_DIRECTORY} are read.")
+        if size > MAX_DIRECTORY or count > MAX_MEMBERS:
+            raise LimitError(
+                f"{self.file.path}: its directory has {size} bytes, of {count} members; at most {MAX_DIRECTORY} bytes "
+                f"of {MAX_MEMBERS} members are read."
+            )
         return self.read_at(self._end, size), count
 
     def _no_directory(self) -> CkptconvError:
         head = self.read_at(0, min(self.size, 512))
         what = what_it_is(head, self.size)
+        if what is None and is_pickle(self.read_at(0, min(self.size, _SMALL))):
+            what = _plain_pickle()
         if what:
             return type(what)(f"{self.file.path} {what.message}", what.hint)
         if head.startswith(LOCAL_SIGNATURE):
@@ -304,6 +314,8 @@ class _Archive:
 
     def _read_directory(self) -> None:
         directory, count = self._directory()
+        rows, headers, sizes, packed_sizes = self.rows, self.headers, self.sizes, self.packed
+        crcs, methods, all_flags = self.crcs, self.methods, self.flags
         at = 0
         for index in range(count):
             if at + ENTRY.size > len(directory):
@@ -320,40 +332,40 @@ class _Archive:
             at = extra_at + extra_length + comment_length
             if at > len(directory):
                 raise self.corrupt(f"its directory ends within member {index} of {count}")
-            extra = directory[extra_at : extra_at + extra_length]
+            extra = directory[extra_at : extra_at + extra_length] if extra_length else b""
             if ZIP64 in (size, packed, header):
                 size, packed, header = self._wide(extra, size, packed, header)
-            try:
-                name = decoded(raw, bool(flags & _UTF8))
-            except UnicodeDecodeError:
-                raise self.corrupt(f"the name of a member, {brief(raw)}, is not UTF-8") from None
-            if extra or not raw.isascii():
-                self._note_other_names(name, other_names(raw, bool(flags & _UTF8), extra))
-                flags = flags | _UTF8 if name.encode() == raw else flags
-            if name in self.rows:
+            if not extra and raw.isascii():
+                name = raw.decode("ascii")
+            else:
+                name, flags = self._name_of(raw, flags, extra)
+            if name in rows:
                 raise self.corrupt(f"it has two members named {brief(name)}")
-            if "\0" in name:
-                raise self.corrupt(f"the name of member {brief(name)} has a NUL in it, where other readers end it")
-            if flags & _ENCRYPTED:
-                raise UnsupportedError(f"{self._name}: member {brief(name)} is encrypted.", "Decrypt it first.")
-            if flags & _PATCH:
-                raise UnsupportedError(f"{self._name}: member {brief(name)} is a patch of another file.")
-            if disk not in (0, _ZIP64_DISK):
-                raise UnsupportedError(f"{self._name}: member {brief(name)} is in another file, number {disk}.")
-            if size and (attributes & _IS_DIRECTORY or name.endswith("/")):
+            if flags & _UNREADABLE or disk:
+                self._check_readable(name, flags, disk)
+            if size and (attributes & _IS_DIRECTORY or name[-1:] == "/"):
                 # torch reads nothing of it, and takes whatever is in memory for the storage.
                 raise self.corrupt(f"member {brief(name)} of {size} bytes is marked as a directory")
             if not method and packed != size:
                 raise self.corrupt(f"member {brief(name)} is stored, in {packed} bytes for {size}")
-            self.rows[name] = index
-            self.headers.append(header)
-            self.sizes.append(size)
-            self.packed.append(packed)
-            self.crcs.append(crc)
-            self.methods.append(method)
-            self.flags.append(flags)
+            rows[name] = index
+            headers.append(header)
+            sizes.append(size)
+            packed_sizes.append(packed)
+            crcs.append(crc)
+            methods.append(method)
+            all_flags.append(flags)
         if at != len(directory):
             raise self.corrupt(f"its directory has more in it than the {count} members it should have")
+
+    def _check_readable(self, name: str, flags: int, disk: int) -> None:
+        """Refuse a member for its flags, or the number of its disk."""
+        if flags & _ENCRYPTED:
+            raise UnsupportedError(f"{self._name}: member {brief(name)} is encrypted.", "Decrypt it first.")
+        if flags & _PATCH:
+            raise UnsupportedError(f"{self._name}: member {brief(name)} is a patch of another file.")
+        if disk != _ZIP64_DISK:
+            raise UnsupportedError(f"{self._name}: member {brief(name)} is in another file, number {disk}.")
 
     def _wide(self, extra: bytes, *numbers: int) -> list[int]:
         """Those of the numbers that do not fit into 32 bits from the zip64 field, which has them in this order."""
@@ -365,13 +377,28 @@ class _Archive:
                 return [number for number in found if number is not None]
         raise self.corrupt("a member is larger than 4 GiB, but its size is missing, or there twice")
 
-    def _note_other_names(self, name: str, others: Iterable[str]) -> None:
-        """Take note of what other readers call a member: no two the same, and the same but for the directory."""
-        for other in others:
+    def _name_of(self, raw: bytes, flags: int, extra: bytes) -> tuple[str, int]:
+        """The name of a member, and its flags, with that for UTF-8 where that is what the name is in.
+
+        Takes note of what other readers call it: no two the same, and the same but for the directory.
+        """
+        try:
+            name = decoded(raw, bool(flags & _UTF8))
+        except UnicodeDecodeError:
+            raise self.corrupt(f"the name of a member, {brief(raw)}, is not UTF-8") from None
+        for other in other_names(raw, bool(flags & _UTF8), extra):
             if other != name:
                 if other in self._others or not same_inside(name, other):
                     raise self.corrupt(f"member {brief(name)} is called {brief(other)} by other readers")
                 self._others.add(other)
+                self._check_odd(len(self._others))
+        return name, flags | _UTF8 if name.encode() == raw else flags
+
+    def _check_odd(self, count: int) -> None:
+        if count > _MAX_ODD:
+            raise LimitError(
+                f"{self._name} has more than {_MAX_ODD} members whose names other readers may take for others."
+            )
 
     def _rooms(self) -> array.array[int]:
         """Where for each member the next thing begins, be it a member or the directory; it must end before that."""
@@ -408,6 +435,8 @@ class _Archive:
         found.sort(key=len)
         inside = found[0][: -len(PICKLE)].lower() + _STORAGES if found else ""
         outermost = [name for name in found if not name.lower().startswith(inside)]
+        if not outermost:
+            self._refuse_other_archive()
         if len(outermost) != 1:
             kind = CorruptError if outermost else UnsupportedError
             what = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
@@ -427,6 +456,13 @@ class _Archive:
             raise self.corrupt(f"its {PICKLE} is called {brief(outermost[0])}, and not all readers find it")
         return prefix
 
+    def _refuse_other_archive(self) -> None:
+        """Say what an archive is that has no description of torch.save, where its members tell."""
+        ends = {name.rpartition("/")[2] for name in self.rows}
+        for end, what, hint in _OTHER_ARCHIVES:
+            if end in ends:
+                raise UnsupportedError(f"{self._name} is {what}, not a file of torch.save.", hint)
+
     def _check_names(self) -> None:
         """Refuse members that other readers find where they are not to be found here, or take for one another.
 
@@ -434,10 +470,14 @@ class _Archive:
         directory of the archive, no other may be, nor may it be what torch looks for.
         """
         prefix, rows = self.prefix, self.rows
+        if not self._others and are_plain(rows, prefix):
+            return
         whole = normal(prefix)
         inside = whole + "/" if whole else ""
         seen: set[str] = set()
         for name in itertools.chain(rows, self._others):
+            if "\0" in name:
+                raise self.corrupt(f"the name of member {brief(name)} has a NUL in it, where other readers end it")
             own = name.startswith(prefix) and name in rows
             inner = name[len(prefix) :] if own else ""
             found = normal(inner) if own else normal(name).removeprefix(inside)
@@ -451,6 +491,7 @@ class _Archive:
             ):
                 raise self.corrupt(f"member {brief(name)} is {brief(prefix + found)} for other readers")
             seen.add(found)
+            self._check_odd(len(seen))
 
     @property
     def is_script(self) -> bool:
@@ -646,6 +687,9 @@ _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and look at what the server says."
 _UNPACK = "Unpack it first."
 _OTHERS = "Files of PyTorch, DeepSpeed and safetensors are read."
+_BESIDE = "Name the other file: this one's name without the ._ it begins with."
+_REPICKLE = "If it holds a state dict that you trust: load it with pickle, and write it with torch.save."
+_EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
 # What begins so: the error, what it is, what to do.
 _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str, str], ...] = (
     (
@@ -665,7 +709,28 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
     (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", _OTHERS),
     (b"GGUF", _UNSUPPORTED, "is a GGUF file.", _OTHERS),
     (b"\x93NUMPY", _UNSUPPORTED, "is a numpy array (.npy).", _OTHERS),
+    (b"\x00\x05\x16\x07", _UNSUPPORTED, "is an AppleDouble file: what macOS keeps of another file beside it.", _BESIDE),
+    (b"\x00\x05\x16\x00", _UNSUPPORTED, "is an AppleSingle file.", _UNPACK),
+    (
+        b"# This file tracks properties of this Flutter project",
+        _UNSUPPORTED,
+        "is a description of a Flutter project, not of a checkpoint.",
+        _OTHERS,
+    ),
 )
+# How pickles of protocols 0 and 1 begin, which do not say what they are: a container that is remembered, or a name.
+_PICKLE_BEGINS = re.compile(rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)")
+# What is in zip archives of other kinds: the last part of a name, what the archive is, what to do.
+_OTHER_ARCHIVES = (
+    ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
+    ("serialized_exported_program.json", "an archive of torch.export (.pt2)", _EXPORTED),
+    ("extern_modules", "a package of torch.package", "Load what it holds, and save that with torch.save."),
+    ("model.weights.h5", "an archive of Keras (.keras)", _OTHERS),
+)
+
+
+def _plain_pickle() -> UnsupportedError:
+    return UnsupportedError("is a plain pickle, not a file of torch.save.", _REPICKLE)
 
 
 def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None:
@@ -687,6 +752,6 @@ def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None
         return UnsupportedError("is a safetensors file already.", "It needs no conversion.")
     if head[257:262] == b"ustar":
         return UnsupportedError("is a tar archive, not a zip archive.")
-    if head[:1] == b"\x80" and head[1:2] <= b"\x05":
-        return UnsupportedError("is a plain pickle, not a file of torch.save.")
+    if (head[:1] == b"\x80" and head[1:2] <= b"\x05") or _PICKLE_BEGINS.match(head):
+        return _plain_pickle()
     return None

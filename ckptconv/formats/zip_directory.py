@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 # The parts of a zip archive, and what each begins with.
@@ -34,7 +34,7 @@ _ZIP64_COUNT = 0xFFFF
 END_RECORDS = END64.size + LOCATOR.size + END.size
 TAIL = END_RECORDS + (1 << 16)
 # Names that file systems and Python's zipfile spell in another way: \\ for /, and parts that are left out.
-_ODD = re.compile(r"\\|^/|//|(?:^|/)\.\.?(?:/|$)")
+_ODD = re.compile(r"\\|^/|//|(?:^|/)\.\.?(?:/|$)", re.MULTILINE)
 _LEFT_OUT = ("", ".", "..")
 
 
@@ -152,3 +152,12 @@ def same_inside(name: str, other: str) -> bool:
     """Whether two names are the same below the outermost directory, as far as that is written in ASCII."""
     own = name.partition("/")[2]
     return own == other.partition("/")[2] or not own.isascii()
+
+
+def are_plain(names: Collection[str], prefix: str) -> bool:
+    """Whether `names` all begin with `prefix`, the rest of each is what `normal` makes of it, and none has a NUL."""
+    lines = "\n" + "\n".join(names)
+    if not lines.count("\n") == lines.count("\n" + prefix) == len(names):
+        return False
+    inner = lines.replace("\n" + prefix, "\n")
+    return "\0" not in lines and inner == inner.lower() and not _ODD.search(inner)
