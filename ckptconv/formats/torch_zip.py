@@ -59,8 +59,10 @@ _STORAGES = "data/"
 MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
 # Members whose names are not plain: torch gives none such to storages.
 _MAX_ODD = 100_000
-# Descriptions of checkpoints deflate to a tenth.
-_SMALL, _MAX_RATIO = 1 << 20, 100
+# Descriptions of checkpoints deflate to a fifth, and to nothing only where they say the same thing all over.
+_SMALL, _MAX_RATIO = 1 << 24, 20
+# How much of a file is read to tell whether it is a pickle.
+_LOOKED_AT = 1 << 20
 
 # Of local headers that lie far apart so many are asked for at a time, and in one go; fewer along with what is around.
 _REQUESTS, _BATCH, _FEW = 8, 16, 4
@@ -291,7 +293,7 @@ class _Archive:
     def _no_directory(self) -> CkptconvError:
         head = self.read_at(0, min(self.size, 512))
         what = what_it_is(head, self.size)
-        if what is None and is_pickle(self.read_at(0, min(self.size, _SMALL))):
+        if what is None and is_pickle(self.read_at(0, min(self.size, _LOOKED_AT))):
             what = _plain_pickle()
         if what:
             return type(what)(f"{self.file.path} {what.message}", what.hint)
