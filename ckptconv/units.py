@@ -1,10 +1,12 @@
-"""Sizes as people write them: `5GB` is 5·10⁹ bytes, `1GiB` is 2³⁰, a plain integer counts bytes."""
+"""Sizes as people write them: `5GB` is 5·10⁹ bytes, `1GiB` is 2³⁰, a plain integer counts bytes. Values in messages."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from .errors import UsageError
+from .tree import Global
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
@@ -59,22 +61,36 @@ def format_memory(count: float) -> str:
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
 
 
-def brief(value: object, limit: int = 60) -> str:
-    """`value`, of any type and size, in about `limit` characters: for messages about what a file says. Never raises.
+# How many elements of a tuple or list are shown.
+_SHOWN = 8
 
-    Python refuses to print integers of more than 4300 digits, and a text or a tuple of a file may have any size.
+
+def brief(value: object, limit: int = 60) -> str:
+    """Any value of a file as a message shows it: in at most `limit` characters, all of them printable.
+
+    Never raises: Python itself does not print integers of more than some thousand digits. A class is shown as its
+    dotted name, text and bytes as Python writes them, and what has no short form as the name of its type.
     """
-    if limit <= 0:
-        return "…"
-    if isinstance(value, int) and value.bit_length() > 3 * limit:
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, (str, bytes)):
-        return repr(value[:limit]) + ("…" if len(value) > limit else "")
-    if type(value) in (tuple, list):
-        shown = ""
-        for item in value:  # type: ignore[attr-defined]
-            shown += (", " if shown else "") + brief(item, limit - len(shown) - 2)
-            if len(shown) >= limit:
-                break
-        return f"({shown})" if type(value) is tuple else f"[{shown}]"
-    return repr(value) if value is None or isinstance(value, (int, float, complex)) else f"a {type(value).__name__}"
+    shown = _shown(value, limit, 2)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _shown(value: Any, limit: int, levels: int) -> str:
+    kind = type(value)
+    if kind is int:
+        bits = value.bit_length()
+        return str(value) if bits <= 3 * limit else f"{'-' if value < 0 else ''}2^{bits - 1} or more"
+    if kind in (str, bytes, bytearray):
+        part = value[: limit + 1]
+        return repr(bytes(part) if kind is bytearray else part)
+    if kind is Global:
+        return repr(f"{value.module[:limit]}.{value.name[:limit]}")[1:-1]
+    if kind in (bool, float, complex, type(None), type(...)):
+        return repr(value)
+    if levels and isinstance(value, (tuple, list)):
+        parts = [_shown(part, limit, levels - 1) for part in value[:_SHOWN]]
+        parts += ["…"] * (len(value) > _SHOWN)
+        first, last = "[]" if isinstance(value, list) else "()"
+        only = "," if len(value) == 1 and first == "(" else ""
+        return f"{first}{', '.join(parts)}{only}{last}"
+    return kind.__name__

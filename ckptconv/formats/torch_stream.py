@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch_container import AGAIN, Pickles, Records, TorchFile, first_identity, nearby
-from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.torch_objects import MAX_BYTES, Storage, StorageId, storage_id, vocabulary
 from ckptconv.storage import Reader
 from ckptconv.tensors import DType, File
 from ckptconv.tree import Global
@@ -131,7 +131,6 @@ class _Storages:
         """Remember the storage that is meant; a persistent id may also stand for a class, beside its source code."""
         if type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[1]) is Global:
             return pid[1]
-        _check_key(pid[2] if type(pid) is tuple and len(pid) > 2 else None)
         wanted = storage_id(pid)
         noted = _Noted(wanted.dtype, wanted.numel, wanted.location == "meta", type(pid[2]) is int)
         known = self.noted.setdefault(wanted.key, self._kinds.setdefault(noted, noted))
@@ -173,10 +172,9 @@ class _Storages:
         view = wanted.view
         if type(view) is not tuple or len(view) != 3 or type(view[1]) is not int or type(view[2]) is not int:
             raise MalformedError("has a view of a storage whose parts are of the wrong types")
-        _check_key(view[0])
-        key, offset, numel = str(view[0]) if type(view[0]) is int else view[0], view[1], view[2]
-        if type(key) is not str:
-            raise MalformedError("has a view of a storage whose key is not text")
+        key, offset, numel = _name(view[0]), view[1], view[2]
+        if key is None:
+            raise MalformedError("has a view of a storage whose key is neither text nor an address")
         if key in self.rows:
             # torch has one table for both, and takes what it met first.
             raise MalformedError(f"has a view of a storage with the key of a storage, {brief(key)}")
@@ -196,22 +194,19 @@ class _Storages:
         return Records(self.offsets, self.sizes, array.array("I", bytes(4 * len(self.offsets))))
 
 
-def _check_key(key: Any) -> None:
-    """Refuse numbers that are no addresses, as which the oldest files have keys."""
-    if type(key) is int and key.bit_length() > 64:
-        raise MalformedError(f"has a storage whose key is {brief(key)}")
+def _name(key: Any) -> str | None:
+    """A key as text; those of the oldest files are addresses. None for what is neither."""
+    if type(key) is int and -MAX_BYTES < key < MAX_BYTES:
+        return str(key)
+    return key if type(key) is str else None
 
 
 def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]:
     """The list of keys: those that the object mentions, each once."""
-    if type(keys) is not list or not all(type(key) in (str, int) for key in keys):
+    named = [_name(key) for key in keys] if type(keys) is list else [None]
+    names = [name for name in named if name is not None]
+    if len(names) < len(named):
         raise pickles.corrupt("what follows the object is not a list of the keys of its storages")
-    try:
-        for key in keys:
-            _check_key(key)
-    except MalformedError as reason:
-        raise pickles.corrupt(f"it {reason}") from None
-    names = [str(key) for key in keys]
     missing, unknown = storages.noted.keys() - set(names), set(names) - storages.noted.keys()
     if missing:
         raise pickles.corrupt(f"it lacks {len(missing)} storages that its object needs, such as {brief(min(missing))}")
