@@ -29,8 +29,8 @@ _GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
 _SEARCHED = 1 << 26
 # Those without frames begin all alike.
 _PROTOCOLS = (b"\x80\x02", b"\x80\x03")
-# How much of what is refused is searched for attacks: bytes, and pickles in a row.
-_SCANNED, _MOST_SCANNED = 1 << 20, 16
+# How much of what is refused is searched for an attack: those that are nothing else are short.
+SCANNED = 1 << 20
 AGAIN = "Copy or download it again."
 
 _containers = itertools.count()
@@ -143,19 +143,13 @@ class Pickles:
         return self._data
 
 
-def refuse_attacks(reader: Reader, where: str, start: int, stop: int) -> None:
-    """Raise UnsafeError where an attack is among the pickles that begin at byte `start`, one after another.
+def refuse_attack(data: bytes, where: str, most: int = 1) -> None:
+    """Raise UnsafeError where an attack is among the pickles that `data` begins with, of which `most` are looked at.
 
-    For what another reader may take for pickles in a file that is refused. Attacks that are nothing else are short.
+    For what another reader takes for pickles in a file that is refused.
     """
-    if attacks.are_refused():
-        refuse_attack_in(reader.read_at(start, min(_SCANNED, stop - start)), where)
-
-
-def refuse_attack_in(data: bytes, where: str) -> None:
-    """As `refuse_attacks`, of the pickles that `data` begins with."""
     at = 0
-    for _ in range(_MOST_SCANNED):
+    for _ in range(most if attacks.are_refused() else 0):
         try:
             at = load(data, where=where, start=at).end
         except UnsafeError:

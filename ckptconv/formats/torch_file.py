@@ -12,7 +12,7 @@ from ckptconv.tensors import File
 from ckptconv.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 
 from .source import Source
-from .torch_container import TorchFile, is_pickle, refuse_attack_in, refuse_attacks
+from .torch_container import SCANNED, TorchFile, is_pickle, refuse_attack
 from .torch_stream import is_stream, read_stream
 from .torch_tar import HEAD, is_tar, read_tar
 from .torch_zip import read_zip
@@ -49,11 +49,11 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
             f"{reader.file.path} begins as a zip archive and as a tar archive: readers take it for either."
         )
     if begins_as_tar:
+        found = read_tar(reader, limits=limits)
         if is_pickle(head):
             raise CorruptError(
                 f"{reader.file.path} begins as a tar archive and as a pickle: readers take it for either."
             )
-        found = read_tar(reader, limits=limits)
     elif is_stream(head):
         found = read_stream(reader, limits=limits)
     else:
@@ -67,12 +67,13 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
 
 def _refuse_attack(reader: Reader, head: bytes) -> None:
     """Raise UnsafeError where torch.load, or Python's pickle, would run an attack in a file that is refused."""
-    if attacks.are_refused():
-        if head.startswith(LOCAL_SIGNATURE):
-            for pickle in pickles_for_torch(reader):
-                refuse_attack_in(pickle, reader.file.path)
-        else:
-            refuse_attacks(reader, reader.file.path, 0, reader.file.size)
+    if not attacks.are_refused():
+        return
+    if head.startswith(LOCAL_SIGNATURE):
+        for pickle in pickles_for_torch(reader):
+            refuse_attack(pickle, reader.file.path)
+    else:
+        refuse_attack(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path)
 
 
 def fingerprint(torch_file: TorchFile) -> Hashable:

@@ -13,11 +13,12 @@ has: what it makes of them is worked out here only to tell whether a file is mea
 from __future__ import annotations
 
 import array
+import re
 import struct
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch_container import AGAIN, Pickles, Records, TorchFile, first_identity, refuse_attacks
+from ckptconv.formats.torch_container import AGAIN, SCANNED, Pickles, Records, TorchFile, first_identity, refuse_attack
 from ckptconv.formats.torch_objects import MAX_BYTES, MAX_DIMS, Storage, storage_dtype, vocabulary
 from ckptconv.storage import Reader
 from ckptconv.tensors import File
@@ -37,9 +38,11 @@ _FILES, _PAX, _PAX_FOR_ALL = (b"0", b"\0"), b"x", b"g"
 _LONG_NAME, _LONG_LINK, _SOLARIS_PAX = b"L", b"K", b"X"
 _HEADERS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL, _SOLARIS_PAX)
 _LINKS = (b"1", b"2")
-_NO_DATA = (*_LINKS, b"3", b"4", b"5", b"6")
+_DIRECTORY = b"5"
+_NO_DATA = (*_LINKS, b"3", b"4", _DIRECTORY, b"6")
 _KNOWN = (*_HEADERS, *_NO_DATA)
 _MAX_PAX = 1 << 20
+_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
 # What an extended header may say of where a member is; that of one member, of its path and size only.
 _TELLING, _OWN = ("path", "size", "linkpath", "GNU."), ("path", "size")
 # torch writes three members.
@@ -80,7 +83,8 @@ def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
         for name in _PARTS:
             if name in members:
                 start, stop = members[name]
-                refuse_attacks(reader, f"{reader.file.path} ({name})", start, stop)
+                # A number comes first in two of them, and then what it counts.
+                refuse_attack(reader.read_at(start, min(SCANNED, stop - start)), f"{reader.file.path} ({name})", most=2)
         raise odd
     pickles = {name: Pickles(reader, span.start, span.stop, limits, _WINDOW) for name, span in members.items()}
     contents = _Contents(reader.file)
@@ -258,8 +262,9 @@ def _listed(reader: Reader) -> _Listing:
     """List a tar archive as tarfile does, and note what no file of torch has: only that can be read in two ways."""
     listing = _Listing(reader.file.path)
     at, size = 0, reader.file.size
-    # From headers before the next member: its extended fields, and its long name.
-    pax: dict[str, str] = {}
+    # From headers before: what holds for all members, for the next one, and its long name.
+    for_all: dict[str, str] = {}
+    for_next: dict[str, str] = {}
     named = ""
     for _ in range(_MAX_MEMBERS):
         if at + _BLOCK > size:
@@ -274,43 +279,47 @@ def _listed(reader: Reader) -> _Listing:
         if not is_tar(header) or length is None or None in (_number(header[field]) for field in _NUMBERS):
             listing.note(f"there is no header at byte {at}, where one should be")
             return listing
-        start, kind = at + _BLOCK, header[_KIND]
-        is_file = kind in _FILES
+        here, start, kind = at, at + _BLOCK, header[_KIND]
+        if kind == b"\0" and _text(header[_NAME]).endswith("/"):
+            kind = _DIRECTORY
         if kind not in (*_FILES, _PAX, _PAX_FOR_ALL):
-            listing.note(f"the member at byte {at} is of type {kind!r}, and not a plain file")
-        if (is_file or kind not in _KNOWN) and "size" in pax:
-            digits = pax["size"]
+            listing.note(f"the member at byte {here} is no plain file, but of type {kind!r}")
+        if kind not in _KNOWN and "size" in for_next:
+            digits = for_next["size"]
             length = int(digits) if digits.isdecimal() and len(digits) < 20 else size
         if kind in _NO_DATA:
-            if length:
-                listing.note(f"the member at byte {at} is of {length} bytes, and has none")
             length = 0
         if start + length > size:
-            listing.note(f"the member at byte {at} goes beyond its {size} bytes: it was cut short")
+            listing.note(f"the member at byte {here} goes beyond its {size} bytes: it was cut short")
             return listing
         at = start + -(-length // _BLOCK) * _BLOCK
         if kind in _HEADERS:
-            if pax or named:
-                listing.note(f"two headers for one member, the second at byte {start - _BLOCK}")
-            content = reader.read_at(start, min(at, size) - start) if length <= _MAX_PAX else b""
+            if (for_next or named) and kind != _PAX_FOR_ALL:
+                listing.note(f"it has two headers for one member, the second at byte {here}")
+            if length > _MAX_PAX:
+                listing.note(f"the header at byte {here} takes {length} bytes")
+                return listing
+            content = reader.read_at(start, min(at, size) - start)
             if kind == _LONG_NAME:
                 named = _text(content)
-            elif kind in (_PAX, _PAX_FOR_ALL, _SOLARIS_PAX):
-                found = _pax(content[:length])
-                if found is None or any(content[length:]) or length > _MAX_PAX:
-                    listing.note(f"the extended header at byte {start - _BLOCK} is malformed")
-                    return listing
+            elif kind != _LONG_LINK:
+                found, end = _pax(content)
+                if end != length or any(content[length:]):
+                    listing.note(f"the extended header at byte {here} is malformed")
                 telling = sorted(key for key in found if key.startswith(_TELLING) and (kind != _PAX or key not in _OWN))
                 if telling:
-                    listing.note(f"the extended header at byte {start - _BLOCK} has {brief(telling[0])}")
-                pax = pax if kind == _PAX_FOR_ALL else found | pax
+                    listing.note(f"the extended header at byte {here} says {brief(telling[0])}")
+                # Of two before one member, tarfile applies the first after the second.
+                for_all, for_next = (for_all | found, for_next) if kind == _PAX_FOR_ALL else (for_all, found | for_next)
             continue
-        name = pax.get("path", "") or named or "/".join(filter(None, map(_text, (header[_PREFIX], header[_NAME]))))
-        if name.endswith("/") and is_file:
-            listing.note(f"the file at byte {start - _BLOCK} is named as a directory, {brief(name)}")
+        pax = for_all | for_next
+        own = "/".join(filter(None, map(_text, (header[_PREFIX], header[_NAME]))))
+        name = pax.get("GNU.sparse.name") or pax.get("path") or named or own
+        if name.endswith("/"):
+            listing.note(f"the file at byte {here} is named as a directory, {brief(name)}")
         target = listing.members.get(_text(header[_LINK])) if kind in _LINKS else None
-        listing.add(name.rstrip("/"), _Span(start, start + length) if kind not in _NO_DATA else target)
-        pax, named = {}, ""
+        listing.add(name.rstrip("/"), target if kind in _NO_DATA else _Span(start, start + length))
+        for_next, named = {}, ""
     listing.note(f"it has more than {_MAX_MEMBERS} members")
     return listing
 
@@ -347,16 +356,14 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode("utf-8", "replace")
 
 
-def _pax(data: bytes) -> dict[str, str] | None:
-    """The records of an extended header, each "LENGTH KEY=VALUE\\n"; None if they are malformed."""
-    found = {}
-    while data:
-        digits, space, _ = data.partition(b" ")
-        if not space or not digits.isdigit() or len(digits) > 9 or not len(digits) + 2 < int(digits) <= len(data):
-            return None
-        key, equals, value = data[len(digits) + 1 : int(digits)].partition(b"=")
-        if not equals or value[-1:] != b"\n":
-            return None
-        found[key.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "replace")
-        data = data[int(digits) :]
-    return found
+def _pax(data: bytes) -> tuple[dict[str, str], int]:
+    """The records of an extended header, each "LENGTH KEY=VALUE\\n", as far as they are sound, and where they end."""
+    found: dict[str, str] = {}
+    at = 0
+    while record := _RECORD.match(data, at):
+        stop = at + int(record[1])
+        if not record.end() < stop <= len(data) or data[stop - 1 : stop] != b"\n":
+            break
+        found[record[2].decode("utf-8", "replace")] = data[record.end() : stop - 1].decode("utf-8", "replace")
+        at = stop
+    return found, at

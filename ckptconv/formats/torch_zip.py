@@ -22,7 +22,16 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats import torch_script
-from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of, is_pickle
+from ckptconv.formats.torch_container import (
+    MAX_PICKLE,
+    SCANNED,
+    WINDOW,
+    Records,
+    TorchFile,
+    first_identity,
+    gap_of,
+    is_pickle,
+)
 from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.formats.zip_directory import (
     END_RECORDS,
@@ -61,8 +70,6 @@ MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
 _MAX_ODD = 100_000
 # Descriptions of checkpoints deflate to a fifth, and to nothing only where they say the same thing all over.
 _SMALL, _MAX_RATIO = 1 << 24, 20
-# How much of a file is read to tell whether it is a pickle.
-_LOOKED_AT = 1 << 20
 
 # Of local headers that lie far apart so many are asked for at a time, and in one go; fewer along with what is around.
 _REQUESTS, _BATCH, _FEW = 8, 16, 4
@@ -293,7 +300,7 @@ class _Archive:
     def _no_directory(self) -> CkptconvError:
         head = self.read_at(0, min(self.size, 512))
         what = what_it_is(head, self.size)
-        if what is None and is_pickle(self.read_at(0, min(self.size, _LOOKED_AT))):
+        if what is None and is_pickle(self.read_at(0, min(self.size, SCANNED))):
             what = _plain_pickle()
         if what:
             return type(what)(f"{self.file.path} {what.message}", what.hint)
@@ -474,8 +481,10 @@ class _Archive:
         prefix, rows = self.prefix, self.rows
         if not self._others and are_plain(rows, prefix):
             return
-        whole = normal(prefix)
-        inside = whole + "/" if whole else ""
+        both = next((name for name in self._others if name in rows), None)
+        if both is not None:
+            raise self.corrupt(f"it has two members named {brief(both)} for other readers")
+        inside = normal(prefix[:-1]) + "/" if prefix else ""
         seen: set[str] = set()
         for name in itertools.chain(rows, self._others):
             if "\0" in name:

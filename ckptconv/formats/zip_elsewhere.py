@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ckptconv.storage import Reader
 
+from .torch_container import SCANNED
 from .zip_directory import (
     END,
     END64,
@@ -28,8 +29,8 @@ from .zip_directory import (
 )
 
 _PICKLE = b"/data.pkl"
-# How much of a directory, and of a pickle, is looked at.
-_DIRECTORY, _SCANNED = 1 << 24, 1 << 20
+# How much of a directory is looked at.
+_DIRECTORY = 1 << 24
 
 
 class _Entry(NamedTuple):
@@ -114,11 +115,11 @@ def _content(reader: Reader, entry: _Entry) -> bytes:
         return b""
     name_length, extra_length = struct.unpack_from("<2H", header, 26)
     start = entry.header + LOCAL_HEADER.size + name_length + extra_length
-    data = _part(reader, start, min(entry.packed, _SCANNED))
+    data = _part(reader, start, min(entry.packed, SCANNED))
     if entry.method != 8:
         return data
     try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, _SCANNED)
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, SCANNED)
     except zlib.error:
         return b""
 
