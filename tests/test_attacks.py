@@ -18,13 +18,14 @@ from attacks.corpus import CASES, Case
 from attacks.directories import DIRECTORIES, Directory
 from attacks.headers import FILES, SETS
 from attacks.live import ODD
+from attacks.readers import READERS
 from checkpoints import ckptconv_here
 from safetensors.torch import load_file
 
 from ckptconv import attacks
 from ckptconv.tree import Global
 
-ALL = [*CASES.values(), *FILES.values()]
+ALL = [*CASES.values(), *READERS.values(), *FILES.values()]
 SETS_OF_FILES = [*DIRECTORIES.values(), *SETS.values()]
 FAMILIES = sorted({case.family for case in ALL})
 LIVE = [case for case in CASES.values() if case.live]
@@ -159,6 +160,19 @@ def test_with_inert_an_attack_is_converted_and_still_does_nothing(tmp_path: Path
             if case.whole:
                 assert torch.equal(load_file(output)["w"], W), case.file
             output.unlink()
+
+
+def test_with_inert_what_readers_read_differently_is_refused_all_the_same(tmp_path: Path) -> None:
+    """Its tensors are others for whoever reads it in another way: there is nothing to convert."""
+    output = tmp_path / "model.safetensors"
+    seen = 0
+    for case in READERS.values():
+        if case.live and case.file != "two_tar_v7_live.pt":
+            run = ckptconv_here("pt2safetensors", written(case, tmp_path), output, "--no-fsync", "--inert")
+            assert run.code == corpus.CORRUPT, f"{case.file}: {run.err}"
+            assert not (tmp_path / "canary").exists(), case.file
+            seen += 1
+    assert seen > 20
 
 
 def test_what_is_left_of_a_safetensors_file_with_calls_in_it_runs_nothing(tmp_path: Path) -> None:

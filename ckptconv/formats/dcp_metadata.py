@@ -20,6 +20,7 @@ from ckptconv.unpickle import Loaded, load
 from ckptconv.vocabulary import Builder, Constructor, MalformedError, Vocabulary
 
 from .torch_objects import MAX_BYTES, MAX_DIMS, vocabulary
+from .torch_zip import what_it_is
 
 Shape: TypeAlias = tuple[int, ...]
 # The way to a value: keys of dicts, and positions in lists.
@@ -215,7 +216,13 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
     words = _vocabulary()
     where = ""
     for where, data in pickles:
-        loaded = load(data, words, where=where)
+        try:
+            loaded = load(data, words, where=where)
+        except CorruptError:
+            what = None if data.startswith(b"\x80") else what_it_is(data[:512], len(data))
+            if what is None:
+                raise
+            raise type(what)(f"{where} {what.message}", what.hint) from None
         del data
         found.opaque.update(dict.fromkeys(map(str, loaded.opaque)))
         found.mentioned.update(dict.fromkeys(map(str, loaded.globals)))

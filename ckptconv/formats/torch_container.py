@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
-from ckptconv.errors import CorruptError, LimitError
+from ckptconv import attacks
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File
 from ckptconv.tree import Global
@@ -28,6 +29,8 @@ _GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
 _SEARCHED = 1 << 26
 # Those without frames begin all alike.
 _PROTOCOLS = (b"\x80\x02", b"\x80\x03")
+# How much of what is refused is searched for an attack: those that are nothing else are short.
+SCANNED = 1 << 20
 AGAIN = "Copy or download it again."
 
 _containers = itertools.count()
@@ -138,6 +141,32 @@ class Pickles:
             self._data += self._reader.read_at(done, stop - done)
             self.bytes_read += stop - done
         return self._data
+
+
+def refuse_attack(data: bytes, where: str, most: int = 1) -> None:
+    """Raise UnsafeError where an attack is among the pickles that `data` begins with, of which `most` are looked at.
+
+    For what another reader takes for pickles in a file that is refused.
+    """
+    at = 0
+    for _ in range(most if attacks.are_refused() else 0):
+        try:
+            at = load(data, where=where, start=at).end
+        except UnsafeError:
+            raise
+        except CkptconvError:
+            return
+
+
+def is_pickle(data: bytes) -> bool:
+    """Whether `data` begins with a whole pickle. Raises UnsafeError for an attack."""
+    try:
+        load(data, where="")
+    except UnsafeError:
+        raise
+    except CkptconvError:
+        return False
+    return True
 
 
 class Record(NamedTuple):

@@ -5,53 +5,75 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from ckptconv import attacks, unpickle
-from ckptconv.errors import CkptconvError, UnsafeError
+from ckptconv import attacks
+from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.storage import Reader, basename, open_reader
 from ckptconv.tensors import File
 from ckptconv.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 
 from .source import Source
-from .torch_container import TorchFile
+from .torch_container import SCANNED, TorchFile, is_pickle, refuse_attack
 from .torch_stream import is_stream, read_stream
 from .torch_tar import HEAD, is_tar, read_tar
 from .torch_zip import read_zip
+from .zip_directory import LOCAL_SIGNATURE
+from .zip_elsewhere import ends_as_zip, pickles_for_torch
 
 FAMILY = "torch"
-# Attacks that are nothing else are short.
-_PICKLE_SCANNED = 1 << 20
 
 
 def read_torch(
     file: File | str, options: dict[str, Any] | None = None, *, limits: Limits = DEFAULT_LIMITS
 ) -> TorchFile:
-    """Open a file that torch.save wrote. Reads its description only; `limits` are those of its pickle."""
+    """Open a file that torch.save wrote. Reads its description only; `limits` are those of its pickle.
+
+    torch.load takes for a zip archive what begins like one, for a tar archive what tarfile opens, and all else for
+    pickles. Raises CorruptError for a file that is several of them: other readers choose in another way.
+    """
     reader = open_reader(file, options)
     try:
         head = reader.read_at(0, min(HEAD, reader.file.size))
-        if is_stream(head):
-            return read_stream(reader, limits=limits)
-        if is_tar(head):
-            return read_tar(reader, limits=limits)
         try:
-            return read_zip(reader, limits=limits)
+            return _read(reader, head, limits)
         except CkptconvError:
-            _refuse_attack(reader)
+            _refuse_attack(reader, head)
             raise
     finally:
         reader.close()
 
 
-def _refuse_attack(reader: Reader) -> None:
-    """Raise UnsafeError for what is no file of torch.save, but a pickle that torch.load would run nevertheless."""
-    if attacks.are_refused():
-        head = reader.read_at(0, min(_PICKLE_SCANNED, reader.file.size))
-        try:
-            unpickle.load(head, where=reader.file.path)
-        except UnsafeError:
-            raise
-        except CkptconvError:
-            pass
+def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
+    begins_as_zip, begins_as_tar = head.startswith(LOCAL_SIGNATURE), is_tar(head)
+    if begins_as_zip and begins_as_tar:
+        raise CorruptError(
+            f"{reader.file.path} begins as a zip archive and as a tar archive: readers take it for either."
+        )
+    if begins_as_tar:
+        found = read_tar(reader, limits=limits)
+        if is_pickle(head):
+            raise CorruptError(
+                f"{reader.file.path} begins as a tar archive and as a pickle: readers take it for either."
+            )
+    elif is_stream(head):
+        found = read_stream(reader, limits=limits)
+    else:
+        return read_zip(reader, limits=limits)
+    if ends_as_zip(reader):
+        raise CorruptError(
+            f"{reader.file.path} begins as a {found.container}, and ends as a zip archive: readers take it for either."
+        )
+    return found
+
+
+def _refuse_attack(reader: Reader, head: bytes) -> None:
+    """Raise UnsafeError where torch.load, or Python's pickle, would run an attack in a file that is refused."""
+    if not attacks.are_refused():
+        return
+    if head.startswith(LOCAL_SIGNATURE):
+        for pickle in pickles_for_torch(reader):
+            refuse_attack(pickle, reader.file.path)
+    else:
+        refuse_attack(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path)
 
 
 def fingerprint(torch_file: TorchFile) -> Hashable:

@@ -153,7 +153,7 @@ def storage_id(pid: Any) -> StorageId:
     if dtype is None:
         raise RefusedError(f"has a storage of class {str(cls)[:200]}, which is not known")
     # Keys are text; the oldest files have numbers.
-    if type(key) is int:
+    if type(key) is int and -MAX_BYTES < key < MAX_BYTES:
         key = str(key)
     if type(key) is not str or type(location) is not str or type(numel) is not int:
         raise MalformedError("has a persistent id whose parts are of the wrong types")

@@ -20,10 +20,12 @@ from ckptconv.tree import Composite, Global, Opaque
 from ckptconv.vocabulary import Constructor
 
 _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
+_MODULE = re.compile(r"class ([^()]+)\(Module\):")
 # Objects of these classes are made by C++ code, from a state of their own.
 _NATIVE = "__torch__.torch.classes"
 _ADVICE = "Load it with torch.jit.load, and save its state_dict() with torch.save."
 _SHOWN = 5
+_MAX_DEPTH = 200
 
 
 class Weights(NamedTuple):
@@ -81,6 +83,8 @@ class _Modules:
         self._read = read
         self._where = where
         self._classes: dict[Global, _Class | None] = {}
+        # Of each file of code, the modules that it describes.
+        self._files: dict[str, dict[str, dict[str, str]]] = {}
 
     def unsupported(self, reason: str) -> UnsupportedError:
         return UnsupportedError(f"{self._where} is a TorchScript archive, and {reason}.", _ADVICE)
@@ -97,20 +101,18 @@ class _Modules:
         """What the code says of a class; None if it is no module."""
         if cls.module.partition(".")[0] != "__torch__":
             return None
-        code = self._read(f"code/{cls.module.replace('.', '/')}.py")
-        lines = iter((code or b"").decode("utf-8", "replace").splitlines())
-        if f"class {cls.name}(Module):" not in lines:
+        if cls.module not in self._files:
+            code = self._read(f"code/{cls.module.replace('.', '/')}.py")
+            self._files[cls.module] = _modules_in((code or b"").decode("utf-8", "replace"))
+        told = self._files[cls.module].get(cls.name)
+        if told is None:
             return None
         lists: dict[str, frozenset[str]] = {}
-        for line in lines:
-            if line.strip() and not line.startswith("  "):
-                break
-            key, equals, names = line[2:].partition(" = ")
-            if equals and key in ("__parameters__", "__buffers__") and key not in lists:
-                match = _NAMES.fullmatch(names.strip())
-                if match is None:
-                    raise self.unsupported(f"the {key} of its class {cls} cannot be read")
-                lists[key] = frozenset(re.findall('"([^"]*)"', match[1]))
+        for key, names in told.items():
+            match = _NAMES.fullmatch(names)
+            if match is None:
+                raise self.unsupported(f"the {key} of its class {cls} cannot be read")
+            lists[key] = frozenset(re.findall('"([^"]*)"', match[1]))
         if len(lists) != 2:
             raise self.unsupported(f"its class {cls} does not say which attributes are parameters and buffers")
         return _Class(lists["__parameters__"], lists["__buffers__"])
@@ -120,7 +122,9 @@ class _Modules:
     ) -> None:
         """Put the parameters and buffers of a module and those in it into `found`, all other attributes into `rest`."""
         if any(each is module for each in above):
-            raise CorruptError(f"{self._where} has a module, {prefix.rstrip('.')}, that contains itself.")
+            raise CorruptError(f"{self._where} has a module, {prefix[:200].rstrip('.')}, that contains itself.")
+        if len(above) > _MAX_DEPTH:
+            raise self.unsupported(f"its modules are nested more than {_MAX_DEPTH} levels deep")
         described, state = self._class(module.cls), module.state[0] if len(module.state) == 1 else None
         assert described is not None
         if type(state) is not dict or not all(type(name) is str for name in state):
@@ -156,6 +160,25 @@ class _Modules:
                 if isinstance(item, Opaque) and str(item.cls).startswith(_NATIVE):
                     raise self.unsupported(f"its {name} is packed ({item.name}): the weights in it have no plain form")
                 pending.extend(_parts(item))
+
+
+def _modules_in(code: str) -> dict[str, dict[str, str]]:
+    """The modules that a file of code describes, and of each the lists of its parameters and buffers, as text."""
+    found: dict[str, dict[str, str]] = {}
+    lists: dict[str, str] = {}
+    for line in code.splitlines():
+        begins = _MODULE.fullmatch(line)
+        if begins:
+            # Of two with one name the first counts.
+            lists = {}
+            found.setdefault(begins[1], lists)
+        elif line.strip() and not line.startswith("  "):
+            lists = {}
+        else:
+            key, equals, names = line[2:].partition(" = ")
+            if equals and key in ("__parameters__", "__buffers__"):
+                lists.setdefault(key, names.strip())
+    return found
 
 
 def _parts(value: Any) -> Iterable[Any]:

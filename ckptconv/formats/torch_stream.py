@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch_container import AGAIN, Pickles, Records, TorchFile, first_identity, nearby
-from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.torch_objects import MAX_BYTES, Storage, StorageId, storage_id, vocabulary
 from ckptconv.storage import Reader
 from ckptconv.tensors import DType, File
 from ckptconv.tree import Global
+from ckptconv.units import brief
 from ckptconv.unpickle import load
 from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 
@@ -53,7 +54,7 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
     version = pickles.load("the version").value
     if version != VERSION:
         raise UnsupportedError(
-            f"{reader.file.path} is in version {str(version)[:40]} of torch's stream format; only {VERSION} is known."
+            f"{reader.file.path} is in version {brief(version)} of torch's stream format; only {VERSION} is known."
         )
     machine = pickles.load("the facts about the machine").value
     if type(machine) is not dict:
@@ -88,6 +89,15 @@ def _surveyed(storages: _Storages) -> Vocabulary:
 # --------------------------------------------------------------------------------------------------------- storages
 
 
+class _Noted(NamedTuple):
+    """What the object says of a storage each time: all of it must be the same, or torch takes what is said first."""
+
+    dtype: DType
+    numel: int
+    meta: bool
+    of_number: bool  # whether the key is a number, as in the oldest files
+
+
 class _View(NamedTuple):
     """A part of a storage, in elements, with an identity of its own."""
 
@@ -95,6 +105,7 @@ class _View(NamedTuple):
     offset: int
     numel: int
     identity: int
+    of_number: bool
 
 
 class _Storages:
@@ -103,7 +114,9 @@ class _Storages:
     def __init__(self, file: File, swapped: bool) -> None:
         self.file = file
         # Of each key that was met.
-        self.noted: dict[str, tuple[DType, int]] = {}
+        self.noted: dict[str, _Noted] = {}
+        # What recurs among them, once.
+        self._kinds: dict[_Noted, _Noted] = {}
         # The place of each key in the file, and there of its bytes, in the order of the keys.
         self.rows: dict[str, int] = {}
         self.offsets = array.array("Q")
@@ -119,11 +132,12 @@ class _Storages:
         if type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[1]) is Global:
             return pid[1]
         wanted = storage_id(pid)
-        noted = wanted.dtype, wanted.numel
-        known = self.noted.setdefault(wanted.key, noted)
-        if known != noted and (known[1] or wanted.numel):
+        noted = _Noted(wanted.dtype, wanted.numel, wanted.location == "meta", type(pid[2]) is int)
+        known = self.noted.setdefault(wanted.key, self._kinds.setdefault(noted, noted))
+        if known != noted and (known.numel or noted.numel or known[2:] != noted[2:]):
             raise MalformedError(
-                f"has storage {wanted.key[:40]!r} as {known[1]} elements of {known[0]} and as {noted[1]} of {noted[0]}"
+                f"has storage {brief(wanted.key)} as {known.numel} elements of {known.dtype} and as {noted.numel} of "
+                f"{noted.dtype}, or in two places"
             )
         if self.swapped and wanted.dtype.kind == "c":
             raise RefusedError("has complex numbers from a big-endian machine, whose two parts torch wrote as one")
@@ -132,7 +146,7 @@ class _Storages:
     def place(self, keys: list[str], start: int) -> None:
         """Work out where the storages lie, in the order of `keys` from byte `start` on."""
         for key in keys:
-            dtype, numel = self.noted[key]
+            dtype, numel, *_ = self.noted[key]
             self.rows[key] = len(self.rows)
             self.offsets.append(start + _COUNT.size)
             self.sizes.append(numel * dtype.itemsize)
@@ -158,52 +172,68 @@ class _Storages:
         view = wanted.view
         if type(view) is not tuple or len(view) != 3 or type(view[1]) is not int or type(view[2]) is not int:
             raise MalformedError("has a view of a storage whose parts are of the wrong types")
-        key, offset, numel = str(view[0]) if type(view[0]) is int else view[0], view[1], view[2]
-        if type(key) is not str:
-            raise MalformedError("has a view of a storage whose key is not text")
+        key, offset, numel = _name(view[0]), view[1], view[2]
+        if key is None:
+            raise MalformedError("has a view of a storage whose key is neither text nor an address")
+        if key in self.rows:
+            # torch has one table for both, and takes what it met first.
+            raise MalformedError(f"has a view of a storage with the key of a storage, {brief(key)}")
         if offset < 0 or numel < 0 or offset + numel > wanted.numel:
             raise MalformedError(
-                f"has a view of {numel} elements at element {offset} of storage {wanted.key[:40]!r}, which has "
-                f"{wanted.numel}"
+                f"has a view of {brief(numel)} elements at element {brief(offset)} of storage "
+                f"{brief(wanted.key)}, which has {wanted.numel}"
             )
         identity = self._first + len(self.rows) + len(self._views)
-        found = self._views.setdefault(key, _View(wanted.key, offset, numel, identity))
-        if found[:3] != (wanted.key, offset, numel):
-            raise MalformedError(f"has two views of storages named {key[:40]!r}, which differ")
+        view = _View(wanted.key, offset, numel, identity, type(view[0]) is int)
+        found = self._views.setdefault(key, view)
+        if found != view._replace(identity=found.identity):
+            raise MalformedError(f"has two views of storages named {brief(key)}, which differ")
         return found
 
     def records(self) -> Records:
         return Records(self.offsets, self.sizes, array.array("I", bytes(4 * len(self.offsets))))
 
 
+def _name(key: Any) -> str | None:
+    """A key as text; those of the oldest files are addresses. None for what is neither."""
+    if type(key) is int and -MAX_BYTES < key < MAX_BYTES:
+        return str(key)
+    return key if type(key) is str else None
+
+
 def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]:
     """The list of keys: those that the object mentions, each once."""
-    if type(keys) is not list or not all(type(key) in (str, int) for key in keys):
+    named = [_name(key) for key in keys] if type(keys) is list else [None]
+    names = [name for name in named if name is not None]
+    if len(names) < len(named):
         raise pickles.corrupt("what follows the object is not a list of the keys of its storages")
-    names = [str(key) for key in keys]
     missing, unknown = storages.noted.keys() - set(names), set(names) - storages.noted.keys()
     if missing:
-        raise pickles.corrupt(f"it lacks {len(missing)} storages that its object needs, such as {min(missing)[:40]!r}")
+        raise pickles.corrupt(f"it lacks {len(missing)} storages that its object needs, such as {brief(min(missing))}")
     if unknown:
         raise pickles.corrupt(
-            f"it has {len(unknown)} storages that its object does not mention, such as {min(unknown)[:40]!r}"
+            f"it has {len(unknown)} storages that its object does not mention, such as {brief(min(unknown))}"
         )
     if len(set(names)) != len(names):
         raise pickles.corrupt("it names a storage twice")
+    # torch tells the number 1 from the text "1".
+    odd = next((key for key in keys if storages.noted[str(key)].of_number != (type(key) is int)), None)
+    if odd is not None:
+        raise pickles.corrupt(f"its object and the list of its storages do not write the key {brief(odd)} alike")
     return names
 
 
 def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None:
     """Check the count of elements before every storage, and that the file ends with the last."""
     size = reader.file.size
-    noted = iter(storages.noted[key] + (key,) for key in storages.rows)
+    noted = iter((*storages.noted[key][:2], key) for key in storages.rows)
     for offset, count in _counts(reader, storages, pickles):
         dtype, numel, key = next(noted)
         # Of a big-endian machine some releases wrote the elements little-endian, but not their number.
         if count != _COUNT.pack(numel) and not (storages.swapped and count == _COUNT.pack(numel)[::-1]):
             (found,) = _COUNT.unpack(count)
             raise pickles.corrupt(
-                f"at byte {offset}, storage {key[:40]!r} should have {numel} elements of {dtype}, and it says {found}"
+                f"at byte {offset}, storage {brief(key)} should have {numel} elements of {dtype}, and it says {found}"
             )
     if storages.end > size:
         raise pickles.corrupt(

@@ -5,30 +5,48 @@ format of POSIX.1-2001 (pax), has three members. `storages`: their number; for e
 class, an int64 count, and its elements; at the end, which storages are parts of others. `tensors`: their number; for
 each a pickle with its key, storage and class, then dimensions, sizes, strides and offset. `pickle`: the object, with
 keys for persistent ids. Numbers and elements are little-endian.
+
+torch.load reads it with Python's tarfile, which knows types of members, and headers for the next, that no file of torch
+has: what it makes of them is worked out here only to tell whether a file is meant for torch, and then it is refused.
 """
 
 from __future__ import annotations
 
 import array
+import re
 import struct
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch_container import AGAIN, Pickles, Records, TorchFile, first_identity
+from ckptconv.formats.torch_container import AGAIN, SCANNED, Pickles, Records, TorchFile, first_identity, refuse_attack
 from ckptconv.formats.torch_objects import MAX_BYTES, MAX_DIMS, Storage, storage_dtype, vocabulary
 from ckptconv.storage import Reader
 from ckptconv.tensors import File
 from ckptconv.tree import Global
+from ckptconv.units import brief
 from ckptconv.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 
 # How much of a file tells whether it is in this format.
 HEAD = 512
 _BLOCK = 512
-_MAGIC = slice(257, 262)
-_NAME, _SIZE, _KIND, _PREFIX = slice(0, 100), slice(124, 136), slice(156, 157), slice(345, 500)
+_NAME, _SIZE, _SUM, _KIND = slice(0, 100), slice(124, 136), slice(148, 156), slice(156, 157)
+_LINK, _PREFIX = slice(157, 257), slice(345, 500)
+# Mode, owners, times and devices: tarfile takes a header with something else there for the end.
+_NUMBERS = (slice(100, 108), slice(108, 116), slice(116, 124), slice(136, 148), slice(329, 337), slice(337, 345))
 _FILES, _PAX, _PAX_FOR_ALL = (b"0", b"\0"), b"x", b"g"
+# Other types that tarfile knows: GNU's and Sun's headers for the next member, and what has no data whatever its size.
+_LONG_NAME, _LONG_LINK, _SOLARIS_PAX = b"L", b"K", b"X"
+_HEADERS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL, _SOLARIS_PAX)
+_LINKS = (b"1", b"2")
+_DIRECTORY = b"5"
+_NO_DATA = (*_LINKS, b"3", b"4", _DIRECTORY, b"6")
+_KNOWN = (*_HEADERS, *_NO_DATA)
 _MAX_PAX = 1 << 20
-# torch writes three members; the rest is patience.
+_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
+# What an extended header may say of where a member is; that of one member, of its path and size only.
+_TELLING, _OWN = ("path", "size", "linkpath", "GNU."), ("path", "size")
+# torch writes three members.
+_PARTS = ("storages", "tensors", "pickle")
 _MAX_MEMBERS = 100
 # Archives end with zeros, to full records of 10 KiB by default.
 _MAX_PADDING = 1 << 20
@@ -39,23 +57,35 @@ _DIMENSIONS = struct.Struct("<i4x")
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file that begins with `head` (HEAD bytes) is a tar archive."""
-    return head[_MAGIC] == b"ustar" and not head.startswith(b"PK")
+    """Whether a file that begins with `head` (HEAD bytes) is a tar archive: what tarfile, and so torch, goes by is the
+    checksum of a header."""
+    return len(head) == HEAD and any(head) and _checksum(head[_SUM]) in _checksums(head)
 
 
 def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     """Open a file in the tar format: everything is read but the elements.
 
-    Raises CorruptError for a file that contradicts itself or is truncated, UnsupportedError for a tar archive of
-    anything else.
+    Raises CorruptError for a file that contradicts itself, is truncated, or has more in it than torch.save writes;
+    UnsupportedError for a tar archive of anything else.
     """
-    members = _members(reader)
-    if {"storages", "tensors", "pickle"} - members.keys():
+    listing = _listed(reader)
+    members, odd = listing.members, listing.odd
+    if not members.keys() >= set(_PARTS) and (odd is None or members.keys() - set(_PARTS)):
         some = ", ".join(name[:60] for name in list(members)[:5])
         raise UnsupportedError(
             f"{reader.file.path} is a tar archive, but not one of torch.save: it holds {some or 'nothing'}.",
             "Unpack it first.",
         )
+    others = sorted(members.keys() - set(_PARTS))
+    if others and odd is None:
+        odd = listing.corrupt(f"beside what torch.save writes it holds {brief(others[0])}")
+    if odd is not None:
+        for name in _PARTS:
+            if name in members:
+                start, stop = members[name]
+                # A number comes first in two of them, and then what it counts.
+                refuse_attack(reader.read_at(start, min(SCANNED, stop - start)), f"{reader.file.path} ({name})", most=2)
+        raise odd
     pickles = {name: Pickles(reader, span.start, span.stop, limits, _WINDOW) for name, span in members.items()}
     contents = _Contents(reader.file)
     try:
@@ -100,7 +130,7 @@ class _Contents:
                 raise MalformedError(
                     f"ends within a storage of {numel} elements of {dtype} at byte {offset}: it was cut short"
                 )
-            self._add(key, Storage(self._file, offset, size, dtype, str(key), self._identity()))
+            self._add(key, Storage(self._file, offset, size, dtype, brief(key), self._identity()))
             self._offsets.append(offset)
             self._sizes.append(size)
             pickles.position += size
@@ -116,13 +146,16 @@ class _Contents:
     def _add_view(self, key: int, root: int, offset: int, numel: int) -> None:
         whole = self._storages.get(root)
         if whole is None:
-            raise MalformedError(f"has a part of storage {root}, which it lacks")
+            raise MalformedError(f"has a part of storage {brief(root)}, which it lacks")
         item = whole.dtype.itemsize
         if offset < 0 or numel < 0 or (offset + numel) * item > whole.size:
             raise MalformedError(
-                f"has {numel} elements at element {offset} as a part of storage {root}, which has {whole.size // item}"
+                f"has {brief(numel)} elements at element {brief(offset)} as a part of storage {brief(root)}, which has "
+                f"{whole.size // item}"
             )
-        part = Storage(self._file, whole.offset + offset * item, numel * item, whole.dtype, str(key), self._identity())
+        part = Storage(
+            self._file, whole.offset + offset * item, numel * item, whole.dtype, brief(key), self._identity()
+        )
         self._add(key, part)
 
     def _identity(self) -> int:
@@ -131,7 +164,7 @@ class _Contents:
 
     def _add(self, key: int, storage: Storage) -> None:
         if key in self._found:
-            raise MalformedError(f"has two things with the key {key}")
+            raise MalformedError(f"has two things with the key {brief(key)}")
         self._storages[key] = self._found[key] = storage
 
     def read_tensors(self, pickles: Pickles, stop: int) -> None:
@@ -141,7 +174,7 @@ class _Contents:
             storage = self._storages.get(root) if type(root) is int else None
             if storage is None or key in self._found:
                 raise MalformedError(
-                    f"has a tensor {key} of storage {str(root)[:40]}, which it lacks, or has one twice"
+                    f"has a tensor {brief(key)} of storage {brief(root)}, which it lacks, or has one twice"
                 )
             self._found[key] = _tensor(pickles, storage, rebuild)
         _check_end(pickles, stop, "tensors")
@@ -154,7 +187,7 @@ class _Contents:
             pid = int(pid)
         found = self._found.get(pid) if type(pid) is int else None
         if found is None:
-            raise MalformedError(f"needs {str(pid)[:40]}, which is neither a tensor nor a storage of the file")
+            raise MalformedError(f"needs {brief(pid)}, which is neither a tensor nor a storage of the file")
         return found
 
     def records(self) -> Records:
@@ -173,7 +206,7 @@ def _tensor(pickles: Pickles, storage: Storage, rebuild: Constructor) -> Any:
 def _count(pickles: Pickles, what: str) -> int:
     value = pickles.load(what).value
     if type(value) is not int or not 0 <= value < MAX_BYTES:
-        raise MalformedError(f"has {str(value)[:40]} for {what}")
+        raise MalformedError(f"has {brief(value)} for {what}")
     return value
 
 
@@ -200,47 +233,95 @@ class _Span(NamedTuple):
     stop: int
 
 
-def _members(reader: Reader) -> dict[str, _Span]:
-    """Where the members of a tar archive are, by name."""
-    members: dict[str, _Span] = {}
+class _Listing:
+    """The members of a tar archive by name, as tarfile finds them: of two with one name, the last.
+
+    `odd` is the error for the first thing in it that is not as torch.save writes it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.members: dict[str, _Span] = {}
+        self.odd: CorruptError | None = None
+        self._path = path
+
+    def corrupt(self, reason: str, hint: str = "") -> CorruptError:
+        return CorruptError(f"{self._path} is not a sound tar archive: {reason}.", hint)
+
+    def note(self, reason: str) -> None:
+        """Something is odd."""
+        self.odd = self.odd or self.corrupt(reason, AGAIN)
+
+    def add(self, name: str, span: _Span | None) -> None:
+        if name in self.members:
+            self.note(f"it has two members named {brief(name)}")
+        if span is not None:
+            self.members[name] = span
+
+
+def _listed(reader: Reader) -> _Listing:
+    """List a tar archive as tarfile does, and note what no file of torch has: only that can be read in two ways."""
+    listing = _Listing(reader.file.path)
     at, size = 0, reader.file.size
-    pax: dict[str, str] = {}
-
-    def corrupt(reason: str) -> CorruptError:
-        return CorruptError(f"{reader.file.path} is not a sound tar archive: {reason}.", AGAIN)
-
+    # From headers before: what holds for all members, for the next one, and its long name.
+    for_all: dict[str, str] = {}
+    for_next: dict[str, str] = {}
+    named = ""
     for _ in range(_MAX_MEMBERS):
         if at + _BLOCK > size:
-            raise corrupt(f"it ends at byte {size}, before its end is marked: it was cut short")
+            listing.note(f"it ends at byte {size}, before its end is marked: it was cut short")
+            return listing
         header = reader.read_at(at, _BLOCK)
-        if not header.strip(b"\0"):
-            if size - at > _MAX_PADDING or reader.read_at(at, size - at).strip(b"\0"):
-                raise corrupt(f"something follows its end at byte {at}")
-            return members
-        if not is_tar(header) or _checksum(header) != _number(header[148:156]):
-            raise corrupt(f"there is no header at byte {at}, where one should be")
-        start, kind = at + _BLOCK, header[_KIND]
+        if not any(header):
+            if size - at > _MAX_PADDING or any(reader.read_at(at, size - at)):
+                listing.note(f"something follows its end at byte {at}")
+            return listing
         length = _number(header[_SIZE])
-        if kind in _FILES and "size" in pax:
-            length = int(pax["size"]) if pax["size"].isdecimal() and len(pax["size"]) < 20 else None
-        if length is None or start + length > size:
-            raise corrupt(f"the member at byte {at} goes beyond its {size} bytes: it was cut short")
-        if kind in (_PAX, _PAX_FOR_ALL):
-            if length > _MAX_PAX:
-                raise corrupt(f"the header at byte {at} takes {length} bytes")
-            found = _pax(reader.read_at(start, length))
-            if found is None:
-                raise corrupt(f"the extended header at byte {at} is malformed")
-            pax = found if kind == _PAX else pax
-        else:
-            name = pax.get("path") or _text(header[_PREFIX], header[_NAME])
-            if kind in _FILES:
-                if name in members:
-                    raise corrupt(f"it has two members named {name[:100]!r}")
-                members[name] = _Span(start, start + length)
-            pax = {}
+        if not is_tar(header) or length is None or None in (_number(header[field]) for field in _NUMBERS):
+            listing.note(f"there is no header at byte {at}, where one should be")
+            return listing
+        here, start, kind = at, at + _BLOCK, header[_KIND]
+        if kind == b"\0" and _text(header[_NAME]).endswith("/"):
+            kind = _DIRECTORY
+        if kind not in (*_FILES, _PAX, _PAX_FOR_ALL):
+            listing.note(f"the member at byte {here} is no plain file, but of type {kind!r}")
+        if kind not in _KNOWN and "size" in for_next:
+            digits = for_next["size"]
+            length = int(digits) if digits.isdecimal() and len(digits) < 20 else size
+        if kind in _NO_DATA:
+            length = 0
+        if start + length > size:
+            listing.note(f"the member at byte {here} goes beyond its {size} bytes: it was cut short")
+            return listing
         at = start + -(-length // _BLOCK) * _BLOCK
-    raise corrupt(f"it has more than {_MAX_MEMBERS} members")
+        if kind in _HEADERS:
+            if (for_next or named) and kind != _PAX_FOR_ALL:
+                listing.note(f"it has two headers for one member, the second at byte {here}")
+            if length > _MAX_PAX:
+                listing.note(f"the header at byte {here} takes {length} bytes")
+                return listing
+            content = reader.read_at(start, min(at, size) - start)
+            if kind == _LONG_NAME:
+                named = _text(content)
+            elif kind != _LONG_LINK:
+                found, end = _pax(content)
+                if end != length or any(content[length:]):
+                    listing.note(f"the extended header at byte {here} is malformed")
+                telling = sorted(key for key in found if key.startswith(_TELLING) and (kind != _PAX or key not in _OWN))
+                if telling:
+                    listing.note(f"the extended header at byte {here} says {brief(telling[0])}")
+                # Of two before one member, tarfile applies the first after the second.
+                for_all, for_next = (for_all | found, for_next) if kind == _PAX_FOR_ALL else (for_all, found | for_next)
+            continue
+        pax = for_all | for_next
+        own = "/".join(filter(None, map(_text, (header[_PREFIX], header[_NAME]))))
+        name = pax.get("GNU.sparse.name") or pax.get("path") or named or own
+        if name.endswith("/"):
+            listing.note(f"the file at byte {here} is named as a directory, {brief(name)}")
+        target = listing.members.get(_text(header[_LINK])) if kind in _LINKS else None
+        listing.add(name.rstrip("/"), target if kind in _NO_DATA else _Span(start, start + length))
+        for_next, named = {}, ""
+    listing.note(f"it has more than {_MAX_MEMBERS} members")
+    return listing
 
 
 def _number(field: bytes) -> int | None:
@@ -254,25 +335,35 @@ def _number(field: bytes) -> int | None:
         return None
 
 
-def _checksum(header: bytes) -> int:
-    return sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
+def _checksum(field: bytes) -> int | None:
+    """A number as tarfile reads it, which is less strict: up to a NUL, and whatever else Python takes for octal."""
+    if field[0] in (0x80, 0xFF):
+        return int.from_bytes(field, "big", signed=True) if field[0] == 0xFF else int.from_bytes(field[1:], "big")
+    try:
+        return int(field.partition(b"\0")[0].decode("ascii").strip() or "0", 8)
+    except ValueError:
+        return None
 
 
-def _text(prefix: bytes, name: bytes) -> str:
-    parts = (part.partition(b"\0")[0].decode("utf-8", "replace") for part in (prefix, name))
-    return "/".join(filter(None, parts))
+def _checksums(header: bytes) -> tuple[int, int]:
+    """The sums of a header, of unsigned and of signed bytes, that stand for it; its checksum counts as spaces."""
+    counted = header[: _SUM.start] + b" " * (_SUM.stop - _SUM.start) + header[_SUM.stop :]
+    unsigned = sum(counted)
+    return unsigned, unsigned - 256 * sum(byte > 127 for byte in counted)
 
 
-def _pax(data: bytes) -> dict[str, str] | None:
-    """The records of an extended header, each "LENGTH KEY=VALUE\\n"; None if they are malformed."""
-    found = {}
-    while data:
-        digits, space, _ = data.partition(b" ")
-        if not space or not digits.isdigit() or len(digits) > 9 or not len(digits) + 2 < int(digits) <= len(data):
-            return None
-        key, equals, value = data[len(digits) + 1 : int(digits)].partition(b"=")
-        if not equals or value[-1:] != b"\n":
-            return None
-        found[key.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "replace")
-        data = data[int(digits) :]
-    return found
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _pax(data: bytes) -> tuple[dict[str, str], int]:
+    """The records of an extended header, each "LENGTH KEY=VALUE\\n", as far as they are sound, and where they end."""
+    found: dict[str, str] = {}
+    at = 0
+    while record := _RECORD.match(data, at):
+        stop = at + int(record[1])
+        if not record.end() < stop <= len(data) or data[stop - 1 : stop] != b"\n":
+            break
+        found[record[2].decode("utf-8", "replace")] = data[record.end() : stop - 1].decode("utf-8", "replace")
+        at = stop
+    return found, at

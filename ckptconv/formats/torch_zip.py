@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import itertools
 import operator
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -21,48 +22,75 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats import torch_script
-from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of
+from ckptconv.formats.torch_container import (
+    MAX_PICKLE,
+    SCANNED,
+    WINDOW,
+    Records,
+    TorchFile,
+    first_identity,
+    gap_of,
+    is_pickle,
+)
 from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.zip_directory import (
+    END_RECORDS,
+    END_SIGNATURE,
+    ENTRY,
+    ENTRY_SIGNATURE,
+    LOCAL_HEADER,
+    LOCAL_SIGNATURE,
+    TAIL,
+    ZIP64,
+    ZIP64_FIELD,
+    ContradictionError,
+    DisksError,
+    are_plain,
+    decoded,
+    directory_of,
+    ends_there,
+    extra_fields,
+    find_end,
+    normal,
+    other_names,
+    same_inside,
+)
 from ckptconv.spool import check_ratio
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File, Packed
+from ckptconv.units import brief
 from ckptconv.unpickle import Loaded, load
 from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
-# A million tensors take a tenth of this.
-MAX_DIRECTORY = 1 << 30
-# Descriptions of checkpoints deflate to a tenth.
-_SMALL, _MAX_RATIO = 1 << 20, 100
+# A million tensors take a tenth of this, and half of that many members.
+MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
+# Members whose names are not plain: torch gives none such to storages.
+_MAX_ODD = 100_000
+# Descriptions of checkpoints deflate to a fifth, and to nothing only where they say the same thing all over.
+_SMALL, _MAX_RATIO = 1 << 24, 20
 
-# The parts of a zip archive, and what each begins with.
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_LOCAL_SIGNATURE = b"PK\x03\x04"
-_ENTRY = struct.Struct("<4s6H3I5H2I")
-_ENTRY_SIGNATURE = b"PK\x01\x02"
-_END = struct.Struct("<4s4H2IH")
-_END_SIGNATURE = b"PK\x05\x06"
-_LOCATOR = struct.Struct("<4sIQI")
-_LOCATOR_SIGNATURE = b"PK\x06\x07"
-_END64 = struct.Struct("<4sQ2H2I4Q")
-_END64_SIGNATURE = b"PK\x06\x06"
-_FIELD = struct.Struct("<2H")
-_ZIP64_FIELD = 1
 # Of local headers that lie far apart so many are asked for at a time, and in one go; fewer along with what is around.
 _REQUESTS, _BATCH, _FEW = 8, 16, 4
 # Among very many members it is also cheaper to read what small tensors are between than to begin anew.
 _MANY, _GAP_AMONG_MANY = 10_000, 1 << 12
-# Flags: encrypted in one of three ways; sizes and checksum follow the payload; the name is UTF-8.
+# Flags: encrypted in one of three ways; a patch; sizes and checksum follow the payload; the name is UTF-8.
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
-_UTF8 = 0x800
+_PATCH, _FOLLOWS, _UTF8 = 0x20, 0x8, 0x800
+_UNREADABLE = _ENCRYPTED | _PATCH
+# What the local header must say as the directory does.
+_SAID_TWICE = _UNREADABLE | _FOLLOWS
+# What follows a payload: checksum and sizes, of 4 or 8 bytes each, with or without a signature.
+_DESCRIPTORS = (12, 16, 20, 24)
+# What torch looks for besides storages, in upper or lower case.
+_LOOKED_FOR = frozenset(
+    (PICKLE, "byteorder", "constants.pkl", "version", ".data/version", ".format_version", ".storage_alignment")
+)
 # Of the attributes that a file had: that it was a directory.
 _IS_DIRECTORY = 0x10
-# In place of a number that needs more than 32 bits, and stands in the zip64 field.
-_ZIP64 = 0xFFFFFFFF
-# The end record and the zip64 records before it; and with the longest comment after it.
-_END_RECORDS = _END64.size + _LOCATOR.size + _END.size
-_TAIL = _END_RECORDS + (1 << 16)
+# The number of a disk that stands in the zip64 field.
+_ZIP64_DISK = 0xFFFF
 _STORED, _DEFLATED = 0, 8
 _METHODS = {_DEFLATED: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstandard", 95: "xz"}
 
@@ -197,10 +225,12 @@ class _Archive:
         self._buffer = bytearray()
         # From far away, the directory of all but the largest archives is read along with the end. Here, nothing is
         # read but what is needed: the tensors before it may be none of ours.
-        self._read_tail(_TAIL if is_remote(self.file.path) else _END_RECORDS)
-        if not self._tail[-_END.size :].startswith(_END_SIGNATURE):
-            self._read_tail(_TAIL)
+        self._read_tail(TAIL if is_remote(self.file.path) else END_RECORDS)
+        if not ends_there(self._tail, find_end(self._tail)):
+            self._read_tail(TAIL)
         self.rows: dict[str, int] = {}
+        # What other readers call members.
+        self._others: set[str] = set()
         self.headers = array.array("Q")
         self.sizes = array.array("Q")
         self.packed = array.array("Q")
@@ -212,7 +242,7 @@ class _Archive:
         # Where payloads begin; 0 until the local header has been read.
         self.payloads = array.array("Q", bytes(self.sizes.itemsize * len(self.sizes)))
         self.prefix = self._prefix()
-        self._check_case()
+        self._check_names()
         self._storages = self.prefix + _STORAGES
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
@@ -249,48 +279,38 @@ class _Archive:
 
     def _directory(self) -> tuple[bytes, int]:
         """The directory, and how many entries it has."""
-        at = self._tail.rfind(_END_SIGNATURE)
-        # The end record ends the file, but for a comment, which may contain anything.
-        while at >= 0 and at + _END.size + int.from_bytes(self._tail[at + 20 : at + 22], "little") != len(self._tail):
-            at = self._tail.rfind(_END_SIGNATURE, 0, at)
-        if at < 0:
+        at = find_end(self._tail)
+        if not ends_there(self._tail, at):
             raise self._no_directory()
-        _, disk, first_disk, here, count, size, start, _ = _END.unpack_from(self._tail, at)
-        limit = self._tail_start + at
-        locator = self._tail[max(at - _LOCATOR.size, 0) : at]
-        if locator.startswith(_LOCATOR_SIGNATURE):
-            limit = _LOCATOR.unpack(locator)[2]
-            if limit + _END64.size > self.size:
-                raise self.corrupt(f"its end says that the directory is followed by something at byte {limit}")
-            signature, _, _, _, disk, first_disk, here, count, size, start = _END64.unpack(
-                self.read_at(limit, _END64.size)
-            )
-            if signature != _END64_SIGNATURE:
-                raise self.corrupt(
-                    f"its zip64 end record is not at byte {limit}, where it should be: something was put before it"
-                )
-        if disk or first_disk or here != count:
+        try:
+            self._end, size, count = directory_of(self._tail, at, self._tail_start + at)
+        except ContradictionError as reason:
+            raise self.corrupt(str(reason)) from None
+        except DisksError:
             raise UnsupportedError(
                 f"{self.file.path} is a part of a zip archive that spans several files.", "Join them."
+            ) from None
+        if size > MAX_DIRECTORY or count > MAX_MEMBERS:
+            raise LimitError(
+                f"{self.file.path}: its directory has {size} bytes, of {count} members; at most {MAX_DIRECTORY} bytes "
+                f"of {MAX_MEMBERS} members are read."
             )
-        # Nothing lies between the directory and the end records; what was put before the archive, or an archive after
-        # another, moves one and not the other.
-        if start + size != limit or count * _ENTRY.size > size:
-            raise self.corrupt(
-                f"its directory of {count} members and {size} bytes at byte {start} does not end at byte {limit}, "
-                "where it should"
-            )
-        if size > MAX_DIRECTORY:
-            raise LimitError(f"{self.file.path}: its directory has {size} bytes; at most {MAX_DIRECTORY} are read.")
-        self._end = start
-        return self.read_at(start, size), count
+        return self.read_at(self._end, size), count
 
     def _no_directory(self) -> CkptconvError:
         head = self.read_at(0, min(self.size, 512))
         what = what_it_is(head, self.size)
+        if what is None and is_pickle(self.read_at(0, min(self.size, SCANNED))):
+            what = _plain_pickle()
         if what:
             return type(what)(f"{self.file.path} {what.message}", what.hint)
-        if head.startswith(_LOCAL_SIGNATURE):
+        if head.startswith(LOCAL_SIGNATURE):
+            if END_SIGNATURE in self._tail:
+                return self.corrupt(
+                    "the last end record in it does not reach its end: it was cut short, something was appended, or "
+                    "its comment contains another end record, which torch takes and other readers do not",
+                    "Copy or download it again.",
+                )
             return self.corrupt(
                 f"it begins like one, but its {self.size} bytes do not end with a directory: it was cut short, "
                 "or something was appended",
@@ -303,68 +323,100 @@ class _Archive:
 
     def _read_directory(self) -> None:
         directory, count = self._directory()
+        rows, headers, sizes, packed_sizes = self.rows, self.headers, self.sizes, self.packed
+        crcs, methods, all_flags = self.crcs, self.methods, self.flags
         at = 0
         for index in range(count):
-            if at + _ENTRY.size > len(directory):
+            if at + ENTRY.size > len(directory):
                 raise self.corrupt(f"its directory ends after {index} of {count} members")
             (
                 signature, _, _, flags, method, _, _, crc, packed, size, name_length, extra_length, comment_length,
-                _, _, attributes, header,
-            ) = _ENTRY.unpack_from(directory, at)  # fmt: skip
-            if signature != _ENTRY_SIGNATURE:
+                disk, _, attributes, header,
+            ) = ENTRY.unpack_from(directory, at)  # fmt: skip
+            if signature != ENTRY_SIGNATURE:
                 raise self.corrupt(f"member {index} of {count} is not in the directory where it should be")
-            at += _ENTRY.size
+            at += ENTRY.size
             extra_at = at + name_length
             raw = directory[at:extra_at]
             at = extra_at + extra_length + comment_length
             if at > len(directory):
                 raise self.corrupt(f"its directory ends within member {index} of {count}")
-            if _ZIP64 in (size, packed, header):
-                size, packed, header = self._wide(directory[extra_at : extra_at + extra_length], size, packed, header)
-            try:
-                # The codec of cp437 is slow, and ASCII is the same in both.
-                name = raw.decode("utf-8" if flags & _UTF8 or raw.isascii() else "cp437")
-            except UnicodeDecodeError:
-                raise self.corrupt(f"the name of a member, {raw[:100]!r}, is not UTF-8") from None
-            if name in self.rows:
-                raise self.corrupt(f"it has two members named {name[:100]!r}")
-            if flags & _ENCRYPTED:
-                raise UnsupportedError(f"{self._name}: member {name[:100]!r} is encrypted.", "Decrypt it first.")
-            if size and attributes & _IS_DIRECTORY:
+            extra = directory[extra_at : extra_at + extra_length] if extra_length else b""
+            if ZIP64 in (size, packed, header):
+                size, packed, header = self._wide(extra, size, packed, header)
+            if not extra and raw.isascii():
+                name = raw.decode("ascii")
+            else:
+                name, flags = self._name_of(raw, flags, extra)
+            if name in rows:
+                raise self.corrupt(f"it has two members named {brief(name)}")
+            if flags & _UNREADABLE or disk:
+                self._check_readable(name, flags, disk)
+            if size and (attributes & _IS_DIRECTORY or name[-1:] == "/"):
                 # torch reads nothing of it, and takes whatever is in memory for the storage.
-                raise self.corrupt(f"member {name[:100]!r} of {size} bytes is marked as a directory")
+                raise self.corrupt(f"member {brief(name)} of {size} bytes is marked as a directory")
             if not method and packed != size:
-                raise self.corrupt(f"member {name[:100]!r} is stored, in {packed} bytes for {size}")
-            self.rows[name] = index
-            self.headers.append(header)
-            self.sizes.append(size)
-            self.packed.append(packed)
-            self.crcs.append(crc)
-            self.methods.append(method)
-            self.flags.append(flags)
+                raise self.corrupt(f"member {brief(name)} is stored, in {packed} bytes for {size}")
+            rows[name] = index
+            headers.append(header)
+            sizes.append(size)
+            packed_sizes.append(packed)
+            crcs.append(crc)
+            methods.append(method)
+            all_flags.append(flags)
         if at != len(directory):
             raise self.corrupt(f"its directory has more in it than the {count} members it should have")
 
+    def _check_readable(self, name: str, flags: int, disk: int) -> None:
+        """Refuse a member for its flags, or the number of its disk."""
+        if flags & _ENCRYPTED:
+            raise UnsupportedError(f"{self._name}: member {brief(name)} is encrypted.", "Decrypt it first.")
+        if flags & _PATCH:
+            raise UnsupportedError(f"{self._name}: member {brief(name)} is a patch of another file.")
+        if disk != _ZIP64_DISK:
+            raise UnsupportedError(f"{self._name}: member {brief(name)} is in another file, number {disk}.")
+
     def _wide(self, extra: bytes, *numbers: int) -> list[int]:
         """Those of the numbers that do not fit into 32 bits from the zip64 field, which has them in this order."""
-        while len(extra) >= 4:
-            kind, length = _FIELD.unpack_from(extra)
-            if kind == _ZIP64_FIELD:
-                wide = (
-                    iter(struct.unpack(f"<{length // 8}Q", extra[4 : 4 + length // 8 * 8]))
-                    if length <= len(extra) - 4
-                    else iter(())
-                )
-                found = [next(wide, None) if number == _ZIP64 else number for number in numbers]
-                if None not in found:
-                    return [number for number in found if number is not None]
-                break
-            extra = extra[4 + length :]
-        raise self.corrupt("a member is larger than 4 GiB, but its size is missing")
+        fields = [content for kind, content in extra_fields(extra) if kind == ZIP64_FIELD]
+        if len(fields) == 1:
+            wide = iter(struct.unpack(f"<{len(fields[0]) // 8}Q", fields[0][: len(fields[0]) // 8 * 8]))
+            found = [next(wide, None) if number == ZIP64 else number for number in numbers]
+            if None not in found:
+                return [number for number in found if number is not None]
+        raise self.corrupt("a member is larger than 4 GiB, but its size is missing, or there twice")
+
+    def _name_of(self, raw: bytes, flags: int, extra: bytes) -> tuple[str, int]:
+        """The name of a member, and its flags, with that for UTF-8 where that is what the name is in.
+
+        Takes note of what other readers call it: no two the same, and the same but for the directory.
+        """
+        try:
+            name = decoded(raw, bool(flags & _UTF8))
+        except UnicodeDecodeError:
+            raise self.corrupt(f"the name of a member, {brief(raw)}, is not UTF-8") from None
+        for other in other_names(raw, bool(flags & _UTF8), extra):
+            if other != name:
+                if other in self._others or not same_inside(name, other):
+                    raise self.corrupt(f"member {brief(name)} is called {brief(other)} by other readers")
+                self._others.add(other)
+                self._check_odd(len(self._others))
+        return name, flags | _UTF8 if name.encode() == raw else flags
+
+    def _check_odd(self, count: int) -> None:
+        if count > _MAX_ODD:
+            raise LimitError(
+                f"{self._name} has more than {_MAX_ODD} members whose names other readers may take for others."
+            )
 
     def _rooms(self) -> array.array[int]:
         """Where for each member the next thing begins, be it a member or the directory; it must end before that."""
         headers = self.headers
+        first = min(iter(headers), default=0)
+        if first:
+            raise self.corrupt(
+                f"it begins with {first} bytes that are no part of it, which other readers take for a file of their own"
+            )
         ends = headers[1:]
         if headers:
             ends.append(self._end)
@@ -376,7 +428,7 @@ class _Archive:
             ends[order[-1]] = self._end
         for row, (header, packed, end) in enumerate(zip(headers, self.packed, ends, strict=True)):
             # `locate` looks closer, with the name and the padding.
-            if header + _LOCAL_HEADER.size + packed > end:
+            if header + LOCAL_HEADER.size + packed > end:
                 raise self._overlap(row, end)
         return ends
 
@@ -385,31 +437,72 @@ class _Archive:
 
         torch names the outermost directory after the file that it wrote, which may have another name now.
         """
-        pickles = [name for name in self.rows if name.endswith(PICKLE)]
-        prefixes = [name.removesuffix(PICKLE) for name in pickles if name == PICKLE or name.endswith("/" + PICKLE)]
+        # As whoever ignores case and kinds of slashes finds them.
+        pickles = [name for name in self.rows if name[-len(PICKLE) :].lower() == PICKLE]
+        found = [name for name in pickles if normal(name).rpartition("/")[2] == PICKLE]
         # A storage may have any key: the pickle is the outermost of that name.
-        prefixes.sort(key=len)
-        prefixes = [prefix for prefix in prefixes if not prefix.startswith(prefixes[0] + _STORAGES)]
-        if len(prefixes) != 1:
-            kind = CorruptError if prefixes else UnsupportedError
-            what = f"{len(prefixes)} members named {PICKLE}" if prefixes else f"no member named {PICKLE}"
+        found.sort(key=len)
+        inside = found[0][: -len(PICKLE)].lower() + _STORAGES if found else ""
+        outermost = [name for name in found if not name.lower().startswith(inside)]
+        if not outermost:
+            self._refuse_other_archive()
+        if len(outermost) != 1:
+            kind = CorruptError if outermost else UnsupportedError
+            what = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
             some = ", ".join(name[:60] for name in itertools.islice(self.rows, 5))
             raise kind(
                 f"{self._name} is a zip archive, but not one of torch.save: it has {what} among its "
                 f"{len(self.rows)} members ({some}{', …' if len(self.rows) > 5 else ''})."
             )
-        return prefixes[0]
+        # torch looks in the outermost directory of whatever comes first.
+        top, slash, _ = next(iter(self.rows)).partition("/")
+        theirs = f"{top}/{PICKLE}".lower()
+        for name in found:
+            if slash and name.lower() == theirs and name != outermost[0]:
+                raise self.corrupt(f"torch takes {brief(name)} for its description, and others {brief(outermost[0])}")
+        prefix = outermost[0][: -len(PICKLE)]
+        if outermost[0] != prefix + PICKLE or prefix[-1:] not in ("", "/"):
+            raise self.corrupt(f"its {PICKLE} is called {brief(outermost[0])}, and not all readers find it")
+        return prefix
 
-    def _check_case(self) -> None:
-        """Refuse members that differ in upper and lower case only: torch looks for either, and may find the other."""
-        lowered: set[str] = set()
-        for name in self.rows:
-            inner = name[len(self.prefix) :]
-            low = inner.lower()
-            if low != inner and not inner.startswith("code/"):
-                if low in lowered or self.prefix + low in self.rows:
-                    raise self.corrupt(f"it has another member that is named {name[:100]!r} but for upper case")
-                lowered.add(low)
+    def _refuse_other_archive(self) -> None:
+        """Say what an archive is that has no description of torch.save, where its members tell."""
+        ends = {name.rpartition("/")[2] for name in self.rows}
+        for end, what, hint in _OTHER_ARCHIVES:
+            if end in ends:
+                raise UnsupportedError(f"{self._name} is {what}, not a file of torch.save.", hint)
+
+    def _check_names(self) -> None:
+        """Refuse members that other readers find where they are not to be found here, or take for one another.
+
+        torch ignores case, and file systems do; zipfile leaves out parts of paths. What a name is then, within the
+        directory of the archive, no other may be, nor may it be what torch looks for.
+        """
+        prefix, rows = self.prefix, self.rows
+        if not self._others and are_plain(rows, prefix):
+            return
+        both = next((name for name in self._others if name in rows), None)
+        if both is not None:
+            raise self.corrupt(f"it has two members named {brief(both)} for other readers")
+        inside = normal(prefix[:-1]) + "/" if prefix else ""
+        seen: set[str] = set()
+        for name in itertools.chain(rows, self._others):
+            if "\0" in name:
+                raise self.corrupt(f"the name of member {brief(name)} has a NUL in it, where other readers end it")
+            own = name.startswith(prefix) and name in rows
+            inner = name[len(prefix) :] if own else ""
+            found = normal(inner) if own else normal(name).removeprefix(inside)
+            if found == inner or (name in rows and name.endswith("/")) or not (own or normal(name).startswith(inside)):
+                continue
+            if (
+                found in seen
+                or prefix + found in rows
+                or found in _LOOKED_FOR
+                or (found.startswith(_STORAGES) and not inner.startswith(_STORAGES))
+            ):
+                raise self.corrupt(f"member {brief(name)} is {brief(prefix + found)} for other readers")
+            seen.add(found)
+            self._check_odd(len(seen))
 
     @property
     def is_script(self) -> bool:
@@ -442,7 +535,7 @@ class _Archive:
         for name, row in members:
             raw = name.encode("utf-8" if name.isascii() or self.flags[row] & _UTF8 else "cp437")
             header = self.headers[row]
-            end = header + _LOCAL_HEADER.size + len(raw)
+            end = header + LOCAL_HEADER.size + len(raw)
             if near and not (stop <= header <= stop + gap and end <= start + WINDOW):
                 yield self._group(start, stop, near)
                 near = []
@@ -488,26 +581,47 @@ class _Archive:
         # skip_data leaves all of the header blank.
         for row, raw in members:
             at = self.headers[row] - start
-            signature, _, flags, method, _, _, _, packed, size, name_length, extra_length = _LOCAL_HEADER.unpack_from(
+            signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = LOCAL_HEADER.unpack_from(
                 window, at
             )
-            at += _LOCAL_HEADER.size
+            at += LOCAL_HEADER.size
             if (
-                signature != _LOCAL_SIGNATURE
+                signature != LOCAL_SIGNATURE
                 or name_length != len(raw)
                 or window[at : at + name_length] != raw
                 or method != self.methods[row]
-                or flags & _ENCRYPTED
-                or size not in (self.sizes[row], _ZIP64, 0)
-                or packed not in (self.packed[row], _ZIP64, 0)
+                or (flags ^ self.flags[row]) & _SAID_TWICE
+                or size not in (self.sizes[row], ZIP64, 0)
+                or packed not in (self.packed[row], ZIP64, 0)
+                or crc not in (self.crcs[row], 0)
             ):
-                raise self.corrupt(
-                    f"what is at byte {self.headers[row]} is not the member {raw[:100]!r} that the directory says",
-                    "The file is damaged, or something was added to it or taken out.",
-                )
-            self.payloads[row] = payload = start + at + name_length + extra_length
-            if payload + self.packed[row] > self._ends[row]:
-                raise self._overlap(row, self._ends[row])
+                raise self._other_member(row, raw)
+            at += name_length
+            if ZIP64 in (size, packed):
+                self._check_wide(row, raw, self.read_at(start + at, extra_length))
+            self.payloads[row] = payload = start + at + extra_length
+            room = self._ends[row] - payload - self.packed[row]
+            if room:
+                if room < 0:
+                    raise self._overlap(row, self._ends[row])
+                if room not in _DESCRIPTORS or not flags & _FOLLOWS:
+                    raise self.corrupt(
+                        f"{room} bytes from byte {self._ends[row] - room} on belong to no member, where other readers "
+                        "may find one"
+                    )
+
+    def _check_wide(self, row: int, raw: bytes, extra: bytes) -> None:
+        """Check the sizes in the zip64 field of a local header; 0 says that they follow the payload."""
+        fields = [content for kind, content in extra_fields(extra) if kind == ZIP64_FIELD]
+        told = struct.unpack("<2Q", fields[0][:16]) if len(fields) == 1 and len(fields[0]) >= 16 else ()
+        if told not in ((self.sizes[row], self.packed[row]), (0, 0)):
+            raise self._other_member(row, raw)
+
+    def _other_member(self, row: int, raw: bytes) -> CorruptError:
+        return self.corrupt(
+            f"what is at byte {self.headers[row]} is not the member {brief(raw)} that the directory says",
+            "The file is damaged, or something was added to it or taken out.",
+        )
 
     def storages(self) -> Iterator[tuple[str, int]]:
         """The members that hold storages, by name and row."""
@@ -584,6 +698,9 @@ _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and look at what the server says."
 _UNPACK = "Unpack it first."
 _OTHERS = "Files of PyTorch, DeepSpeed and safetensors are read."
+_BESIDE = "Name the other file: this one's name without the ._ it begins with."
+_REPICKLE = "If it holds a state dict that you trust: load it with pickle, and write it with torch.save."
+_EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
 # What begins so: the error, what it is, what to do.
 _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str, str], ...] = (
     (
@@ -603,7 +720,28 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
     (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", _OTHERS),
     (b"GGUF", _UNSUPPORTED, "is a GGUF file.", _OTHERS),
     (b"\x93NUMPY", _UNSUPPORTED, "is a numpy array (.npy).", _OTHERS),
+    (b"\x00\x05\x16\x07", _UNSUPPORTED, "is an AppleDouble file: what macOS keeps of another file beside it.", _BESIDE),
+    (b"\x00\x05\x16\x00", _UNSUPPORTED, "is an AppleSingle file.", _UNPACK),
+    (
+        b"# This file tracks properties of this Flutter project",
+        _UNSUPPORTED,
+        "is a description of a Flutter project, not of a checkpoint.",
+        _OTHERS,
+    ),
 )
+# How pickles of protocols 0 and 1 begin, which do not say what they are: a container that is remembered, or a name.
+_PICKLE_BEGINS = re.compile(rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)")
+# What is in zip archives of other kinds: the last part of a name, what the archive is, what to do.
+_OTHER_ARCHIVES = (
+    ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
+    ("serialized_exported_program.json", "an archive of torch.export (.pt2)", _EXPORTED),
+    ("extern_modules", "a package of torch.package", "Load what it holds, and save that with torch.save."),
+    ("model.weights.h5", "an archive of Keras (.keras)", _OTHERS),
+)
+
+
+def _plain_pickle() -> UnsupportedError:
+    return UnsupportedError("is a plain pickle, not a file of torch.save.", _REPICKLE)
 
 
 def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None:
@@ -625,6 +763,6 @@ def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None
         return UnsupportedError("is a safetensors file already.", "It needs no conversion.")
     if head[257:262] == b"ustar":
         return UnsupportedError("is a tar archive, not a zip archive.")
-    if head[:1] == b"\x80" and head[1:2] <= b"\x05":
-        return UnsupportedError("is a plain pickle, not a file of torch.save.")
+    if (head[:1] == b"\x80" and head[1:2] <= b"\x05") or _PICKLE_BEGINS.match(head):
+        return _plain_pickle()
     return None

@@ -173,11 +173,11 @@ whole = zipped(M)
 directory = whole.index(b"PK\x01\x02")
 zip_case(DONE, "sound", "a sound archive", whole)
 zip_case(DONE, "wide", "a sound archive with zip64 records", wide(M))
-zip_case(DONE, "comment", "a comment that contains an end record", zipped(M, comment=b"PK\x05\x06" + bytes(30)))
+zip_case(CORRUPT, "comment", "a comment that contains an end record", zipped(M, comment=b"PK\x05\x06" + bytes(30)))
 zip_case(DONE, "path_prefix", "a prefix that is a path", zipped(members(P, prefix="../../tmp/evil")))
 zip_case(DONE, "absolute_prefix", "a prefix that is an absolute path", zipped(members(P, prefix="/etc/cron.d")))
 zip_case(DONE, "drive_prefix", "a prefix that is a path of Windows", zipped(members(P, prefix="C:\\Windows")))
-zip_case(DONE, "nul_prefix", "a prefix with a NUL", zipped(members(P, prefix="a\0b")))
+zip_case(CORRUPT, "nul_prefix", "a prefix with a NUL", zipped(members(P, prefix="a\0b")))
 zip_case(
     DONE,
     "path_key",
@@ -724,10 +724,11 @@ for _name, (_exit, _why, _data) in NOT_CHECKPOINTS.items():
 def manifest() -> list[dict[str, object]]:
     from .directories import DIRECTORIES
     from .headers import FILES, SETS
+    from .readers import READERS
 
     return [
         {"file": case.file, "family": case.family, "exit": case.exit, "live": bool(case.live), "why": case.why}
-        for case in (*CASES.values(), *FILES.values(), *DIRECTORIES.values(), *SETS.values())
+        for case in (*CASES.values(), *READERS.values(), *FILES.values(), *DIRECTORIES.values(), *SETS.values())
     ]
 
 
@@ -739,17 +740,20 @@ def manifest_text() -> str:
 if __name__ == "__main__":
     from .directories import DIRECTORIES
     from .headers import FILES, SETS
+    from .readers import READERS
 
     if sys.argv[1:] == ["--manifest"]:
         MANIFEST.write_text(manifest_text())
     else:
         target = Path(sys.argv[1])
         target.mkdir(parents=True, exist_ok=True)
-        for case in (*CASES.values(), *FILES.values()):
+        for case in (*CASES.values(), *READERS.values(), *FILES.values()):
             (target / case.file).write_bytes(case.make(str(target / "canary")))
         for directory in (*DIRECTORIES.values(), *SETS.values()):
             place = target / directory.file / "in"
             place.mkdir(parents=True)
             directory.make(place, str(target / "canary"))
         (target / "manifest.json").write_text(manifest_text())
-        print(f"{len(CASES) + len(FILES)} files and {len(DIRECTORIES) + len(SETS)} directories in {target}")
+        print(
+            f"{len(CASES) + len(READERS) + len(FILES)} files and {len(DIRECTORIES) + len(SETS)} directories in {target}"
+        )

@@ -1,0 +1,130 @@
+"""What other readers find in a file that is refused, or is not read as a zip archive: to tell attacks and second faces.
+
+`torch_zip` refuses whatever two readers read differently. Here the file is read as torch reads it (miniz, in
+`mz_zip_reader_read_central_dir`), which believes more; nothing that is found is ever converted.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckptconv.storage import Reader
+
+from .torch_container import SCANNED
+from .zip_directory import (
+    END,
+    END64,
+    END64_SIGNATURE,
+    ENTRY,
+    ENTRY_SIGNATURE,
+    LOCAL_HEADER,
+    LOCAL_SIGNATURE,
+    LOCATOR,
+    LOCATOR_SIGNATURE,
+    TAIL,
+    find_end,
+)
+
+_PICKLE = b"/data.pkl"
+# How much of a directory is looked at.
+_DIRECTORY = 1 << 24
+
+
+class _Entry(NamedTuple):
+    """A member as the directory has it; `packed` is its size in the archive."""
+
+    name: bytes
+    method: int
+    packed: int
+    header: int
+
+
+def ends_as_zip(reader: Reader) -> bool:
+    """Whether a file that does not begin as a zip archive ends as one: zipfile opens those too, wherever they begin."""
+    directory = _directory(reader)
+    if directory is None or directory.size < ENTRY.size:
+        return False
+    # Where the numbers say, or before the end record, if something was put before the archive.
+    places = directory.start, directory.end - directory.size
+    return any(place >= 0 and _part(reader, place, len(ENTRY_SIGNATURE)) == ENTRY_SIGNATURE for place in places)
+
+
+def pickles_for_torch(reader: Reader) -> Iterator[bytes]:
+    """The beginning of each member that torch may take for the description of an archive."""
+    entries = _entries(reader)
+    top, slash, _ = entries[0].name.partition(b"/") if entries else (b"", b"", b"")
+    for entry in entries:
+        if slash and entry.name.lower() == (top + _PICKLE).lower():
+            yield _content(reader, entry)
+
+
+class _Found(NamedTuple):
+    """A directory of `members`, `size` bytes from byte `start`, and where the end records begin."""
+
+    start: int
+    size: int
+    members: int
+    end: int
+
+
+def _directory(reader: Reader) -> _Found | None:
+    """Where torch looks for the directory; None if there is no end record."""
+    length = min(TAIL, reader.file.size)
+    tail = reader.read_at(reader.file.size - length, length)
+    at = find_end(tail)
+    if at < 0:
+        return None
+    _, _, _, _, count, size, start, _ = END.unpack_from(tail, at)
+    end = reader.file.size - length + at
+    locator = tail[max(at - LOCATOR.size, 0) : at]
+    if locator.startswith(LOCATOR_SIGNATURE) and len(locator) == LOCATOR.size:
+        place = LOCATOR.unpack(locator)[2]
+        record = _part(reader, place, END64.size)
+        if record.startswith(END64_SIGNATURE) and len(record) == END64.size:
+            count, size, start = END64.unpack(record)[7:]
+            end = place
+    return _Found(start, size, count, end)
+
+
+def _entries(reader: Reader) -> list[_Entry]:
+    """The members in the directory that torch takes, as far as it is sound."""
+    found = _directory(reader)
+    if found is None:
+        return []
+    directory, count = _part(reader, found.start, min(found.size, _DIRECTORY)), found.members
+    entries: list[_Entry] = []
+    place = 0
+    while (
+        len(entries) < count and directory.startswith(ENTRY_SIGNATURE, place) and place + ENTRY.size <= len(directory)
+    ):
+        fields = ENTRY.unpack_from(directory, place)
+        name_length, extra_length, comment_length = fields[10:13]
+        place += ENTRY.size
+        entries.append(_Entry(directory[place : place + name_length], fields[4], fields[8], fields[16]))
+        place += name_length + extra_length + comment_length
+    return entries
+
+
+def _content(reader: Reader, entry: _Entry) -> bytes:
+    """How the content of a member begins; nothing, if it is nowhere."""
+    header = _part(reader, entry.header, LOCAL_HEADER.size)
+    if len(header) < LOCAL_HEADER.size or not header.startswith(LOCAL_SIGNATURE):
+        return b""
+    name_length, extra_length = struct.unpack_from("<2H", header, 26)
+    start = entry.header + LOCAL_HEADER.size + name_length + extra_length
+    data = _part(reader, start, min(entry.packed, SCANNED))
+    if entry.method != 8:
+        return data
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, SCANNED)
+    except zlib.error:
+        return b""
+
+
+def _part(reader: Reader, start: int, length: int) -> bytes:
+    """Bytes of a file, as many as there are."""
+    stop = min(start + length, reader.file.size)
+    return reader.read_at(start, stop - start) if start < stop else b""
