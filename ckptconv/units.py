@@ -1,10 +1,12 @@
-"""Sizes as people write them: `5GB` is 5·10⁹ bytes, `1GiB` is 2³⁰, a plain integer counts bytes."""
+"""Sizes as people write them: `5GB` is 5·10⁹ bytes, `1GiB` is 2³⁰, a plain integer counts bytes. Values in messages."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from .errors import UsageError
+from .tree import Global
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
@@ -57,3 +59,38 @@ def format_memory(count: float) -> str:
     """`count` bytes of memory, in MiB or GiB."""
     mib = count / (1 << 20)
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
+
+
+# How many elements of a tuple or list are shown.
+_SHOWN = 8
+
+
+def brief(value: object, limit: int = 60) -> str:
+    """Any value of a file as a message shows it: in at most `limit` characters, all of them printable.
+
+    Never raises: Python itself does not print integers of more than some thousand digits. A class is shown as its
+    dotted name, text and bytes as Python writes them, and what has no short form as the name of its type.
+    """
+    shown = _shown(value, limit, 2)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _shown(value: Any, limit: int, levels: int) -> str:
+    kind = type(value)
+    if kind is int:
+        bits = value.bit_length()
+        return str(value) if bits <= 3 * limit else f"{'-' if value < 0 else ''}2^{bits - 1} or more"
+    if kind in (str, bytes, bytearray):
+        part = value[: limit + 1]
+        return repr(bytes(part) if kind is bytearray else part)
+    if kind is Global:
+        return repr(f"{value.module[:limit]}.{value.name[:limit]}")[1:-1]
+    if kind in (bool, float, complex, type(None), type(...)):
+        return repr(value)
+    if levels and isinstance(value, (tuple, list)):
+        parts = [_shown(part, limit, levels - 1) for part in value[:_SHOWN]]
+        parts += ["…"] * (len(value) > _SHOWN)
+        first, last = "[]" if isinstance(value, list) else "()"
+        only = "," if len(value) == 1 and first == "(" else ""
+        return f"{first}{', '.join(parts)}{only}{last}"
+    return kind.__name__
