@@ -17,6 +17,7 @@ interpreter, or is something that runs programs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
@@ -24,6 +25,7 @@ from typing import Any
 
 from .errors import UnsafeError
 from .tree import Global
+from .units import brief
 
 # Modules of which nothing belongs into a checkpoint: they start programs, run code, or reach for files, networks and
 # the interpreter; Python 2's too. Packages are meant with all that is in them; a module of such a name in a package of
@@ -144,8 +146,12 @@ _GETTERS = frozenset(
     _operator.attrgetter _operator.methodcaller operator.attrgetter operator.methodcaller
     """.split()  # noqa: SIM905
 )
+_GETTER_NAMES = frozenset(name.rpartition(".")[2] for name in _GETTERS)
 # Longer names are none that anything has.
 _LONGEST = 1000
+# No entry of the tables has more parts, and no name of an attack needs to be looked at further.
+_CLOSED = _MODULES | _PACKAGES
+_PARTS = 1 + max(name.count(".") + 1 for table in (_MODULES, _PACKAGES, _HARMLESS, _NAMES) for name in table)
 
 _refusing: ContextVar[bool] = ContextVar("refusing", default=False)
 
@@ -168,31 +174,48 @@ def are_refused() -> bool:
 def is_suspect(named: Global) -> bool:
     """Whether no checkpoint has a reason to call what is named so."""
     module, name = named.module[:_LONGEST], named.name[:_LONGEST]
-    steps = name.split(".")
-    if _is_listed(module, name) or steps[-1] in _IMPORTED:
+    if _leads_out(name) or _is_listed(module, name):
         return True
-    if len(steps) == 1:
+    steps = name.count(".") + 1
+    if steps == 1:
         return False
-    # A path of attributes: honest ones lead to a class inside a class, and through no module or way out.
-    if not _WAYS_OUT.isdisjoint(steps):
+    # A path of attributes: honest ones lead to a class inside a class, and through no module. It may be a path from a
+    # module by itself ...
+    heads = _heads(name)
+    if name in _NAMES or (name not in _HARMLESS and not _CLOSED.isdisjoint(heads[: steps - 1])):
         return True
-    places = itertools.accumulate(steps[:-1], "{}.{}".format, initial=module)
-    return any(_is_listed(place, step) or step in _IMPORTED for place, step in zip(places, steps, strict=True)) or any(
-        _is_listed(".".join(steps[:cut]), ".".join(steps[cut:])) for cut in range(1, len(steps))
-    )
+    # ... or lead from the module to what is listed, and then on.
+    heads = _heads(f"{module}.{name}")
+    before = module.count(".") + 1
+    for at in range(before, len(heads)):
+        inside = heads[at - 1] in _MODULES or not _PACKAGES.isdisjoint(heads[:at])
+        if heads[at] in _NAMES or (inside and heads[at] not in _HARMLESS):
+            return True
+    return before + steps > len(heads) and not _PACKAGES.isdisjoint(heads)
+
+
+@functools.lru_cache(maxsize=4096)
+def _leads_out(name: str) -> bool:
+    """Whether a path of attributes has a module in it that is imported elsewhere, or a way out."""
+    steps = name.split(".")
+    return not _IMPORTED.isdisjoint(steps) or (len(steps) > 1 and not _WAYS_OUT.isdisjoint(steps))
+
+
+def _heads(path: str) -> list[str]:
+    """The first part of a dotted path, the first two, and so on: as many as an entry of the tables may have."""
+    return list(itertools.accumulate(path.split(".", _PARTS)[:_PARTS], "{}.{}".format))
 
 
 def _is_listed(module: str, name: str) -> bool:
     path = f"{module}.{name}"
     if path in _NAMES:
         return True
-    places = itertools.accumulate(module.split("."), "{}.{}".format)
-    return (module in _MODULES or not _PACKAGES.isdisjoint(places)) and path not in _HARMLESS
+    return (module in _MODULES or not _PACKAGES.isdisjoint(_heads(module))) and path not in _HARMLESS
 
 
 def ways_out(function: Global, args: tuple[Any, ...]) -> Iterator[Global]:
     """What a call of `function` gets from its first argument, if that leads out of it."""
-    if str(function) in _GETTERS:
+    if function.name in _GETTER_NAMES and str(function) in _GETTERS:
         for arg in args[:3]:
             if type(arg) is str:
                 owner = str(args[0]) if type(args[0]) is Global else "getattr"
@@ -201,14 +224,15 @@ def ways_out(function: Global, args: tuple[Any, ...]) -> Iterator[Global]:
 
 def error(where: str, suspects: Iterable[Global], called: Iterable[Global]) -> UnsafeError:
     """What to raise for a pickle that names `suspects` and calls `called`, or is broken."""
-    names, calls = (list(dict.fromkeys(str(each)[:100] for each in some)) for some in (suspects, called))
+    named, calls = (dict.fromkeys(brief(each, 100) for each in some) for some in (suspects, called))
+    names = list(named)
     direct = [name for name in names if name in calls]
     if direct:
         what = f"it calls {', '.join(direct[:3])}"
     elif not calls:
         what = f"it names {', '.join(names[:3])}, and is broken"
     else:
-        what = f"it names {', '.join(names[:3])}, and calls {', '.join(calls[:3])}"
+        what = f"it names {', '.join(names[:3])}, and calls {', '.join(list(calls)[:3])}"
     return UnsafeError(
         f"{where}: this file is an attack: {what}, which torch.load would run. Nothing was run, and nothing written.",
         "Tell whoever it came from. With --inert its tensors are converted all the same; nothing runs then either.",

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import struct
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Literal
 
-from .tensors import LazyTensor
-from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from .vocabulary import Constructor, ExcessiveError, Limits, MalformedError
+from .tensors import LazyTensor, Tagged
+from .tree import Composite, Global, NumpyScalar, Opaque, Size, TorchConstant
+from .units import brief
+from .vocabulary import Constructor, ExcessiveError, Limits, MalformedError, OddError
 
-_FREE = frozenset((str, bytes, bool, type(None), type(...), Opaque, Composite, NumpyArray))
+_FREE = frozenset((str, bytes, bool, type(None), type(...), Composite))
 _TUPLES = frozenset((tuple, Size, Global, TorchConstant, NumpyScalar, frozenset))
 # Integers below this are their own hash.
 _SMALL = 1 << 60
 _DEQUES_DEEP = 100
 # The memory of an empty one, in empty lists.
 SET_COST, _DEQUE_COST = 3, 8
+# So many bytes that are copied count as one object.
+_BYTES_EACH = 64
+
+
+def today(name: tuple[str, str]) -> tuple[str, str]:
+    """What Python 3 calls the class or function that a pickle of Python 2 calls `name` (module, name)."""
+    module, attribute = NAME_MAPPING.get(name, name)
+    return IMPORT_MAPPING.get(module, module), attribute
+
+
+# ------------------------------------------------------------------------------------------------------------- keys
 
 
 class Keys:
@@ -24,6 +38,11 @@ class Keys:
 
     A tuple of two references to a tuple of two references to … is a few bytes in a pickle and takes forever to hash;
     keys with equal hashes make every insertion a search.
+
+    Keys that are equal are one key. Those that Python takes for equal and we do not are refused (`check`): a numpy
+    scalar is equal to the number it is, and a class to itself under its name in Python 2. What an object is equal to
+    is for its class to say. Two that are made by the same call are refused, as members of enums would be one; so is
+    what is called with another key alone, as for members of an IntEnum. All others count as different.
     """
 
     def __init__(self, limits: Limits, size: int) -> None:
@@ -32,27 +51,44 @@ class Keys:
         self.budget = 1_000_000 + 4 * size
         # By identity of a container: the container (so that it stays the same one), and how often each hash occurred.
         self.seen: dict[int, tuple[Any, dict[int, int]]] = {}
+        # By identity, containers with keys that Python may take for equal though we do not.
+        self._doubtful: dict[int, Any] = {}
+        # By identity, tensors that are keys, and what stands for them.
+        self._tensors: dict[int, tuple[LazyTensor, Opaque]] = {}
 
     def admit(self, container: Any, key: Any) -> Any:
         """`key`, if it may become a key or element of `container`; an `Opaque` in place of a tensor."""
         kind = type(key)
         if kind in _FREE or (kind is int and -_SMALL < key < _SMALL):
             return key
+        if kind is Opaque:
+            if key.call == "reduce":
+                self._doubtful[id(container)] = container
+            return key
         if isinstance(key, LazyTensor):
-            # torch hashes tensors by identity.
-            return Opaque(Global("torch", "Tensor"), (key,))
-        self._spend(key)
+            return self._tensor(key)
+        scalars = self._spend(container, key)
         if key not in container:
             hashes = self.seen.setdefault(id(container), (container, {}))[1]
-            code = hash(key)
+            code = hash(_as_python(key)) if scalars else hash(key)
             hashes[code] = count = hashes.get(code, 0) + 1
             if count > self.limits.same_hash:
                 raise ExcessiveError(f"has more than {self.limits.same_hash} keys with the same hash in one container")
+        elif any(map(_is_nan, scalars)):
+            raise MalformedError("has a numpy NaN as a key twice, which may be two keys or one")
         return key
 
-    def _spend(self, key: Any) -> None:
+    def _tensor(self, tensor: LazyTensor) -> Opaque:
+        """What stands for a tensor as a key: torch compares them by identity."""
+        if isinstance(tensor, Tagged) and tensor.facts.kind == "storage":
+            raise MalformedError("uses a storage as a key")
+        return self._tensors.setdefault(id(tensor), (tensor, Opaque(Global("torch", "Tensor"), (tensor,))))[1]
+
+    def _spend(self, container: Any, key: Any) -> list[NumpyScalar]:
+        """Count the parts of `key`, and look at each. Returns the numpy scalars among them."""
         nodes = 0
         level = [key]
+        scalars: list[NumpyScalar] = []
         for _ in range(self.limits.key_depth):
             deeper: list[Any] = []
             nodes += len(level)
@@ -60,12 +96,18 @@ class Keys:
                 kind = type(item)
                 if kind in _TUPLES:
                     deeper += item
+                    if kind is NumpyScalar:
+                        scalars.append(item)
+                    if kind is NumpyScalar or kind is Global:
+                        self._doubtful[id(container)] = container
                     if nodes + len(deeper) > self.limits.key_nodes:
                         break
                 elif kind is int:
                     nodes += item.bit_length() >> 10
                 elif kind is range:
                     deeper += (item.start, item.stop, item.step)
+                elif kind is Opaque:
+                    self._doubtful[id(container)] = container
                 elif kind not in _FREE and kind is not float and kind is not complex:
                     raise MalformedError(f"uses a value of type {kind.__name__} as a key")
             if nodes + len(deeper) > self.limits.key_nodes:
@@ -78,6 +120,7 @@ class Keys:
         self.budget -= nodes
         if self.budget < 0:
             raise ExcessiveError("has keys that take too long to hash")
+        return scalars
 
     def fill(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:
         for key, value in pairs:
@@ -91,6 +134,93 @@ class Keys:
     def update(self, target: set[Any], items: Iterable[Any]) -> None:
         for item in items:
             target.add(self.admit(target, item))
+
+    def check(self) -> None:
+        """Raise MalformedError for keys of one container that are, or may be, equal to Python and are not to us.
+
+        To be called when the pickle was read: no key is ever taken out of a container again.
+        """
+        for container in self._doubtful.values():
+            made_of: list[Any] = []
+            units: set[str] = set()
+            forms = {_as_python(key, made_of, units) for key in container}
+            if len(forms) < len(container) or len(units) > 1 or not forms.isdisjoint(made_of):
+                raise MalformedError("has keys that differ, and may be one to Python")
+
+
+# What an object is made of, if it is to be compared with others: so many values of these types.
+_VALUES = frozenset((str, bytes, bool, int, float, type(None), Global, TorchConstant))
+_MADE_OF = 16
+_CALL = object()
+
+
+def _as_python(key: Any, made_of: list[Any] | None = None, units: set[str] | None = None) -> Hashable:
+    """What is equal to other such forms where Python takes the keys for equal.
+
+    Appends to `made_of` what alone an object is made of, and adds to `units` what dates and times count.
+    """
+    kind = type(key)
+    if kind is NumpyScalar:
+        if units is not None and key.dtype[1] in "mM":
+            units.add(key.dtype)
+        return _scalar(key)
+    if kind is Global:
+        return Global(*today((key.module, key.name)))
+    if kind is tuple or kind is Size:
+        return tuple([_as_python(part, made_of, units) for part in key])
+    if kind is frozenset:
+        return frozenset([_as_python(part, made_of, units) for part in key])
+    if kind is Opaque and _is_made_of_values(key):
+        if len(key.args) == 1 and made_of is not None:
+            made_of.append(key.args[0])
+        return (_CALL, _as_python(key.cls), key.args)
+    return key  # type: ignore[no-any-return]
+
+
+def _is_made_of_values(key: Opaque) -> bool:
+    """Whether an object is made by a call of values, by which it can be told from others."""
+    if key.call != "reduce" or type(key.cls) is not Global or len(key.args) > _MADE_OF:
+        return False
+    return all(type(part) in _VALUES for part in key.args)
+
+
+_FLOATS = {2: "e", 4: "f", 8: "d"}
+
+
+def _scalar(scalar: NumpyScalar) -> Hashable:
+    """The number, text or bytes that a numpy scalar is equal to, and has the hash of; dates and times as they are."""
+    order, kind, data = scalar.dtype[0], scalar.dtype[1], scalar.data
+    byteorder: Literal["big", "little"] = "big" if order == ">" else "little"
+    if kind in "iub":
+        number = int.from_bytes(data, byteorder, signed=kind == "i")
+        return bool(number) if kind == "b" else number
+    if kind in "fc":
+        count = 2 if kind == "c" else 1
+        code = _FLOATS.get(len(data) // count)
+        if code is not None:
+            parts = struct.unpack(f"{'>' if order == '>' else '<'}{count}{code}", data)
+            return complex(*parts) if kind == "c" else parts[0]
+    if kind == "S":
+        return data.rstrip(b"\0")
+    if kind == "U":
+        try:
+            return str(data, f"utf-32-{byteorder[0]}e", "surrogatepass").rstrip("\0")
+        except UnicodeDecodeError:
+            pass
+    if kind in "mM":
+        return scalar
+    raise MalformedError(f"uses a numpy scalar of {brief(scalar.dtype)} as a key")
+
+
+def _is_nan(scalar: NumpyScalar) -> bool:
+    """Whether a scalar is equal to no other, and maybe not to itself."""
+    if scalar.dtype[1] in "mM":
+        return int.from_bytes(scalar.data, "big" if scalar.dtype[0] == ">" else "little", signed=True) == -1 << 63
+    value = _scalar(scalar)
+    return value != value  # noqa: PLR0124
+
+
+# ----------------------------------------------------------------------------------------------------------- deques
 
 
 class Deques:
@@ -118,73 +248,171 @@ class Deques:
 
 # ----------------------------------------------------------------------------------------- Python's own containers
 
-_ATOMS = frozenset((type(None), bool, int, float, str, bytes))
-_SEQUENCES = frozenset((list, tuple, set, frozenset, deque, Size))
+# In an order that is theirs; and others.
+_SEQUENCES = frozenset((list, tuple, deque, Size))
+_SETS = frozenset((set, frozenset))
 # Modules of the builtins in Python 3 and 2. Their names at protocols 0 to 2 are Python 2's.
 BUILTINS = ("builtins", "__builtin__")
 _LATIN1 = frozenset(("latin1", "latin-1", "iso-8859-1", "iso8859-1"))
 _FACTORIES: dict[tuple[str, str], Any] = {
-    (module, made.__name__): made
-    for module in BUILTINS
+    ("builtins", made.__name__): made
     for made in (list, dict, set, frozenset, tuple, int, float, bool, str, bytes, bytearray, complex)
 } | {
-    ("__builtin__", "long"): int,
-    ("__builtin__", "unicode"): str,
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "Counter"): Counter,
 }
 CONSTANTS: dict[tuple[str, str], Any] = {(module, "Ellipsis"): ... for module in BUILTINS}
+# What `__new__` alone makes of arguments what a call makes of them; without arguments, all classes do.
+TAKES_ARGUMENTS = frozenset(
+    [("builtins", made.__name__) for made in (tuple, frozenset, bytes, str, bool, int, float, complex, range, slice)]
+    + [("torch", "Size"), ("torch", "device"), ("numpy", "dtype")]
+)
 
 
-def _pairs(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """What a dictionary can be made from: a dictionary, or a sequence of pairs."""
+def _odd(what: str) -> OddError:
+    return OddError(f"calls {what} with arguments that no pickler gives it")
+
+
+def _pairs(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
+    """What a dictionary can be made from: a dictionary, or a sequence of pairs. Raises MalformedError for others."""
     if isinstance(value, dict):
         return value.items()
     if type(value) in (list, tuple) and all(type(pair) in (list, tuple) and len(pair) == 2 for pair in value):
         return value  # type: ignore[no-any-return]
-    return None
+    raise _odd(what)
 
 
-def _mapping(made: Callable[[], dict[Any, Any]], keys: Keys) -> Constructor:
-    def construct(args: tuple[Any, ...]) -> Any:
-        if not args:
-            return made()
-        pairs = _pairs(args[0]) if len(args) == 1 else None
-        if pairs is None:
-            return NotImplemented
-        target = made()
-        keys.fill(target, pairs)
+class _Made:
+    """The constructors. What is given to one may be shared by many, and each of them copies it: all is counted."""
+
+    def __init__(self, keys: Keys, deques: Deques, charge: Callable[[int], None]) -> None:
+        self.keys = keys
+        self.deques = deques
+        self.charge = charge
+
+    def mapping(self, made: Callable[[], dict[Any, Any]]) -> Constructor:
+        """OrderedDict(), OrderedDict(pairs), and the like. A Counter only of a dict: it would count anything else."""
+        what = getattr(made, "__name__", "dict")
+
+        def construct(args: tuple[Any, ...]) -> Any:
+            if not args:
+                return made()
+            if len(args) > 1 or (made is Counter and not isinstance(args[0], dict)):
+                raise _odd(what)
+            return self._filled(made(), args[0], what)
+
+        return construct
+
+    def _filled(self, target: dict[Any, Any], value: Any, what: str) -> dict[Any, Any]:
+        if type(value) in (list, tuple):
+            self.charge(len(value))
+        pairs = _pairs(value, what)
+        if isinstance(value, dict):
+            self.charge(len(value))
+        self.keys.fill(target, pairs)
         return target
 
-    return construct
+    def sequence(self, made: Callable[[Any], Any]) -> Constructor:
+        """list(), list(items), of something that has an order."""
+        what = getattr(made, "__name__", "list")
 
+        def construct(args: tuple[Any, ...]) -> Any:
+            return made(self._items(args, _SEQUENCES, what))
 
-def _sequence(made: Callable[[Any], Any]) -> Constructor:
-    def construct(args: tuple[Any, ...]) -> Any:
+        return construct
+
+    def _items(self, args: tuple[Any, ...], kinds: frozenset[type], what: str) -> Any:
         if not args:
-            return made(())
-        return made(args[0]) if len(args) == 1 and type(args[0]) in _SEQUENCES else NotImplemented
+            return ()
+        if len(args) > 1 or type(args[0]) not in kinds:
+            raise _odd(what)
+        self.charge(len(args[0]))
+        return args[0]
 
-    return construct
+    def set(self, args: tuple[Any, ...]) -> Any:
+        return self.keys.set_of(self._items(args, _SEQUENCES | _SETS, "set"))
 
+    def frozenset(self, args: tuple[Any, ...]) -> Any:
+        return frozenset(self.keys.set_of(self._items(args, _SEQUENCES | _SETS, "frozenset")))
 
-def _number(made: Callable[..., Any], kinds: tuple[type, ...]) -> Constructor:
-    """A constructor of numbers from up to as many arguments as `made` takes, of exactly these types."""
+    def bytes(self, args: tuple[Any, ...]) -> Any:
+        """bytes() or bytes(b"…"); never bytes(n), which would allocate what a few digits ask for."""
+        if not args:
+            return b""
+        if len(args) == 1 and type(args[0]) in (bytes, bytearray):
+            self.charge(len(args[0]) // _BYTES_EACH)
+            return bytes(args[0])
+        return self.encoded(args)
 
-    def construct(args: tuple[Any, ...]) -> Any:
-        if any(type(arg) not in kinds for arg in args):
-            return NotImplemented
+    def encoded(self, args: tuple[Any, ...]) -> Any:
+        """The encoding of text that carries bytes in protocols without them."""
+        if len(args) != 2 or type(args[0]) is not str or type(args[1]) is not str:
+            raise _odd("bytes")
+        self.charge(len(args[0]) // _BYTES_EACH)
+        if len(args[1]) > 20 or args[1].lower() not in _LATIN1:
+            raise MalformedError(f"encodes text as bytes in {brief(args[1])}, as no pickler does")
         try:
-            return made(*args)
-        except (TypeError, ValueError, OverflowError):
-            return NotImplemented
+            return args[0].encode("latin-1")
+        except UnicodeEncodeError:
+            raise MalformedError("encodes text as bytes that has characters above U+00FF") from None
 
-    return construct
+    def bytearray(self, args: tuple[Any, ...]) -> Any:
+        data = self.bytes(args)
+        self.charge(len(data) // _BYTES_EACH)
+        return bytearray(data)
 
+    def str(self, args: tuple[Any, ...]) -> Any:
+        if not args or (len(args) == 1 and type(args[0]) is str):
+            return args[0] if args else ""
+        raise _odd("str")
 
-def _slice(args: tuple[Any, ...]) -> Any:
-    """slice(stop), slice(start, stop), slice(start, stop, step)."""
-    return slice(*args) if 1 <= len(args) <= 3 and all(map(_can_be_sliced, args)) else NotImplemented
+    def number(self, made: Callable[..., Any], most: int, *kinds: type) -> Constructor:
+        """A constructor of numbers from up to `most` arguments, of exactly these types."""
+        what = getattr(made, "__name__", "number")
+
+        def construct(args: tuple[Any, ...]) -> Any:
+            if len(args) > most or any(type(arg) not in kinds for arg in args):
+                raise _odd(what)
+            if str in kinds and args and type(args[0]) is str:
+                self.charge(len(args[0]) // _BYTES_EACH)
+            try:
+                return made(*args)
+            except (TypeError, ValueError, OverflowError):
+                raise _odd(what) from None
+
+        return construct
+
+    def slice(self, args: tuple[Any, ...]) -> Any:
+        """slice(stop), slice(start, stop), slice(start, stop, step)."""
+        if not 1 <= len(args) <= 3 or not all(map(_can_be_sliced, args)):
+            raise _odd("slice")
+        return slice(*args)
+
+    def deque(self, args: tuple[Any, ...]) -> Any:
+        """deque(), deque(items), deque(items, maxlen)."""
+        maxlen = args[1] if len(args) == 2 else None
+        if maxlen is not None and (type(maxlen) is not int or not 0 <= maxlen < 1 << 62):
+            raise _odd("deque")
+        items = self._items(args[:1] if len(args) == 2 else args, _SEQUENCES, "deque")
+        self.charge(_DEQUE_COST)
+        made: deque[Any] = deque(maxlen=maxlen)
+        self.deques.extend(made, items)
+        return made
+
+    def defaultdict(self, args: tuple[Any, ...]) -> Any:
+        """defaultdict(), defaultdict(factory), defaultdict(factory, pairs); the factory a builtin type or None.
+
+        NotImplemented for one with a class or function of the user's as its factory.
+        """
+        factory = args[0] if args else None
+        if len(args) > 2 or (factory is not None and type(factory) not in (Global, Opaque)):
+            raise _odd("defaultdict")
+        if factory is not None:
+            factory = _FACTORIES.get(today((factory.module, factory.name))) if type(factory) is Global else None
+            if factory is None:
+                return NotImplemented
+        target: defaultdict[Any, Any] = defaultdict(factory)
+        return self._filled(target, args[1], "defaultdict") if len(args) == 2 else target
 
 
 def _can_be_sliced(value: Any, levels: int = 4) -> bool:
@@ -194,97 +422,30 @@ def _can_be_sliced(value: Any, levels: int = 4) -> bool:
     return type(value) is not deque
 
 
-def _bytes(args: tuple[Any, ...]) -> Any:
-    """bytes() or bytes(b"…"); never bytes(n), which would allocate what a few digits ask for."""
-    if not args:
-        return b""
-    if len(args) == 1 and type(args[0]) in (bytes, bytearray):
-        return bytes(args[0])
-    return _encoded(args)
-
-
-def _encoded(args: tuple[Any, ...]) -> Any:
-    """The encoding of text that carries bytes in protocols without them."""
-    if len(args) != 2 or type(args[0]) is not str or type(args[1]) is not str or args[1].lower() not in _LATIN1:
-        return NotImplemented
-    try:
-        return args[0].encode("latin-1")
-    except UnicodeEncodeError:
-        raise MalformedError("encodes text as bytes that has characters above U+00FF") from None
-
-
-def _bytearray(args: tuple[Any, ...]) -> Any:
-    data = _bytes(args)
-    return NotImplemented if data is NotImplemented else bytearray(data)
-
-
-def _deque(args: tuple[Any, ...], deques: Deques) -> Any:
-    """deque(), deque(items), deque(items, maxlen)."""
-    if len(args) > 2:
-        return NotImplemented
-    items, maxlen = (*args, None)[:2] if args else ((), None)
-    if type(items) not in _SEQUENCES or not (maxlen is None or (type(maxlen) is int and 0 <= maxlen < 1 << 62)):
-        return NotImplemented
-    deques.charge(_DEQUE_COST)
-    made: deque[Any] = deque(maxlen=maxlen)
-    deques.extend(made, items)
-    return made
-
-
-def _defaultdict(args: tuple[Any, ...], keys: Keys) -> Any:
-    """defaultdict(), defaultdict(factory), defaultdict(factory, pairs); the factory a builtin type or None."""
-    factory = args[0] if args else None
-    if factory is not None:
-        factory = _FACTORIES.get(factory) if type(factory) is Global else None
-        if factory is None:
-            return NotImplemented
-    pairs = _pairs(args[1]) if len(args) == 2 else ()
-    if pairs is None or len(args) > 2:
-        return NotImplemented
-    target: defaultdict[Any, Any] = defaultdict(factory)
-    keys.fill(target, pairs)
-    return target
-
-
-def python(keys: Keys, deques: Deques) -> dict[tuple[str, str], Constructor]:
-    """The constructors of what Python itself has."""
-
-    def set_of(args: tuple[Any, ...]) -> Any:
-        made = sequence(args)
-        return NotImplemented if made is NotImplemented else keys.set_of(made)
-
-    def frozenset_of(args: tuple[Any, ...]) -> Any:
-        made = set_of(args)
-        return NotImplemented if made is NotImplemented else frozenset(made)
-
-    sequence = _sequence(tuple)
+def python(keys: Keys, deques: Deques, charge: Callable[[int], None]) -> dict[tuple[str, str], Constructor]:
+    """The constructors of what Python itself has. All but that of defaultdict refuse what they do not understand."""
+    make = _Made(keys, deques, charge)
     builtins: dict[str, Constructor] = {
-        "dict": _mapping(dict, keys),
-        "list": _sequence(list),
-        "tuple": sequence,
-        "set": set_of,
-        "frozenset": frozenset_of,
-        "bytes": _bytes,
-        "bytearray": _bytearray,
-        "str": lambda args: "".join(args) if len(args) < 2 and all(type(a) is str for a in args) else NotImplemented,
-        "bool": _number(bool, (bool, int, float)),
-        "int": _number(int, (bool, int)),
-        "float": _number(float, (float, int, str)),
-        "complex": _number(complex, (float, int, complex)),
-        "range": _number(range, (int, bool)),
-        "slice": _slice,
+        "dict": make.mapping(dict),
+        "list": make.sequence(list),
+        "tuple": make.sequence(tuple),
+        "set": make.set,
+        "frozenset": make.frozenset,
+        "bytes": make.bytes,
+        "bytearray": make.bytearray,
+        "str": make.str,
+        "bool": make.number(bool, 1, bool, int, float),
+        "int": make.number(int, 1, bool, int),
+        "float": make.number(float, 1, bool, float, int, str),
+        "complex": make.number(complex, 2, float, int, complex),
+        "range": make.number(range, 3, int),
+        "slice": make.slice,
     }
-    named: dict[tuple[str, str], Constructor] = {
-        (module, name): made for module in BUILTINS for name, made in builtins.items()
+    return {
+        **{(module, name): made for module in BUILTINS for name, made in builtins.items()},
+        ("_codecs", "encode"): make.encoded,
+        ("collections", "OrderedDict"): make.mapping(OrderedDict),
+        ("collections", "Counter"): make.mapping(Counter),
+        ("collections", "deque"): make.deque,
+        ("collections", "defaultdict"): make.defaultdict,
     }
-    named |= {
-        ("__builtin__", "long"): builtins["int"],
-        ("__builtin__", "xrange"): builtins["range"],
-        ("__builtin__", "unicode"): builtins["str"],
-        ("_codecs", "encode"): _encoded,
-        ("collections", "OrderedDict"): _mapping(OrderedDict, keys),
-        ("collections", "Counter"): _mapping(Counter, keys),
-        ("collections", "deque"): lambda args: _deque(args, deques),
-        ("collections", "defaultdict"): lambda args: _defaultdict(args, keys),
-    }
-    return named

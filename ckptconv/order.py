@@ -17,10 +17,12 @@ _BIG = 1 << 256
 
 def ordered(elements: Iterable[Any]) -> list[Any]:
     """The elements of a set by type, then numbers and strings by value, and others by what is in them."""
-    return sorted(elements, key=_order)
+    known: dict[tuple[int, int], list[str]] = {}
+    return sorted(elements, key=lambda element: _order(element, known))
 
 
-def _order(element: Any, level: int = 0) -> tuple[str, Any, list[str]]:
+def _order(element: Any, known: dict[tuple[int, int], list[str]], level: int = 0) -> tuple[str, Any, list[str]]:
+    """What to order `element` by. A set in it may be in many: each is described once, in `known` by identity and level."""
     kind = type(element)
     natural = element if kind in (int, str, bytes) else 0
     texts: list[str] = []
@@ -35,7 +37,10 @@ def _order(element: Any, level: int = 0) -> tuple[str, Any, list[str]]:
         elif isinstance(value, frozenset):
             texts.append(str(len(value)))
             if level < _LEVELS:
-                texts.extend(sorted(repr(_order(part, level + 1)) for part in value)[:_PARTS])
+                place = id(value), level
+                if place not in known:
+                    known[place] = sorted(repr(_order(part, known, level + 1)) for part in value)[:_PARTS]
+                texts.extend(known[place])
         elif isinstance(value, LazyTensor):
             texts.extend((repr(value.origin()), value.dtype.name, repr(value.shape)))
         elif isinstance(value, Opaque):

@@ -8,9 +8,27 @@ nodes here. None of them runs, imports or opens anything.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+_T = TypeVar("_T", bound=tuple[Any, ...])
 
 
+def _equal_only_to_its_kind(cls: type[_T]) -> type[_T]:
+    """Let a NamedTuple equal no other tuple: a dict may have a class or a dtype as a key, and a tuple of its parts."""
+
+    def equal(self: _T, other: object) -> bool:
+        return type(other) is cls and tuple.__eq__(self, other)
+
+    def unequal(self: _T, other: object) -> bool:
+        return not equal(self, other)
+
+    # The hash stays that of a tuple.
+    cls.__eq__ = equal  # type: ignore[method-assign, assignment]
+    cls.__ne__ = unequal  # type: ignore[method-assign, assignment]
+    return cls
+
+
+@_equal_only_to_its_kind
 class Global(NamedTuple):
     """A class or function that a pickle mentions by name. Only the name: nothing is imported."""
 
@@ -21,7 +39,7 @@ class Global(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Opaque:
     """An object of a class that is not known to be data: what it was to be made from, never made.
 
@@ -50,6 +68,7 @@ class Size(tuple[int, ...]):
     __slots__ = ()
 
 
+@_equal_only_to_its_kind
 class TorchConstant(NamedTuple):
     """A named value of torch: kind "dtype", "device", "layout", "qscheme" or "memory_format", and its name without
     "torch." (a device as "cuda:0")."""
@@ -58,6 +77,7 @@ class TorchConstant(NamedTuple):
     name: str
 
 
+@_equal_only_to_its_kind
 class NumpyScalar(NamedTuple):
     """A numpy scalar: dtype string as numpy writes it (such as "<f8") and its bytes."""
 
@@ -65,7 +85,7 @@ class NumpyScalar(NamedTuple):
     data: bytes
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class NumpyArray:
     """A numpy array of plain elements: dtype string, shape, "C" or "F" order, and its bytes in that order."""
 
@@ -73,6 +93,14 @@ class NumpyArray:
     shape: tuple[int, ...]
     order: str
     data: bytes
+
+
+def become(node: Opaque, array: NumpyArray) -> NumpyArray:
+    """Turn `node` into `array`, for all who refer to it: Python, too, fills in an array that it has made before."""
+    found: Any = node
+    found.__class__ = NumpyArray
+    found.__dict__ = vars(array)
+    return found  # type: ignore[no-any-return]
 
 
 @dataclass(eq=False, slots=True)

@@ -6,7 +6,9 @@ is looked up, exactly, in tables of what is understood to be data (`Vocabulary`)
 `Opaque` node that remembers what it was to be made from. Nothing is imported, and nothing named in a pickle is called.
 
 All opcodes of protocols 0 to 5 are understood, as documented in CPython's `Lib/pickletools.py`. Buffers outside the
-pickle (protocol 5) and the extension registry need things that a file does not hold, and are refused.
+pickle (protocol 5) and the extension registry need things that a file does not hold, and are refused. So is whatever
+Python's unpickler in C, the one in Python and torch's own for `weights_only` do not read alike: numbers that are
+spelled as no pickler spells them, arguments that go beyond their frame, calls with what they are never called with.
 
 Time and memory are proportional to the length of the pickle, whatever it says: no length or index in it is believed
 before it is checked, and nothing recurses.
@@ -15,6 +17,10 @@ before it is checked, and nothing recurses.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import functools
+import math
+import re
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -22,12 +28,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import attacks
-from .containers import BUILTINS, CONSTANTS, SET_COST, Deques, Keys, python
+from .containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
 from .errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from .garbage import no_garbage
 from .nesting import check_nesting
 from .phrases import HOLE, Phrases
-from .tree import Global, Opaque
+from .tree import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant, become
+from .units import brief
 from .vocabulary import (
     DEFAULT_LIMITS,
     PLAIN,
@@ -36,6 +43,7 @@ from .vocabulary import (
     ExcessiveError,
     Limits,
     MalformedError,
+    OddError,
     RefusedError,
     TruncatedError,
     Vocabulary,
@@ -78,16 +86,34 @@ def load(
 def _run(machine: _Machine) -> Loaded:
     try:
         loaded = machine.run()
-    except CkptconvError as error:
+    except TruncatedError:
         # What is cut short is read again where it goes on.
-        machine.refuse_attack(broken=not isinstance(error, TruncatedError))
+        machine.refuse_attack()
         raise
+    except CkptconvError as error:
+        machine.refuse_attack(broken=True)
+        if machine.around and attacks.are_refused():
+            _run_on(machine)
+        raise machine.oddity or error from None
     else:
         machine.refuse_attack()
         return loaded
     finally:
         # Its parts refer to one another: it, and the data, would be there until the next search for garbage.
         vars(machine).clear()
+
+
+def _run_on(machine: _Machine) -> None:
+    """Look for an attack in a pickle that is broken in a frame: Python's unpickler in C does not mind all frames."""
+    vocabulary, where, limits = machine.vocabulary, machine.where, machine.limits
+    whole = machine.around[0] if machine.around else machine.data
+    again = _Machine(whole, vocabulary, where, machine.start, limits, lean=False, framed=False)
+    try:
+        with contextlib.suppress(CkptconvError):
+            again.run()
+        again.refuse_attack(broken=True)
+    finally:
+        vars(again).clear()
 
 
 # --------------------------------------------------------------------------------------------------------- machine
@@ -101,8 +127,28 @@ _BUILT_IN_PLACE = (OrderedDict, Counter)
 _OBJECTS = tuple(Global(module, "object") for module in BUILTINS)
 # An object made by calling the result of a call of the result of a call …
 _CALL_DEPTH = 16
-# How far back the memo is searched for an object that BUILD has replaced: arrays of numpy need a dozen places.
-_REPLACED_WITHIN = 64
+# Nothing has a longer module or name.
+_LONGEST_NAME = 1000
+# Values that a call makes by copying its arguments, of any size: what to count in them. Arguments may be shared, and
+# each call is but a few bytes.
+_SIZES: dict[type, Callable[[Any], int]] = {
+    NumpyArray: lambda array: len(array.data),
+    NumpyScalar: lambda scalar: len(scalar.data),
+    Size: lambda size: 8 * len(size),
+    TorchConstant: lambda constant: len(constant.name),
+}
+# So many bytes of such values, or characters of a name, count as one object; and so many arguments.
+_BYTES_EACH, _ARGUMENTS_EACH = 64, 16
+# No opcode: put after the bytes of a frame.
+_END_OF_FRAME = b"\0"
+# Python itself reads no more.
+_MAX_DIGITS = 4300
+# Numbers in text, as picklers write them. Python's two unpicklers read others, each in its own way.
+_WHOLE = re.compile(rb"0|-?[1-9][0-9]*").fullmatch
+_REAL = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?").fullmatch
+# Escapes in strings, and what is none.
+_ESCAPES = re.compile(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)").finditer
+_SPECIAL = {b"inf": float("inf"), b"-inf": float("-inf"), b"nan": float("nan")}
 # A tuple followed by one of these is hardly ever referred to again: REDUCE and BINPERSID (it is the arguments of a
 # call, or an id), and numbers, bools and tuples (it is the size or stride of a tensor).
 _AFTER_TUPLES = frozenset(b"RQKMJ()\x88\x89")
@@ -123,32 +169,58 @@ class _Machine:
     """
 
     def __init__(
-        self, data: bytes, vocabulary: Vocabulary, where: str, start: int, limits: Limits, *, lean: bool
+        self,
+        data: bytes,
+        vocabulary: Vocabulary,
+        where: str,
+        start: int,
+        limits: Limits,
+        *,
+        lean: bool,
+        framed: bool = True,
     ) -> None:
-        self.data = data
+        self.vocabulary = vocabulary
+        # What is read now: all of it, or a frame. `around` is what to go on with after the frame, and where; `base` is
+        # where the frame begins in it.
+        self.data, self.size = data, len(data)
         self.pos = self.start = start
+        self.base = 0
+        self.around: tuple[bytes, int] | None = None
+        self.framed = framed
         self.short = False
         self.where = where
         self.limits = limits
         self.lean = lean
         self.keys = Keys(limits, len(data) - start)
         self.deques = Deques(self.charge)
-        self.constructors: dict[Any, Constructor] = {**python(self.keys, self.deques), **vocabulary.constructors}
-        self.constants: dict[Any, Any] = {**CONSTANTS, **vocabulary.constants}
-        self.builders: Mapping[Any, Builder] = vocabulary.builders
+        self.constructors = {**python(self.keys, self.deques, self.charge), **vocabulary.constructors}
+        self.constants: dict[tuple[str, str], Any] = {**CONSTANTS, **vocabulary.constants}
+        self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
         self.persistent = vocabulary.persistent or self._opaque_persistent
         # How many more containers and objects may be made. Empty ones are a byte or two each, and take hundreds.
         self.room = 1_000_000 + (len(data) - start) // 4
         self.stack: list[Any] = []
         # Stacks below the marks; MARK starts a new stack.
         self.marks: list[list[Any]] = []
-        # Entries come numbered in order, so a list holds them; others, which may have any number, go to `spill`.
+        # Entries come numbered in order, so a list holds them; those beyond its end, which may have any number, go to
+        # `spill`, and on to the list when it reaches them.
         self.memo: list[Any] = []
         self.spill: dict[int, Any] = {}
-        self.globals: dict[Global, Global] = {}
+        # Of objects that are complete only with their state, by identity: the next place in the memo, which is theirs.
+        self.places: dict[int, int] = {}
+        # What was mentioned; what a mention means, where it is not just a name; and how what is called makes values.
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.meanings: dict[tuple[str, str], Any] = {}
+        self.known: dict[Global, Constructor] = {}
+        # What is called and has to be given a state to be a value; and what is made with arguments by `__new__`.
+        self.unfinished: set[Global] = set()
+        self.takes_arguments: set[Global] = set()
         self.opaque: dict[Global, None] = {}
         self.suspects: dict[Global, None] = {}
         self.phrases = Phrases(vocabulary.phrases) if lean and vocabulary.phrases else None
+        # The first thing that Python's unpicklers may read, each in its own way. It is refused in the end, when it is
+        # known whether there is an attack in what they go on to.
+        self.oddity: CorruptError | None = None
 
     # ---- running
 
@@ -157,8 +229,12 @@ class _Machine:
         try:
             value = self._loop()
             self.memo.clear()
+            end = self.base + self.pos
+            if self.oddity:
+                raise self.oddity
+            self.keys.check()
             # Shared parts are few bytes each time they are referred to.
-            check_nesting(value, self.limits, 1_000_000 + 16 * (self.pos - self.start))
+            check_nesting(value, self.limits, 1_000_000 + 16 * (end - self.start))
         except _NotStoredError:
             if self.lean:
                 raise
@@ -171,24 +247,36 @@ class _Machine:
             raise self._error(CorruptError, str(reason)) from None
         except (IndexError, struct.error) as error:
             # A struct is only ever short of data; a list is short of what the pickle never put there.
-            if isinstance(error, struct.error) or self.short or self.pos >= len(self.data):
-                size = len(self.data) - self.start
-                raise self._error(TruncatedError, f"ends after {size} bytes, unfinished") from None
-            raise self._error(CorruptError, "takes from the stack what is not there") from None
-        return Loaded(value, self.pos, tuple(self.globals), tuple(self.opaque))
+            if not (isinstance(error, struct.error) or self.short or self.pos >= len(self.data)):
+                raise self._error(CorruptError, "takes from the stack what is not there") from None
+            if self.around:
+                raise self._error(CorruptError, "has an instruction that goes beyond the end of its frame") from None
+            size = len(self.data) - self.start
+            raise self._error(TruncatedError, f"ends after {size} bytes, unfinished") from None
+        return Loaded(value, end, tuple(self.globals.values()), tuple(self.opaque))
+
+    @functools.cached_property
+    def paths(self) -> frozenset[str]:
+        """The names of all that is known, each with its module."""
+        return frozenset(map(".".join, (*self.constructors, *self.constants)))
 
     def refuse_attack(self, *, broken: bool = False) -> None:
         """Raise UnsafeError if what was read so far is an attack, where those are refused."""
         if self.suspects and (self.opaque or broken) and attacks.are_refused():
             raise attacks.error(self.where, self.suspects, self.opaque) from None
 
+    def odd(self, reason: str) -> None:
+        """Refuse the pickle in the end, for what is no reason to stop now."""
+        if self.oddity is None:
+            self.oddity = CorruptError(str(self._error(CorruptError, reason)))
+
     def _error(self, kind: type[CorruptError] | type[UnsupportedError], reason: str) -> CorruptError | UnsupportedError:
-        return kind(f"{self.where}: the pickle {reason} (at byte {min(self.pos, len(self.data))}).")
+        return kind(f"{self.where}: the pickle {reason} (at byte {self.base + min(self.pos, self.size)}).")
 
     def _loop(self) -> Any:
         """The opcodes that make up nearly all of a checkpoint, most frequent first; the others are in `_RARE`."""
-        data, pos, size, lean = self.data, self.pos, len(self.data), self.lean
-        stack, marks, memo = self.stack, self.marks, self.memo
+        data, pos, size, lean = self.data, self.pos, self.size, self.lean
+        stack, marks, memo, spill = self.stack, self.marks, self.memo, self.spill
         u32, i32 = _u32, _i32
         call, rare, phrases = self.call, _RARE, self.phrases
         try:
@@ -210,7 +298,7 @@ class _Machine:
                                 value = HOLE
                         elif after == 0x74 and type(value) is OrderedDict:
                             value = HOLE
-                    if index == len(memo):
+                    if index == len(memo) and not spill:
                         memo.append(value)
                     else:
                         self._put(index, value)
@@ -222,7 +310,7 @@ class _Machine:
                         raise _NotStoredError
                     stack.append(value)
                 elif op == 0x28:  # MARK
-                    if phrases is not None and data.startswith(b"(", pos) and stack and not self.spill:
+                    if phrases is not None and data.startswith(b"(", pos) and stack and not spill:
                         end, count = phrases.read(data, pos - 1, stack, memo)
                         if count:
                             # Each tensor, and its hooks.
@@ -241,6 +329,7 @@ class _Machine:
                     stack.append(str(data[pos + 4 : end], "utf-8", "surrogatepass"))
                     pos = end
                 elif op == 0x52:  # REDUCE
+                    self.pos = pos
                     args = stack.pop()
                     stack[-1] = call(stack[-1], args, "reduce")
                 elif op == 0x74:  # TUPLE
@@ -282,8 +371,9 @@ class _Machine:
                                 value = HOLE
                         elif after == 0x74 and type(value) is OrderedDict:
                             value = HOLE
-                    if self.spill:
-                        self._put(len(memo) + len(self.spill), value)
+                    if spill:
+                        # The number of entries, which may be the number of one.
+                        self._put(len(memo) + len(spill), value)
                     else:
                         memo.append(value)
                 elif op == 0x7D:  # EMPTY_DICT
@@ -330,7 +420,7 @@ class _Machine:
                         raise MalformedError(f"has an unknown opcode 0x{op:02x}")
                     self.pos, self.stack = pos, stack
                     act(self)
-                    pos, stack = self.pos, self.stack
+                    data, pos, size, stack = self.data, self.pos, self.size, self.stack
         except UnicodeDecodeError:
             raise MalformedError("has text that is not UTF-8") from None
         finally:
@@ -348,6 +438,31 @@ class _Machine:
         self.room -= count
         if self.room < 0:
             raise ExcessiveError("makes more objects than its length can be about")
+
+    def enter_frame(self, length: int) -> None:
+        """Read the next `length` bytes on their own: no instruction in them goes beyond."""
+        if not self.framed:
+            return
+        if self.around and self.pos < self.size:
+            # One of Python's unpicklers refuses it, and the other reads on.
+            self.odd("has a frame in a frame")
+            self._read(self.around[0], self.base + self.pos)
+        elif self.around:
+            self.leave_frame()
+        end = self.pos + length
+        if end > self.size:
+            raise self._short()
+        around = self.data, end
+        self._read(self.data[self.pos : end] + _END_OF_FRAME, 0, self.pos)
+        self.size, self.around = length, around
+
+    def leave_frame(self) -> None:
+        assert self.around
+        self._read(*self.around)
+
+    def _read(self, data: bytes, pos: int, base: int = 0) -> None:
+        """Go on at `pos` of `data`, which is at `base` of the whole."""
+        self.data, self.size, self.pos, self.base, self.around = data, len(data), pos, base, None
 
     def take(self, length: int) -> bytes:
         """The next `length` bytes of the pickle."""
@@ -379,15 +494,16 @@ class _Machine:
         return items
 
     def _put(self, index: int, value: Any) -> None:
-        memo = self.memo
+        memo, spill = self.memo, self.spill
         if index < len(memo):
             memo[index] = value
             self._forget()
-        elif index == len(memo):
-            self.spill.pop(index, None)
-            memo.append(value)
+        elif index > len(memo):
+            spill[index] = value
         else:
-            self.spill[index] = value
+            memo.append(value)
+            while len(memo) in spill:
+                memo.append(spill.pop(len(memo)))
 
     def get(self, index: int) -> Any:
         value = self.memo[index] if 0 <= index < len(self.memo) else self.spill.get(index, HOLE)
@@ -399,26 +515,63 @@ class _Machine:
         """What a name stands for: a constant, or just its name."""
         if type(module) is not str or type(name) is not str:
             raise MalformedError("names a class by something that is not text")
-        mentioned = Global(module, name)
-        known = self.globals.get(mentioned)
+        key = module, name
+        known = self.globals.get(key)
         if known is None:
-            self.globals[mentioned] = known = mentioned
-            if attacks.is_suspect(mentioned):
+            known = self._mention(key)
+        return self.meanings.get(key, known) if self.meanings else known
+
+    def _mention(self, key: tuple[str, str]) -> Global:
+        """Look up a name that was not mentioned before."""
+        module, name = key
+        mentioned = Global(module[: _LONGEST_NAME + 1], name[: _LONGEST_NAME + 1])
+        # Python 2's names mean what Python 3 has in their place.
+        for spelled in dict.fromkeys((key, today(key))):
+            if attacks.is_suspect(Global(*spelled)):
                 self.suspects[mentioned] = None
-        return self.constants.get(known, known)
+            if spelled in self.constants:
+                self.meanings.setdefault(key, self.constants[spelled])
+            if spelled in self.constructors:
+                self.known.setdefault(mentioned, self.constructors[spelled])
+            if spelled in self.builders:
+                self.unfinished.add(mentioned)
+            if spelled in TAKES_ARGUMENTS:
+                self.takes_arguments.add(mentioned)
+        if max(len(module), len(name)) > _LONGEST_NAME:
+            raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
+        if mentioned not in self.known and key not in self.meanings and f"{module}.{name}" in self.paths:
+            # Python finds what is in a class by such a name, and torch does not look where the module ends.
+            self.odd(f"names {brief(mentioned)} with its module and its name divided elsewhere")
+        self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
+        self.globals[key] = mentioned
+        return mentioned
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         """The value of a call, or an `Opaque` that remembers it."""
         self.charge(1)
         if type(args) is not tuple:
-            if not isinstance(args, tuple):
+            if type(args) is not Size:
                 raise MalformedError("calls something with arguments that are not a tuple")
             args = tuple(args)
+        if len(args) > _ARGUMENTS_EACH:
+            self.charge(len(args) // _ARGUMENTS_EACH)
         if type(function) is Global:
-            construct = self.constructors.get(function)
+            construct = self.known.get(function)
             if construct is not None:
-                value = construct(args) if not kwargs else NotImplemented
+                if how != "reduce" and (args or kwargs) and (kwargs or function not in self.takes_arguments):
+                    self.odd(f"makes a {brief(function)} with arguments, and without calling it")
+                try:
+                    value = construct(args)
+                except OddError as reason:
+                    if not any(type(arg) is Opaque for arg in args):
+                        self.odd(str(reason))
+                    value = NotImplemented
                 if value is not NotImplemented:
+                    kind = type(value)
+                    if kind in _SIZES:
+                        self.charge(_SIZES[kind](value) // _BYTES_EACH)
+                    elif kind is Opaque and function in self.unfinished:
+                        self._note_place(value)
                     return value
             elif function.module in ("copyreg", "copy_reg"):
                 direct = _as_newobj(function.name, args)
@@ -436,51 +589,65 @@ class _Machine:
                 raise ExcessiveError(f"calls the result of a call, more than {_CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
-        return Opaque(function, args, kwargs, how)
+        made = Opaque(function, args, kwargs, how)
+        if type(function) is Global and function in self.unfinished:
+            self._note_place(made)
+        return made
+
+    def _note_place(self, made: Opaque) -> None:
+        """Remember where in the memo `made` will be, as picklers store what they make at once."""
+        self.places[id(made)] = len(self.memo) + len(self.spill)
 
     def build(self, state: Any) -> None:
         """Give the object on top of the stack its state."""
         target = self.stack[-1]
         kind = type(target)
         if kind is Opaque:
-            builder = self.builders.get(target.cls) if type(target.cls) is Global else None
+            builder = self.builders.get((target.cls.module, target.cls.name)) if type(target.cls) is Global else None
             value = builder(target, state) if builder else NotImplemented
             if value is NotImplemented:
                 target.state.append(state)
                 if builder:
                     self.opaque[target.cls] = None
-            else:
+            elif type(value) is NumpyArray:
+                self.charge(len(value.data) // _BYTES_EACH)
+                become(target, value)
+            elif value is not target:
                 self._replace(target, value)
         elif kind in _BUILT_IN_PLACE:
             if type(state) is tuple and len(state) == 2 and state[1] is None:
                 state = state[0]
             if type(state) is not dict:
-                raise MalformedError(f"gives a value of type {kind.__name__} a state that is not a dictionary")
+                self.odd(f"gives a value of type {kind.__name__} a state that is not a dictionary")
+                return
+            # A state may be that of many, and each has its own copy.
+            self.charge(len(state))
             for name in state:
                 # Nor is `__setstate__` one: Python would call it with the next state.
                 if type(name) is not str or hasattr(kind, name) or name.startswith("__"):
-                    raise MalformedError(f"sets attribute {str(name)[:100]!r} of a value of type {kind.__name__}")
+                    self.odd(f"sets attribute {brief(name)} of a value of type {kind.__name__}")
+                    return
             target.__dict__.update(state)
         else:
-            raise MalformedError(f"gives a state to a value of type {kind.__name__}")
+            self.odd(f"gives a state to a value of type {kind.__name__}")
 
     def _forget(self) -> None:
         if self.phrases is not None:
             self.phrases.forget()
 
     def _replace(self, old: Any, new: Any) -> None:
-        """Put `new` where `old` is: on the stack, and in the memo if it was stored not long ago."""
+        """Put `new` where `old` is: on the stack, and in the memo where it was stored when it was made.
+
+        Who refers to it from elsewhere, as no pickler does, has it without its state.
+        """
         self.stack[-1] = new
-        self._forget()
-        memo = self.memo
-        for index in range(len(memo) - 1, max(len(memo) - 1 - _REPLACED_WITHIN, -1), -1):
-            if memo[index] is old:
-                memo[index] = new
-                return
-        for index in reversed(self.spill):
-            if self.spill[index] is old:
-                self.spill[index] = new
-                return
+        place = self.places.pop(id(old), -1)
+        if 0 <= place < len(self.memo):
+            if self.memo[place] is old:
+                self.memo[place] = new
+                self._forget()
+        elif self.spill.get(place) is old:
+            self.spill[place] = new
 
     def _set_items(self, target: Any, items: list[Any]) -> None:
         """SETITEM, SETITEMS: `items` is key, value, key, value …"""
@@ -492,7 +659,7 @@ class _Machine:
         elif type(target) is Opaque:
             target.items.extend(pairs)
         else:
-            raise MalformedError(f"sets an item of a value of type {type(target).__name__}")
+            self.odd(f"sets an item of a value of type {type(target).__name__}")
 
     def _append(self, target: Any, items: list[Any]) -> None:
         if type(target) is list:
@@ -502,7 +669,7 @@ class _Machine:
         elif type(target) is Opaque:
             target.appended.extend(items)
         else:
-            raise MalformedError(f"appends to a value of type {type(target).__name__}")
+            self.odd(f"appends to a value of type {type(target).__name__}")
 
     def _opaque_persistent(self, pid: Any) -> Any:
         return Opaque(Global("pickle", "persistent_load"), pid, None, "persistent")
@@ -554,14 +721,23 @@ def _proto(machine: _Machine) -> None:
 
 
 def _frame(machine: _Machine) -> None:
-    length = machine.number(_u64, 8)
-    if length > len(machine.data) - machine.pos:
-        raise machine._short()
+    machine.enter_frame(machine.number(_u64, 8))
+
+
+def _end_of_frame(machine: _Machine) -> None:
+    if machine.pos <= machine.size:
+        raise MalformedError("has an unknown opcode 0x00")
+    machine.leave_frame()
 
 
 def _global(machine: _Machine) -> Any:
     module = machine.line()
     return machine.find(str(module, "utf-8"), str(machine.line(), "utf-8"))
+
+
+def _instantiate(machine: _Machine, made: Any, args: list[Any]) -> Any:
+    """What INST and OBJ make: a call, or without arguments a new object of a class."""
+    return machine.call(made, tuple(args), "reduce" if args else "newobj")
 
 
 def _stack_global(machine: _Machine) -> None:
@@ -572,12 +748,12 @@ def _stack_global(machine: _Machine) -> None:
 def _inst(machine: _Machine) -> None:
     made = _global(machine)
     args = machine.above_mark()
-    machine.stack.append(machine.call(made, tuple(args), "reduce"))
+    machine.stack.append(_instantiate(machine, made, args))
 
 
 def _obj(machine: _Machine) -> None:
     made, *args = machine.above_mark() or [None]
-    machine.stack.append(machine.call(made, tuple(args), "reduce"))
+    machine.stack.append(_instantiate(machine, made, args))
 
 
 def _newobj(machine: _Machine) -> None:
@@ -635,12 +811,15 @@ def _long(machine: _Machine, length: int) -> int:
 
 def _digits(machine: _Machine, line: bytes) -> int:
     # A byte is 2.4 digits.
-    if len(line) > machine.limits.int_bytes * 12 // 5:
+    if len(line) > min(machine.limits.int_bytes * 12 // 5, _MAX_DIGITS):
         raise ExcessiveError(f"has an integer of {len(line)} digits")
+    if _WHOLE(line):
+        return int(line)
+    machine.odd(f"has {brief(line)[1:]} where a number should be")
     try:
-        return int(line, 0) if line != b"" else int(b"x")
+        return int(line)
     except ValueError:
-        raise MalformedError(f"has {str(line[:40])[1:]} where a number should be") from None
+        return 0
 
 
 def _int(machine: _Machine) -> Any:
@@ -650,10 +829,12 @@ def _int(machine: _Machine) -> Any:
 
 def _text_float(machine: _Machine) -> float:
     line = machine.line()
-    try:
-        return float(line)
-    except ValueError:
-        raise MalformedError(f"has {str(line[:40])[1:]} where a number should be") from None
+    value = float(line) if _REAL(line) else _SPECIAL.get(line)
+    # Of a number that is too large, one of Python's unpicklers makes infinity; the other refuses it.
+    if value is None or (math.isinf(value) and line not in _SPECIAL):
+        machine.odd(f"has {brief(line)[1:]} where a number should be")
+        return 0.0
+    return value
 
 
 def _text_index(machine: _Machine) -> int:
@@ -672,13 +853,14 @@ def _python2(data: bytes) -> Any:
 
 
 def _string(machine: _Machine) -> Any:
-    line = machine.line().strip()
+    line = machine.line()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise MalformedError("has a string without quotes")
-    try:
-        return _python2(codecs.escape_decode(line[1:-1])[0])
-    except ValueError:
-        raise MalformedError("has a string with an invalid escape") from None
+    if any(found[1] for found in _ESCAPES(line[1:-1])):
+        # Python warns, and takes it for what it is not.
+        machine.odd("has a string with an invalid escape")
+        return ""
+    return _python2(codecs.escape_decode(line[1:-1])[0])
 
 
 def _unicode(machine: _Machine) -> str:
@@ -686,7 +868,7 @@ def _unicode(machine: _Machine) -> str:
 
 
 def _persid(machine: _Machine) -> Any:
-    return machine.persistent(str(machine.line(), "utf-8"))
+    return machine.persistent(str(machine.line(), "ascii"))
 
 
 def _refuse(reason: str) -> Callable[[_Machine], None]:
@@ -702,6 +884,7 @@ _BUFFER = _refuse("needs a buffer that was kept outside it")
 _RARE: dict[int, Callable[[_Machine], None]] = {
     0x80: _proto,
     0x95: _frame,
+    _END_OF_FRAME[0]: _end_of_frame,
     # names and objects
     ord("c"): _push(_global),
     0x93: _stack_global,

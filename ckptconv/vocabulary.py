@@ -13,7 +13,8 @@ from .tree import Opaque
 # value, or NotImplemented if it has none for such arguments: the call is then kept as an `Opaque`. It may raise
 # `MalformedError`. It can be called twice for the same part of a pickle.
 Constructor: TypeAlias = Callable[[tuple[Any, ...]], Any]
-# Called with an `Opaque` and the argument of a BUILD for it: returns what takes its place, or NotImplemented.
+# Called with an `Opaque` and the argument of a BUILD for it: returns the same `Opaque`, what it becomes, or
+# NotImplemented.
 Builder: TypeAlias = Callable[[Opaque, Any], Any]
 # Gives a value for the key of a storage, or None: then it is made in the usual way, opcode by opcode.
 Maker: TypeAlias = Callable[[str], Any]
@@ -44,7 +45,9 @@ class Vocabulary:
 
     `constructors`: for a class or function, by exact module and name, what a call of it makes.
     `constants`: what a name stands for by itself.
-    `builders`: what becomes of an `Opaque` of that class when it is given its state.
+    `builders`: what becomes of an `Opaque` of that class when it is given its state. It becomes a `NumpyArray` for all
+    who refer to it already; another value takes its place on the stack, and in the memo if it was stored when it was
+    made, as it is by all picklers.
     `persistent`: what a persistent id stands for.
     `phrases`: what makes the same as the others would for a phrase, at once; None where there is no such thing.
     """
@@ -92,6 +95,11 @@ class TruncatedError(CorruptError):
 
 class MalformedError(Exception):
     """Raised inside the machine and by constructors: the reason only; the machine adds the file and the position."""
+
+
+class OddError(MalformedError):
+    """Arguments that a constructor is never given, and of which Python may make something. Of an `Opaque`, which is
+    not known itself, an `Opaque` is made instead."""
 
 
 class ExcessiveError(MalformedError):

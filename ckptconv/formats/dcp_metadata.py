@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from ckptconv.errors import CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.tensors import DTYPES, DType, Stored
 from ckptconv.tree import Global, Opaque, TorchConstant
+from ckptconv.units import brief
 from ckptconv.unpickle import Loaded, load
 from ckptconv.vocabulary import Builder, Constructor, MalformedError, Vocabulary
 
@@ -171,7 +172,7 @@ def _storage_info(_: Opaque | None, state: Any) -> Any:
         raise MalformedError("names a file by something that is not text")
     for number in (offset, length):
         if type(number) is not int or not 0 <= number < MAX_BYTES:
-            raise MalformedError(f"has an entry at byte {str(offset)[:40]} of {str(length)[:40]} bytes")
+            raise MalformedError(f"has an entry at byte {brief(offset)} of {brief(length)} bytes")
     transforms = state.get("transform_descriptors") or ()
     if not isinstance(transforms, (list, tuple)) or any(type(each) is not str for each in transforms):
         raise MalformedError("has transforms of an entry that are not text")
@@ -199,7 +200,7 @@ def _vocabulary() -> Vocabulary:
     }
     plain = [_TENSOR, _VALUE, Global(_METADATA, "Metadata"), Global(_METADATA, "StorageMeta")]
     for cls in (*plain, *(Global(*key) for key in builders)):
-        constructors[cls] = _kept(cls)
+        constructors[cls.module, cls.name] = _kept(cls)
     return replace(torch, constructors={**torch.constructors, **constructors}, builders=builders)
 
 
@@ -331,7 +332,7 @@ def _add_tensor(
         raise CorruptError(f"{where}: the description of {named(name)} lacks properties, a size, or chunks.")
     dtype = _dtype(properties[0], name, where)
     layout = properties[1]
-    if type(layout) is not TorchConstant or layout != ("layout", "strided"):
+    if type(layout) is not TorchConstant or layout != TorchConstant("layout", "strided"):
         kind = layout.name if type(layout) is TorchConstant else type(layout).__name__
         raise UnsupportedError(f"{where}: {named(name)} has the layout {kind}, and only strided ones are read.")
     try:

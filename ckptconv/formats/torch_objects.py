@@ -32,6 +32,7 @@ from ckptconv.tensors import (
     itemsize_of_components,
 )
 from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.units import brief
 from ckptconv.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
@@ -151,14 +152,14 @@ def storage_id(pid: Any) -> StorageId:
     _, cls, key, location, numel = pid[:5]
     dtype = storage_dtype(cls)
     if dtype is None:
-        raise RefusedError(f"has a storage of class {str(cls)[:200]}, which is not known")
+        raise RefusedError(f"has a storage of class {brief(cls, 200)}, which is not known")
     # Keys are text; the oldest files have numbers.
     if type(key) is int and -MAX_BYTES < key < MAX_BYTES:
         key = str(key)
     if type(key) is not str or type(location) is not str or type(numel) is not int:
         raise MalformedError("has a persistent id whose parts are of the wrong types")
     if not 0 <= numel < MAX_BYTES // dtype.itemsize:
-        raise MalformedError(f"has a storage of {numel} elements")
+        raise MalformedError(f"has a storage of {brief(numel)} elements")
     return StorageId(dtype, key, location, numel, pid[5] if len(pid) == 6 else None)
 
 
@@ -192,7 +193,7 @@ def _geometry(size: Any, stride: Any) -> _Geometry:
             raise MalformedError("has a tensor whose size or stride is not made of counts")
     numel = math.prod(size)
     if numel >= MAX_BYTES:
-        raise MalformedError(f"has a tensor of {numel} elements")
+        raise MalformedError(f"has a tensor of {brief(numel)} elements")
     extent = 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True)) if numel else 0
     return _Geometry(tuple(size), tuple(stride), numel, extent)
 
@@ -209,8 +210,8 @@ def _start(dtype: DType, geometry: _Geometry, offset: int, size: int, key: str) 
     start = offset * item
     if start + extent * item > size or numel * item >= MAX_BYTES:
         raise MalformedError(
-            f"has a tensor of {dtype} with shape {_brief(shape)} and strides {_brief(strides)} at element "
-            f"{offset}, which goes beyond the {size} bytes of its storage {key[:40]!r}"
+            f"has a tensor of {dtype} with shape {brief(shape)} and strides {brief(strides)} at element "
+            f"{brief(offset)}, which goes beyond the {size} bytes of its storage {brief(key)}"
         )
     return start
 
@@ -364,10 +365,6 @@ class _Tensors:
         )
 
 
-def _brief(numbers: tuple[int, ...]) -> str:
-    return str(numbers) if len(numbers) <= 8 else f"({', '.join(map(str, numbers[:8]))}, …)"
-
-
 def _dtype(value: Any) -> DType:
     if type(value) is not TorchConstant or value.kind != "dtype":
         raise MalformedError("has a tensor whose dtype is not a dtype")
@@ -386,7 +383,7 @@ def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
         raise MalformedError("has a tensor whose metadata is not a dictionary")
     unknown = [name for name in metadata if name not in ("conj", "neg")]
     if unknown:
-        raise RefusedError(f"has a tensor with metadata {str(unknown[0])[:40]!r}, which is not known")
+        raise RefusedError(f"has a tensor with metadata {brief(unknown[0])}, which is not known")
     dtype = tensor.dtype
     if metadata.get("conj"):
         if dtype.kind != "c":
@@ -400,10 +397,10 @@ def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
 
 
 _KINDS = {
-    ("torch", "Tensor"): "tensor",
-    ("torch._tensor", "Tensor"): "tensor",
-    ("torch.nn.parameter", "Parameter"): "parameter",
-    ("torch.nn.parameter", "Buffer"): "buffer",
+    Global("torch", "Tensor"): "tensor",
+    Global("torch._tensor", "Tensor"): "tensor",
+    Global("torch.nn.parameter", "Parameter"): "parameter",
+    Global("torch.nn.parameter", "Buffer"): "buffer",
 }
 
 
@@ -457,7 +454,7 @@ def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
     return _described(args[0], "parameter", args[1], args[3] if len(args) == 4 else None)
 
 
-def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[tuple[str, str], Constructor]) -> Any:
+def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]) -> Any:
     """(function, class, its arguments, state)"""
     if len(args) != 4:
         return NotImplemented
@@ -568,6 +565,7 @@ def _layout(args: tuple[Any, ...]) -> Any:
 _NUMPY_DTYPE = re.compile(r"^([<>|=]?)([biufcSUVmM])([0-9]{1,9})$")
 # What dates and times count.
 _UNITS = frozenset({"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"})
+_NUMPY_DTYPE_CLASS, _NUMPY_ARRAY_CLASS = Global("numpy", "dtype"), Global("numpy", "ndarray")
 _NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
 _TORCH_OF_NUMPY = {
     "b1": "bool",
@@ -589,7 +587,7 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
     `value` is what the pickle made of numpy.dtype("f8", align, copy), and its state (version, byte order, subdtype,
     names, fields, size, alignment, flags; for dates and times also what they count).
     """
-    if type(value) is not Opaque or value.cls != ("numpy", "dtype") or not value.args or type(value.args[0]) is not str:
+    if type(value) is not Opaque or value.cls != _NUMPY_DTYPE_CLASS or not value.args or type(value.args[0]) is not str:
         return None
     named = _NUMPY_DTYPE.match(value.args[0])
     if not named:
@@ -645,14 +643,14 @@ def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
     if raw is None:
         # A list, for objects, is right; the wrong number of bytes is not.
         if type(data) is bytes:
-            raise MalformedError(f"has a numpy array of shape {_brief(shape)} with {len(data)} bytes")
+            raise MalformedError(f"has a numpy array of shape {brief(shape)} with {len(data)} bytes")
         return NotImplemented
     return NumpyArray(plain[0], shape, order, raw)
 
 
 def _build_array(value: Opaque, state: Any) -> Any:
     """State of an array: (version, shape, dtype, is in Fortran order, data)."""
-    if type(value.args) is not tuple or value.args[:1] != (("numpy", "ndarray"),) or value.state:
+    if type(value.args) is not tuple or value.args[:1] != (_NUMPY_ARRAY_CLASS,) or value.state:
         return NotImplemented
     if type(state) is not tuple or len(state) != 5 or type(state[3]) not in (bool, int):
         return NotImplemented
@@ -723,13 +721,13 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
         "_rebuild_device_tensor_from_numpy": _rebuild_device_tensor,
         "_rebuild_xla_tensor": _rebuild_device_tensor,
     }
-    rebuild: dict[tuple[str, str], Constructor] = {("torch._utils", name): made for name, made in utils.items()}
+    rebuild = {Global("torch._utils", name): made for name, made in utils.items()}
 
     def from_type(args: tuple[Any, ...]) -> Any:
         return _rebuild_from_type(args, rebuild)
 
     constructors: dict[tuple[str, str], Constructor] = {
-        **rebuild,
+        **{(function.module, function.name): made for function, made in rebuild.items()},
         ("torch._tensor", "_rebuild_from_type_v2"): from_type,
         ("torch._tensor", "_rebuild_from_type"): from_type,
         ("torch.tensor", "_rebuild_from_type"): from_type,

@@ -14,6 +14,7 @@ from typing import Any
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.storage import basename
 from ckptconv.tensors import Concat, LazyTensor, View, same_bytes, untagged
+from ckptconv.units import brief
 
 from . import zero_layout
 from .zero_layout import Shape, Slice
@@ -133,7 +134,7 @@ def _cut_pieces(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimF
         if optim.masters[group].numel != end:
             raise CorruptError(
                 f"{optim.file.path}: flat group {group} has {optim.masters[group].numel} elements, and the shapes of "
-                f"its {len(shapes)} parameters, cut for {len(optims)} ranks, give {end}."
+                f"its {len(shapes)} parameters, cut for {len(optims)} ranks, give {brief(end)}."
             )
     return _Group([_Cut(slices, list(range(len(optims))), {name: name for name in shapes}, pieces=True)], {})
 
@@ -168,7 +169,7 @@ def _cut_flat(
         if not needed <= held <= max(end, -(-end // (2 * count)) * 2 * count):
             raise CorruptError(
                 f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and its "
-                f"like), and its {len(shapes)} parameters with their padding take {end}."
+                f"like), and its {len(shapes)} parameters with their padding take {brief(end)}."
             )
         _check_ranks(group, slices, end, [optims[rank] for rank in ranks])
     if len(copies) == 1:
@@ -221,13 +222,13 @@ def _check_ranks(group: int, slices: Sequence[Slice], end: int, optims: Sequence
         lean = size - padding if padding <= size else max(2 * size - padding, 0)
         if held not in (size, lean):
             raise CorruptError(
-                f"{optim.file.path}: its partition of group {group} has {held} elements and a padding of {padding}, "
-                f"and partitions of that group have {size}."
+                f"{optim.file.path}: its partition of group {group} has {held} elements and a padding of "
+                f"{brief(padding)}, and partitions of that group have {brief(size)}."
             )
         if held < size and any(other.masters[group].numel for other in optims[index + 1 :]):
             raise CorruptError(
-                f"{optim.file.path}: its partition of group {group} has {held} of {size} elements, and only the last "
-                "partitions may be shorter."
+                f"{optim.file.path}: its partition of group {group} has {held} of {brief(size)} elements, and only the "
+                "last partitions may be shorter."
             )
         _check_fragments(group, slices, index * size, size, optim)
 
@@ -241,8 +242,8 @@ def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
     size, rest = divmod(end + padding, len(optims))
     if rest or size < largest:
         raise CorruptError(
-            f"{optims[0].file.path} and its like note {padding} elements of padding for group {group}, whose "
-            f"parameters take {end}: that is not {len(optims)} partitions of {largest} elements."
+            f"{optims[0].file.path} and its like note {brief(padding)} elements of padding for group {group}, whose "
+            f"parameters take {brief(end)}: that is not {len(optims)} partitions of {largest} elements."
         )
     return size
 
@@ -393,8 +394,8 @@ def _shapes(model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, L
             return [dict(named[each.start : each.stop]) for each in ranges]
         elements = ", ".join(str(size) for size, _ in held[:8])
         raise CorruptError(
-            f"{first.file.path} lists {len(named)} parameters of {sum(sizes)} elements without their groups, and which "
-            f"are in its groups of {elements} elements cannot be told."
+            f"{first.file.path} lists {len(named)} parameters of {brief(sum(sizes))} elements without their groups, "
+            f"and which are in its groups of {elements} elements cannot be told."
         )
     raise CorruptError(
         f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, and {first.file.path} has {groups} "

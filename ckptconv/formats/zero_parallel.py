@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors import DTYPES, Cast, Concat, Convert, Inline, LazyTensor, Narrow, View, contiguous_strides
+from ckptconv.units import brief
 
 from .zero_assemble import Weights
 from .zero_layout import Shape
@@ -153,11 +154,13 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise CorruptError(f"{where}: {pattern!r:.80} in universal_checkpoint_info is no pattern: {error}.") from error
+        raise CorruptError(
+            f"{where}: {brief(pattern, 80)} in universal_checkpoint_info is no pattern: {error}."
+        ) from error
     # A repeated group can take a matcher longer than the age of the universe, and names need none.
     if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > 4:
         raise UnsupportedError(
-            f"{where}: the pattern {pattern!r:.80} in universal_checkpoint_info repeats groups, or repeats too much.",
+            f"{where}: {brief(pattern, 80)} in universal_checkpoint_info repeats groups, or repeats too much.",
             PER_RANK,
         )
     return compiled
@@ -271,7 +274,7 @@ def _sub_parameters(part: Any, widths: Mapping[str, Any], where: str) -> Iterato
             held = None if held is None else tuple(tuple(map(int, each)) for each in held)
             yield str(pattern), SubParameters(whole, int(dim), sizes, held)
     except (TypeError, KeyError, IndexError, ValueError) as error:
-        raise CorruptError(f"{where}: parameter_with_sub_params holds {part!r:.80}, which is no shape.") from error
+        raise CorruptError(f"{where}: parameter_with_sub_params holds {brief(part, 80)}, which is no shape.") from error
 
 
 def merge_ranks(ranks: Sequence[Weights], patterns: Patterns) -> Weights:
@@ -441,18 +444,18 @@ def _viewed(tensor: LazyTensor, shape: Shape) -> LazyTensor:
 def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> LazyTensor:
     ranks, dim, sizes = len(slices), sub.dim, sub.sizes
     if not 0 <= dim < len(sub.shape):
-        raise ValueError(f"there is no dimension {dim} of {list(sub.shape)}")
+        raise ValueError(f"there is no dimension {brief(dim)} of {brief(list(sub.shape))}")
     if isinstance(sizes, int):
         # Before tuples were written this was the size of one, or the number of several of one size.
         whole = sum(part.shape[dim] for part in slices) if len(slices[0].shape) > dim else sizes
         if sizes < 1 or whole % sizes:
-            raise ValueError(f"{sizes} sub-parameters do not divide {whole}")
+            raise ValueError(f"{brief(sizes)} sub-parameters do not divide {brief(whole)}")
         sizes = (whole,) if whole == sizes else (whole // sizes,) * sizes
     widths = sub.widths
     if widths is None:
         uneven = [size for size in sizes if size % ranks]
         if uneven:
-            raise ValueError(f"a sub-parameter of {uneven[0]} cannot have been cut for {ranks} ranks")
+            raise ValueError(f"a sub-parameter of {brief(uneven[0])} cannot have been cut for {ranks} ranks")
         widths = tuple((size // ranks,) * ranks for size in sizes)
     if len(widths) != len(sizes) or any(len(each) != ranks or min(each) < 0 for each in widths):
         raise ValueError("sub_param_shard_widths does not tell what every rank has of every sub-parameter")
@@ -464,7 +467,7 @@ def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> La
     known = math.prod(size for size in shape if size >= 0)
     total = sum(part.numel for part in slices)
     if len(open_dims) > 1 or (open_dims and (not known or total % known)):
-        raise ValueError(f"{total} elements are not of the shape {shape}")
+        raise ValueError(f"{total} elements are not of the shape {brief(shape)}")
     for index in open_dims:
         shape[index] = total // known
     shaped = [

@@ -16,6 +16,7 @@ from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename, open_reader
 from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged
 from ckptconv.tree import Global, Opaque
+from ckptconv.units import brief
 
 from .torch_container import Records, TorchFile
 from .torch_file import fingerprint, read_torch
@@ -77,7 +78,7 @@ class Fields:
         for name, shape in values.items():
             sizes_ok = isinstance(shape, tuple) and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
             if not isinstance(name, str) or not sizes_ok:
-                raise CorruptError(f"{self.where}: {self._name(key)} gives {name!r} the shape {shape!r:.80}.")
+                raise CorruptError(f"{self.where}: {self._name(key)} gives {brief(name)} the shape {brief(shape)}.")
         return {name: tuple(shape) for name, shape in values.items()}
 
     def _name(self, key: str) -> str:
@@ -367,8 +368,8 @@ def _fused_experts(fields: Fields) -> tuple[list[FusedExperts], bool]:
         numbers = [number for held in experts for number in held if type(number) is int]
         if prefix is None or not numbers or len(numbers) != total or sorted(numbers) != list(range(len(numbers))):
             raise CorruptError(
-                f"{fields.where}: ds_autoep_layers says of {prefix!r} that {total} experts are spread over {ranks} "
-                f"ranks, {local} on each, and names {len(numbers)} of them."
+                f"{fields.where}: ds_autoep_layers says of {brief(prefix)} that {brief(total)} experts are spread over "
+                f"{brief(ranks)} ranks, {brief(local)} on each, and names {len(numbers)} of them."
             )
         found.append(FusedExperts(prefix, experts))
     return found, any(layer.get("checkpoint_format") == "zero3_partitioned" for layer in layers)
@@ -381,7 +382,7 @@ def _list(fields: Fields, key: str) -> list[Any]:
 
 def _sizes(fields: Fields, key: str, values: Any) -> list[int]:
     if not isinstance(values, list) or not all(type(size) is int and size >= 0 for size in values):
-        raise CorruptError(f"{fields.where}: {key} holds {values!r:.80}, where sizes were expected.")
+        raise CorruptError(f"{fields.where}: {key} holds {brief(values, 80)}, where sizes were expected.")
     return values
 
 
@@ -389,7 +390,7 @@ def _partition_counts(fields: Fields) -> list[int]:
     counts = fields.get("partition_count", (int, list), 0)
     counts = _sizes(fields, "partition_count", counts if isinstance(counts, list) else [counts])
     if max(counts, default=0) > MAX_RANKS:
-        raise CorruptError(f"{fields.where}: partition_count is {max(counts)}, more ranks than there ever were.")
+        raise CorruptError(f"{fields.where}: partition_count is {brief(max(counts))}, more ranks than there ever were.")
     return counts
 
 

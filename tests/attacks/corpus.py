@@ -416,14 +416,14 @@ pickle_case(CORRUPT, "million_dicts", "two million empty dicts", b"](" + b"}" * 
 pickle_case(CORRUPT, "million_sets", "two million empty sets", b"](" + b"\x8f" * 2_000_000 + b"e")
 pickle_case(DONE, "million_nones", "a million times nothing", b"](" + b"N" * 1_000_000 + b"e")
 pickle_case(
-    DONE,
+    CORRUPT,
     "bytes_of_a_number",
     "bytes(2^40), which would be a terabyte",
     called(name("builtins", "bytes"), number(1 << 40)),
 )
 pickle_case(DONE, "range", "range(2^62)", called(name("builtins", "range"), number(1 << 62)))
 pickle_case(
-    DONE,
+    CORRUPT,
     "list_of_a_range",
     "list(range(2^40))",
     called(name("builtins", "list"), called(name("builtins", "range"), number(1 << 40))),
@@ -439,6 +439,49 @@ pickle_case(
     + several(number(1), numbers(1 << 60), called(name("numpy", "dtype"), text("f8")), FALSE, NONE)
     + b"b",
 )
+
+# What Python's unpicklers, and torch's own, read in more than one way.
+COUNTER = called(name("collections", "Counter"), several(several(text("a"), number(3))))
+pickle_case(CORRUPT, "counter_of_pairs", "a Counter of pairs, which it counts", COUNTER)
+pickle_case(CORRUPT, "int_plus_one", "+1, which is True to one unpickler and 1 to the other", b"I+1\n")
+pickle_case(CORRUPT, "int_octal", "010, which is 8 to one unpickler", b"I010\n")
+pickle_case(CORRUPT, "int_nul", "a number with a NUL in it", b"I1\0junk\n")
+pickle_case(CORRUPT, "float_underscore", "1_0, which is a number to one unpickler", b"F1_0\n")
+pickle_case(CORRUPT, "float_infinite", "1e400, which is infinity to one unpickler", b"F1e400\n")
+pickle_case(CORRUPT, "name_divided", "a function's module in its name", name("torch", "_utils._rebuild_tensor_v2"))
+pickle_case(
+    CORRUPT, "new_list", "a list that is made without its arguments", name("builtins", "list") + b"](Ne\x85\x81"
+)
+pickle_case(CORRUPT, "frame_in_a_frame", "a frame in a frame", b"\x95\x0c" + b"\0" * 7 + b"\x95\1" + b"\0" * 7 + b"N0N")
+pickle_case(CORRUPT, "frame_too_short", "a frame that ends inside of a number", b"\x95\3" + b"\0" * 7 + b"J\1\0\0\0")
+pickle_case(
+    CORRUPT,
+    "keys_numpy_and_int",
+    "an integer of numpy and the same of Python, which are one key",
+    mapped(
+        called(
+            name("numpy.core.multiarray", "scalar"),
+            called(name("numpy", "dtype"), text("i8"), FALSE, TRUE)
+            + several(number(3), text("<"), NONE, NONE, NONE, number(-1), number(-1), number(0))
+            + b"b",
+            raw(number(1)[2:3] + bytes(7)),
+        )
+        + NONE,
+        number(1) + NONE,
+    ),
+)
+pickle_case(
+    DONE,
+    "keys_dtype_and_tuple",
+    "a dtype and a class as keys, and tuples of their names",
+    mapped(
+        name("torch", "float32") + NONE,
+        several(text("dtype"), text("float32")) + NONE,
+        name("a", "b") + NONE,
+        several(text("a"), text("b")) + NONE,
+    ),
+)
+pickle_case(DONE, "memoize_counts", "PUT far away, then up to it, then MEMOIZE", b"Nq\2" + b"q\0q\1\x94" + b"0h\3")
 
 # What scanners of files are tested with, where it is not above.
 
