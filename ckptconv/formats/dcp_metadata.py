@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsafeError, UnsupportedError
+from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors import DTYPES, DType, Stored
 from ckptconv.tree import Global, Opaque, TorchConstant
 from ckptconv.unpickle import Loaded, load
 from ckptconv.vocabulary import Builder, Constructor, MalformedError, Vocabulary
 
-from .torch_objects import MAX_BYTES, MAX_DIMS, vocabulary
+from .torch_objects import vocabulary
 
 Shape: TypeAlias = tuple[int, ...]
 # The way to a value: keys of dicts, and positions in lists.

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats import torch_script
 from ckptconv.formats.torch_container import MAX_PICKLE, WINDOW, Records, TorchFile, first_identity, gap_of
-from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.torch_objects import FirstDtypes, Storage, StorageId, storage_id, vocabulary
 from ckptconv.spool import check_ratio
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File, Packed
@@ -136,6 +136,12 @@ class _Storages:
         self._sizes: dict[int, int] = {}
         # Deflated storages, as files of their own.
         self._packed: dict[int, File] = {}
+        # In a script archive, every tensor has the dtype that its own id says.
+        self._dtypes = None if archive.is_script else FirstDtypes(len(archive.sizes))
+
+    def _agrees(self, row: int, wanted: StorageId) -> bool:
+        """Whether torch.load makes a storage of this dtype; those without elements are made anew each time."""
+        return self._dtypes is None or not wanted.numel or self._dtypes.agrees(row, wanted.dtype)
 
     def resolve(self, pid: Any) -> Storage:
         wanted = storage_id(pid)
@@ -155,6 +161,11 @@ class _Storages:
             )
         if size != nbytes:
             raise MalformedError(f"needs {nbytes} bytes of storage {wanted.key[:40]!r}, whose record has {size}")
+        if not self._agrees(row, wanted):
+            raise MalformedError(
+                f"has storage {wanted.key[:40]!r} as {wanted.dtype} and as another dtype; torch.load takes it for the "
+                "first of them"
+            )
         file, offset = archive.file, archive.start + archive.payloads[row]
         if method:
             if row not in self._packed:
@@ -172,7 +183,7 @@ class _Storages:
 
         def place(key: str) -> tuple[File, int, int] | None:
             row = find(key)
-            if row is None or sizes[row] != nbytes or methods[row] != _STORED:
+            if row is None or sizes[row] != nbytes or methods[row] != _STORED or not self._agrees(row, wanted):
                 return None
             return file, start + payloads[row], first + row
 
