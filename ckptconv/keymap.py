@@ -51,13 +51,14 @@ def describe(
     tree: Any,
     *,
     keep_order: bool = True,
-    leave_out: Callable[[str, Any], bool] | None = None,
+    leave_out: Callable[[str, Any], Any] | None = None,
     tagged: bool = False,
 ) -> Flattened:
     """What `flatten` gives and more. `tagged` keeps lazy tensors tagged with their facts.
 
     `leave_out` is called with every `Opaque`, `Global` and `Composite`, and the name that a tensor in its place would
-    have: it says whether that is to be left out, as a tensor is by `remap`.
+    have: it says whether that is to be left out, as a tensor is by `remap`; or gives a container of what it holds, to
+    be written in its place.
     """
     plain = None if tagged else _plain_tensors(tree)
     if plain is not None:

@@ -328,8 +328,8 @@ for _file, _why, _node in (
     ("opaque_allowed", "a call of torch.load", ["opaque", ["global", "torch", "load"], ["tuple", "x.pt"]]),
 ):
     _root = [*W, "x", _node] if _node else [*W, OPAQUE, 1]
-    _record(UNSUPPORTED, _file, _why, _root)
-_record(UNSUPPORTED, "kind", "a tensor that is a function", ["dict", "w", {"kind": "os.system"}])
+    _record(UNSAFE, _file, _why, _root)
+_record(UNSAFE, "kind", "a tensor that is a function", ["dict", "w", {"kind": "os.system"}])
 for _file, _why, _node in (
     ("dtype", "a dtype that is a function", ["torch", "dtype", "load"]),
     ("dtype_path", "a dtype that is another module's function", ["torch", "dtype", "os.system"]),
@@ -423,9 +423,9 @@ _olmo(CORRUPT, "broken", "a name that is half of a pickle", lambda canary: [b"X\
 _olmo_value(DONE, "sound", "a value that is a pickle", lambda canary: listed(number(1), text("a")))
 for _name in ("os_system", "eval", "then_an_unknown_opcode"):
     _olmo_value(UNSAFE, f"live_{_name}", f"a value that is a pickle, {PAYLOADS[_name][0]}", PAYLOADS[_name][1])
-_olmo_value(UNSUPPORTED, "live_load_from_bytes", "a value that honest files have, and that runs",
+_olmo_value(UNSAFE, "live_load_from_bytes", "a value that honest files have, and that runs",
             PAYLOADS["load_from_bytes"][1])  # fmt: skip
-_olmo_value(UNSUPPORTED, "object", "an object of the user's", lambda canary: called(name("my", "Thing"), raw(b"x")))
+_olmo_value(UNSAFE, "object", "an object of the user's", lambda canary: called(name("my", "Thing"), raw(b"x")))
 _olmo_value(CORRUPT, "persistent", "a value with a persistent id", lambda canary: several(text("storage")) + b"Q")
 _add(
     DONE, "olmo_half", "a pickle for a name among other names: a name",
@@ -521,7 +521,7 @@ _set(
     _beside('{"version":1,"root":["dict","c",{}]}'),
 )
 _set(UNSUPPORTED, "record_version", "a record of version 9 beside", _mapping(), _beside('{"version":9,"root":1}'))
-_set(UNSUPPORTED, "record_opaque", "a record with a call beside", _mapping(), _beside(
+_set(UNSAFE, "record_opaque", "a record with a call beside", _mapping(), _beside(
     json.dumps({"version": 1, "root": ["dict", "a", {}, "b", {}, "x", OPAQUE]})
 ))  # fmt: skip
 _set(DONE, "record_endless", "a record that is no file, but a link to what never ends", _mapping(), lambda place: (
