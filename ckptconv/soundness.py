@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from . import live
 from .tensors import DTYPES, LazyTensor
@@ -80,6 +80,7 @@ _QUANTIZED_BITS = frozenset({"uint8", "int8", "int32"})
 # Quantized dtypes of less than a byte, and how many values are in one.
 PACKED = {"quint4x2": 2, "quint2x4": 4}
 _PER_TENSOR = frozenset({"per_tensor_affine", "per_tensor_symmetric"})
+_Check: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], Callable[[Mapping[str, Any]], None]]
 # What any composite may have beside its parts.
 _COMMON = frozenset({"requires_grad", "attributes", "class"})
 
@@ -98,7 +99,7 @@ def composite_fault(kind: str, parts: Mapping[str, Any]) -> str:
 
     `parts` may hold lazy tensors or those of torch, and constants of either sort.
     """
-    known = _CHECKS.get(kind)
+    known = _CHECKS.get(kind, _WRAPPER if _WRAPPER[0][3] in parts else None)
     if known is None:
         return ""
     needed, optional, check = known
@@ -247,13 +248,28 @@ def _check_quantized(parts: Mapping[str, Any]) -> None:
         _need(found == (shape[axis],), f"{found} {name} for {shape[axis]} rows or columns")
 
 
-def _compressed(layout: str, first: str, second: str) -> tuple[Any, Any, Any]:
+def _check_wrapper(parts: Mapping[str, Any]) -> None:
+    shape, strides = _counts(parts["shape"], "a shape"), _counts(parts["strides"], "strides")
+    _need(len(shape) == len(strides), "a shape and strides of different lengths")
+    _elements(shape)
+    _counts((parts["storage_offset"],), "an offset")
+    _constant(parts["dtype"], "dtype")
+    _constant(parts["layout"], "layout")
+    if type(parts["device"]) is not str:
+        _constant(parts["device"], "device")
+
+
+def _compressed(layout: str, first: str, second: str) -> _Check:
     rows, blocks = layout in ("sparse_csr", "sparse_bsr"), layout in ("sparse_bsr", "sparse_bsc")
     return (first, second, "values", "shape"), (), _check_compressed(rows, blocks, (first, second))
 
 
+# A tensor of a class that wraps others, which are in its attributes.
+_WRAPPER: _Check = (
+    ("dtype", "shape", "strides", "storage_offset", "layout", "device", "requires_grad"), (), _check_wrapper
+)  # fmt: skip
 # Of each kind: the parts that it has, those that it may have, and what checks them.
-_CHECKS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Mapping[str, Any]], None]]] = {
+_CHECKS: dict[str, _Check] = {
     "sparse_coo": (("indices", "values", "shape"), ("is_coalesced",), _check_coo),
     "sparse_csr": _compressed("sparse_csr", "crow_indices", "col_indices"),
     "sparse_bsr": _compressed("sparse_bsr", "crow_indices", "col_indices"),

@@ -436,6 +436,9 @@ class _Machine:
                 raise ExcessiveError(f"calls the result of a call, more than {_CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
+        coded = attacks.code_called(function, args)
+        if coded is not None:
+            self.suspects[coded] = None
         return Opaque(function, args, kwargs, how)
 
     def build(self, state: Any) -> None:

@@ -5,6 +5,7 @@ Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`; what is wr
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from ckptconv.keymap import walk
 from ckptconv.pickling import Call, PersistentId, dumps
 from ckptconv.plan import FilePlan
 from ckptconv.soundness import composite_fault
-from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, contiguous_strides, untagged
+from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, View, contiguous_strides, untagged
 from ckptconv.tree import Composite, Global, Opaque, TorchConstant
 
 from .torch_storage import Placed, overlaps, storage_of, strides_of
@@ -40,6 +41,11 @@ _PARTS = {
     "meta": ("dtype", "shape", "strides", "requires_grad"),
 }
 _QUANTIZERS = (("scale", "zero_point"), ("scales", "zero_points", "axis"))
+# What integers mean as quantized values: by their dtype, and by whether one, two or four are in a byte.
+_QUANTIZED_AS = {
+    ("uint8", 0): "quint8", ("uint8", 1): "quint4x2", ("uint8", 2): "quint2x4",
+    ("int8", 0): "qint8", ("int32", 0): "qint32",
+}  # fmt: skip
 # Of a tensor of a subclass that wraps others.
 _WRAPPING = ("dtype", "shape", "strides", "storage_offset", "layout", "device", "requires_grad")
 _REBUILDING = {"nested": "_rebuild_nested_tensor", "meta": "_rebuild_meta_tensor_no_storage"}
@@ -284,6 +290,10 @@ class TorchTree:
             raise UnsupportedError("A quantized tensor without data cannot be written for torch.")
         names = _QUANTIZERS["scale" not in parts]
         facts = values.facts if isinstance(values, Tagged) else TensorFacts()
+        packed = math.prod(parts.get("shape", values.shape)) / max(values.numel, 1)
+        bits = _QUANTIZED_AS.get((values.dtype.name, 2 if packed > 2 else 1 if packed > 1 else 0))
+        if bits:  # taken from a tensor in memory, as integers
+            values, facts = View(untagged(values), DTYPES[bits], tuple(values.shape)), facts._replace(storage=None)
         room, offset, strides = self._place(values, facts)
         quantizer = (parts["qscheme"], *(parts[name] for name in names))
         # Of values smaller than a byte, the bytes are a flat tensor.

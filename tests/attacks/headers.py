@@ -293,6 +293,56 @@ for _file, _why, _leaf, _storage in (
     ("size_text", "a storage of text", {"storage": [0, 0]}, ["24", "float32"]),
 ):  # fmt: skip
     _record(CORRUPT, f"storage_{_file}", _why, ["dict", "w", _leaf], storages=[_storage])
+for _name in ("data", "real", "imag", "grad", "requires_grad", "shape", "__class__", "__dict__", "__setstate__", "H"):
+    _record(CORRUPT, f"attribute_{_name}", f"an attribute {_name} of a tensor", ["dict", "w", {"attributes": 0}],
+            [["dict", _name, 1]])  # fmt: skip
+_record(CORRUPT, "attribute_list", "a list for attributes of a tensor", ["dict", "w", {"attributes": 0}], [["list"]])
+_add(CORRUPT, "record_member_twice", "a record with a member twice",
+     with_record('{"version":1,"root":["dict","w",{"name":"w","name":"w"}]}'))  # fmt: skip
+_record(CORRUPT, "composite_part_twice", "a part of a tensor twice",
+        [*W, "x", ["composite", "my.Tensor", "a", 1, "a", 2]])  # fmt: skip
+
+
+def _twice(file: str, why: str, again: dict[str, Any], data: bytes = DATA) -> None:
+    """Two names, of which the record says that they are one object."""
+    record = {"version": 1, "root": ["dict", "v", again, "w", {"is": 0}]}
+    metadata = {"ckptconv.structure": json.dumps(record)}
+    header = {"__metadata__": metadata, "v": entry(), "w": entry(offsets=(24, 48))}
+    _add(DONE if file == "equal" else CORRUPT, f"record_object_{file}", f"a record with one object {why}",
+         held(header, data + DATA), whole=file == "equal")  # fmt: skip
+
+
+_twice("equal", "under two names", {"is": 0})
+_twice("other_data", "that has other data under another name", {"is": 0}, bytes(24))
+_twice("other_kind", "of two kinds", {"is": 0, "kind": "parameter"})
+_twice("other_gradient", "with and without a gradient", {"is": 0, "requires_grad": True})
+for _file, _why, _kind, _parts in (
+    ("coo", "a sparse tensor of too few indices", "sparse_coo",
+     ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9, 3]]),
+    ("coo_shape", "a sparse tensor of another shape", "sparse_coo",
+     ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9]]),
+    ("csr", "a sparse tensor of other rows", "sparse_csr",
+     ["crow_indices", {"name": "i"}, "col_indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 7, 7]]),
+    ("quantized", "a quantized tensor of floats", "quantized",
+     ["values", {"name": "w"}, "qscheme", ["torch", "qscheme", "per_tensor_affine"], "scale", 1, "zero_point", 0]),
+    ("part", "a sparse tensor with a part that it does not have", "sparse_coo",
+     ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9, 3], "data", 1]),
+):  # fmt: skip
+    _used = json.dumps(_parts)
+    _more = {"i": entry("I64", (1, 3), (24, 48))} if '"i"' in _used else {}
+    _add(CORRUPT, f"record_fit_{_file}", f"a record with {_why}", held(
+        {"__metadata__": {"ckptconv.structure": json.dumps(
+            {"version": 1, "root": ["dict", "x", ["composite", _kind, *_parts]]}
+        )}, "w": entry(), **_more}, DATA + (DATA if _more else b"")
+    ))  # fmt: skip
+for _file, _size, _more_parts in (
+    ("meta", ["size", 3, 4], ["requires_grad", False]), ("meta_negative", ["size", -1], ["requires_grad", False]),
+    ("meta_many", ["size", ["int", hex(1 << 62)], 8], ["requires_grad", False]),
+):  # fmt: skip
+    _record(CORRUPT, f"fit_{_file}", "a tensor without data whose sizes do not fit", [*W, "x", [
+        "composite", "meta", "dtype", ["torch", "dtype", "float32"], "shape", _size,
+        "strides", ["tuple", 1, 1] if _file == "meta_many" else ["tuple", 1], *_more_parts,
+    ]])  # fmt: skip
 _add(DONE, "record_storage_huge", "a record with a storage of 2^62 bytes, of which 24 are used",
      recorded(["dict", "w", {"storage": [0, 0]}], storages=[[1 << 62, "float32"]]), whole=True)  # fmt: skip
 _add(DONE, "record_storage_far", "a record with a storage that is used at 2^60",
