@@ -60,8 +60,9 @@ _PACKAGES = frozenset(
 # Of these, what is data: answers of the system, and enums.
 _HARMLESS = frozenset(
     """
-    os.stat_result os.statvfs_result os.terminal_size posix.stat_result posix.times_result posix.uname_result
-    grp.struct_group platform.uname_result pwd.struct_passwd resource.struct_rusage signal.Signals socket.AddressFamily socket.SocketKind urllib.parse.ParseResult urllib.parse.SplitResult
+    grp.struct_group os.stat_result os.statvfs_result os.terminal_size platform.uname_result posix.stat_result
+    posix.times_result posix.uname_result pwd.struct_passwd resource.struct_rusage signal.Signals socket.AddressFamily
+    socket.SocketKind urllib.parse.ParseResult urllib.parse.SplitResult
     """.split()  # noqa: SIM905
 )
 # Of other modules, what runs code or reaches for files and networks.

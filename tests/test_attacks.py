@@ -32,7 +32,7 @@ W = torch.tensor(VALUES).reshape(2, 3)
 
 # Loads every file it is given with torch.load, or as OLMo loads safetensors, and names those that made the canary.
 VICTIM = """
-import base64, os, pickle, sys, torch, warnings
+import base64, os, pickle, shutil, sys, torch, warnings
 from safetensors.torch import load_file
 def load(path):
     if path.endswith(".pt"):
@@ -52,7 +52,7 @@ for path in sys.argv[2:]:
         pass
     if os.path.lexists(canary):
         print(os.path.basename(path), file=sys.__stdout__)
-        os.unlink(canary) if not os.path.isdir(canary) else os.rmdir(canary)
+        os.unlink(canary) if not os.path.isdir(canary) else shutil.rmtree(canary)
 """
 
 

@@ -166,7 +166,9 @@ each(
     mailbox=lambda c: called(name("mailbox", "Maildir"), text(c)),
     xml_write=lambda c: called(
         dotted("xml.etree.ElementTree", "ElementTree.write"),
-        called(name("xml.etree.ElementTree", "ElementTree"), called(name("xml.etree.ElementTree", "Element"), text("a"))),
+        called(
+            name("xml.etree.ElementTree", "ElementTree"), called(name("xml.etree.ElementTree", "Element"), text("a"))
+        ),
         text(c),
     ),
     argument_type=lambda c: called(called(name("argparse", "FileType"), text("w")), text(c)),
