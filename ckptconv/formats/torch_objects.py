@@ -456,8 +456,10 @@ def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
     if type(metadata) is not dict:
         raise MalformedError("has a tensor whose metadata is not a dictionary")
     for name, value in metadata.items():
-        if type(name) is not str or name not in ("conj", "neg"):
-            raise RefusedError(f"has a tensor with metadata {str(name)[:40]!r}, which is not known")
+        if type(name) is not str:
+            raise MalformedError("has a tensor whose metadata has names that are not text")
+        if name not in ("conj", "neg"):
+            raise RefusedError(f"has a tensor with metadata {name[:40]!r}, which is not known")
         # torch takes a flag that is there as one that is set, whatever its value.
         if value is not True:
             raise MalformedError(f"has a tensor whose {name} flag is not True")
