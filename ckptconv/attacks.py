@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from .errors import UnsafeError
-from .tree import Global
+from .tree import Global, Opaque
 from .units import brief
 
 # Modules of which nothing belongs into a checkpoint: they start programs, run code, or reach for files, networks and
@@ -32,29 +32,39 @@ from .units import brief
 # the user's own, or the other way round, is another thing.
 _MODULES = frozenset(
     """
-    _aix_support _bootsubprocess _imp _osx_support _posixshmem _posixsubprocess _socket _sqlite3 _thread _winapi
-    _xxsubinterpreters antigravity bdb bsddb cgi cgitb code codeop commands compileall cProfile crypt doctest
-    faulthandler fcntl fileinput ftplib http.client http.server httplib imaplib imp linecache mailcap marshal mmap
-    msilib msvcrt multiprocessing.popen_fork multiprocessing.popen_spawn_posix multiprocessing.process
-    multiprocessing.spawn multiprocessing.util netrc nntplib nt pdb pexpect pipes pkgutil platform popen2 poplib posix
-    profile pty py_compile pydoc readline rlcompleter runpy select shelve shutil site smtpd smtplib socket socketserver
-    subprocess sys sysconfig telnetlib tempfile timeit trace urllib2 webbrowser winreg zipapp zipimport
+    _aix_support _android_support _apple_support _bootsubprocess _ctypes _dbm _frozen_importlib
+    _frozen_importlib_external _gdbm _imp _interpchannels _interpqueues _interpreters _ios_support _lsprof
+    _msi _multiprocessing _osx_support _overlapped _posixshmem _posixsubprocess _pyio _scproxy _sitebuiltins _socket
+    _sqlite3 _ssl _testbuffer _testcapi _testinternalcapi _testmultiphase _thread _tkinter _winapi _wmi
+    _xxinterpchannels _xxsubinterpreters aifc antigravity asynchat asyncore bdb binhex bsddb cgi cgitb cmd code codeop
+    commands compileall compression.bz2 compression.gzip compression.lzma compression.zstd compression.zstd._zstdfile
+    cProfile crypt doctest dumbdbm faulthandler fcntl filecmp fileinput ftplib gdbm getpass gettext
+    glob grp http.client http.cookiejar http.server httplib imaplib imghdr imp linecache mailbox mailcap marshal
+    mimetypes mmap modulefinder msilib msvcrt netrc nis nntplib nt ossaudiodev pdb pexpect pipes pkgutil platform popen2
+    poplib posix posixfile profile pstats pty pwd py_compile pyclbr pydoc readline resource rlcompleter runpy sched
+    select selectors shelve shutil signal site smtpd smtplib sndhdr socket socketserver spwd ssl subprocess sunau sys
+    sysconfig syslog tabnanny telnetlib tempfile termios timeit trace tty turtle urllib2 uu wave webbrowser
+    whichdb winreg winsound zipapp zipimport
     """.split()  # noqa: SIM905
 )
 _PACKAGES = frozenset(
     """
-    _pyrepl aiohttp asyncio ctypes dbm distutils ensurepip idlelib importlib lib2to3 numpy.distutils numpy.f2py os
-    paramiko pip pkg_resources ptpython requests setuptools sqlite3 test.support
-    torch.distributed.elastic.multiprocessing torch.distributed.launch torch.distributed.run torch.hub
-    torch.jit.unsupported_tensor_ops torch.utils.benchmark torch.utils.bottleneck torch.utils.collect_env
-    torch.utils.cpp_extension torch.utils.model_zoo urllib venv wsgiref xmlrpc zipfile
+    IPython _pyrepl aiohttp asyncio boto3 botocore concurrent.futures concurrent.interpreters ctypes curses dbm
+    distutils ensurepip idlelib importlib lib2to3 multiprocessing numpy.distutils numpy.f2py numpy.testing os paramiko
+    pip pkg_resources plumbum psycopg2 ptpython pyarrow.fs pyarrow.parquet pymysql requests safetensors scipy.datasets
+    scipy.io setuptools sqlite3 test.support tkinter torch._inductor torch.distributed.elastic.multiprocessing
+    torch.distributed.launch torch.distributed.rpc torch.distributed.run torch.hub torch.jit.unsupported_tensor_ops
+    torch.package torch.utils.benchmark torch.utils.bottleneck torch.utils.collect_env torch.utils.cpp_extension
+    torch.utils.file_baton torch.utils.model_dump torch.utils.model_zoo torch.utils.tensorboard turtledemo unittest
+    urllib urllib3 venv wsgiref xmlrpc zipfile
     """.split()  # noqa: SIM905
 )
 # Of these, what is data: answers of the system, and enums.
 _HARMLESS = frozenset(
     """
-    os.stat_result os.statvfs_result os.terminal_size posix.stat_result posix.times_result posix.uname_result
-    platform.uname_result socket.AddressFamily socket.SocketKind urllib.parse.ParseResult urllib.parse.SplitResult
+    grp.struct_group os.stat_result os.statvfs_result os.terminal_size platform.uname_result posix.stat_result
+    posix.times_result posix.uname_result pwd.struct_passwd resource.struct_rusage signal.Signals socket.AddressFamily
+    socket.SocketKind urllib.parse.ParseResult urllib.parse.SplitResult
     """.split()  # noqa: SIM905
 )
 # Of other modules, what runs code or reaches for files and networks.
@@ -63,8 +73,8 @@ _NAMES = frozenset(
     for modules, names in (
         (
             "builtins __builtin__",
-            """__import__ apply breakpoint compile delattr eval exec execfile exit file globals help input locals open
-            quit raw_input reload vars""",
+            """__build_class__ __import__ apply breakpoint compile delattr eval exec execfile exit file globals help
+            input locals open quit raw_input reload vars""",
         ),
         ("io _io _pyio", "FileIO open open_code"),
         ("bz2 codecs gzip lzma tarfile", "BZ2File GzipFile LZMAFile TarFile open"),
@@ -79,14 +89,10 @@ _NAMES = frozenset(
         )),
         ("jsonpickle jsonpickle.unpickler yaml", "decode full_load load load_all unsafe_load unsafe_load_all"),
         ("logging logging.config logging.handlers", (
-            "FileHandler HTTPHandler RotatingFileHandler SMTPHandler SocketHandler TimedRotatingFileHandler "
-            "WatchedFileHandler basicConfig dictConfig fileConfig listen"
+            "DatagramHandler FileHandler HTTPHandler NTEventLogHandler RotatingFileHandler SMTPHandler SocketHandler "
+            "SysLogHandler TimedRotatingFileHandler WatchedFileHandler basicConfig dictConfig fileConfig listen"
         )),
-        ("numpy numpy.lib.npyio numpy.lib._npyio_impl", (
-            "NpzFile fromfile genfromtxt load loadtxt memmap save savetxt savez"
-        )),
-        ("numpy.ctypeslib numpy.ctypeslib._ctypeslib", "load_library"),
-        ("pandas pandas.io.pickle pandas.core.computation.eval", "eval read_pickle"),
+        ("pandas pandas.core.computation.eval", "eval"),
         ("numexpr numexpr.necompiler", "evaluate"),
         ("sympy sympy.core.sympify sympy.parsing.sympy_parser", "parse_expr sympify"),
         ("cython Cython.Build.Inline", "cython_inline inline"),
@@ -94,35 +100,106 @@ _NAMES = frozenset(
         ("psutil", "Popen"),
         ("keras.models keras.saving keras.src.saving.saving_api tensorflow.keras.models", "load_model"),
         ("tensorflow tensorflow.io", "load_library load_op_library write_file"),
-        ("multiprocessing multiprocessing.context multiprocessing.pool torch.multiprocessing", (
-            "Manager Pool Process ThreadPool spawn start_processes"
-        )),
+        ("torch.multiprocessing", "Manager Pool Process spawn start_processes"),
         ("torch.multiprocessing.spawn", "spawn start_processes"),
-        ("concurrent.futures concurrent.futures.process concurrent.futures.thread", (
-            "ProcessPoolExecutor ThreadPoolExecutor"
+        ("threading", "Thread Timer setprofile setprofile_all_threads settrace settrace_all_threads"),
+        ("argparse", "FileType"),
+        ("annotationlib typing", "ForwardRef._evaluate ForwardRef.evaluate call_evaluate_function get_type_hints"),
+        ("configparser ConfigParser", " ".join(
+            f"{kind}.{name}" for kind in ("ConfigParser", "RawConfigParser") for name in ("read", "write")
         )),
-        ("threading", "Thread Timer"),
+        ("contextlib", "ExitStack.callback chdir"),
+        ("dataclasses", "_create_fn make_dataclass"),
+        ("inspect", "getblock getcomments getfile getsource getsourcelines"),
+        ("json.tool", "main"),
+        ("symtable", "symtable"),
+        ("tokenize", "open"),
+        ("tracemalloc", "Snapshot.dump Snapshot.load"),
+        ("xml.dom.minidom xml.dom.pulldom xml.etree.ElementTree xml.etree.cElementTree xml.sax", (
+            "ElementTree.parse ElementTree.write iterparse parse"
+        )),
+        ("zoneinfo zoneinfo._zoneinfo", "ZoneInfo.from_file reset_tzpath"),
+        ("PIL.Image", "Image.save open"),
+        ("h5py h5py._hl.files", "File"),
+        ("huggingface_hub", "HfApi hf_hub_download snapshot_download upload_file upload_folder"),
+        ("fsspec fsspec.core", "get_mapper open open_files open_local"),
+        ("pyarrow pyarrow.lib", "OSFile create_memory_map input_stream memory_map output_stream"),
         ("atexit", "register"),
         ("weakref", "finalize"),
-        ("numpy.testing numpy.testing._private.utils", "measure rundocs runstring"),
         ("copyreg copy_reg", "add_extension constructor pickle"),
         ("operator _operator", "call"),
-        ("torch torch.serialization torch.jit torch.jit._serialization", "_legacy_load _load _open_file load save"),
-        ("torch._ops torch.ops torch.classes", "load_library"),
-        ("torch.export torch._export", "load save"),
-        ("torch.package torch.package.package_importer", "PackageImporter"),
-        ("torch._inductor.codecache", "compile_file"),
+        ("torch.serialization", "_load _open_file"),
         ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression"),
         ("torch.fx.graph_module", "_exec_with_source _forward_from_src"),
         ("torch.utils._config_module", "ConfigModule.load_config load_config"),
         ("torch.utils.data.datapipes.utils.decoder", "basichandlers"),
         ("torch._dynamo.guards", "GuardBuilder.get"),
-        ("torch.distributed.rpc", "remote rpc_async rpc_sync"),
-        ("uuid", "_get_command_stdout"),
+        ("uuid", (
+            "_arp_getter _get_command_stdout _ifconfig_getter _ip_getter _ipconfig_getter _lanscan_getter "
+            "_netstat_getter _popen getnode uuid1"
+        )),
     )
     for module in modules.split()
     for name in names.split()
 )  # fmt: skip
+# Of libraries, what reads or writes files wherever it stands: it is a method of many classes, or has many names.
+_VERBS = {
+    "numpy": frozenset(
+        """
+        DataSource NpzFile _dump dump fromfile fromregex genfromtxt load load_library loadtxt memmap open_memmap save
+        savetxt savez savez_compressed tofile
+        """.split()  # noqa: SIM905
+    ),
+    "pandas": frozenset(
+        """
+        ExcelFile ExcelWriter HDFStore read_clipboard read_csv read_excel read_feather read_fwf read_gbq read_hdf
+        read_html read_json read_orc read_parquet read_pickle read_sas read_spss read_sql read_sql_query read_sql_table
+        read_stata read_table read_xml to_clipboard to_csv to_excel to_feather to_gbq to_hdf to_html to_json to_latex
+        to_markdown to_orc to_parquet to_pickle to_sql to_stata to_xml
+        """.split()  # noqa: SIM905
+    ),
+    "scipy": frozenset({"load_npz", "loadmat", "save_npz", "savemat"}),
+    "torch": frozenset(
+        """
+        FileBaton FileStore PyTorchFileReader PyTorchFileWriter TCPStore _load_from_file _new_shared_filename
+        _new_using_filename_cpu _new_with_file _save_for_lite_interpreter _set_from_file
+        _share_fd_cpu_ _share_filename_cpu_ _write_file compile_file download_url_to_file export_chrome_trace
+        export_memory_timeline export_stacks from_file import_ir_module init_process_group load_inline load_library
+        load_state_dict_from_url load_url _legacy_load load save
+        """.split()  # noqa: SIM905
+    ),
+}
+# What makes a function of code that a pickle holds, and types by what they are called. A function is data; to call one
+# that was made so runs the code.
+_FUNCTIONS = frozenset(
+    f"{module}.{name}"
+    for modules, names in (
+        ("types", "FunctionType LambdaType"),
+        ("builtins __builtin__", "function"),
+        ("cloudpickle cloudpickle.cloudpickle cloudpickle.cloudpickle_fast joblib.externals.cloudpickle.cloudpickle", (
+            "_fill_function _make_function _make_skel_func"
+        )),
+        ("pyspark.cloudpickle pyspark.cloudpickle.cloudpickle ray.cloudpickle.cloudpickle", (
+            "_fill_function _make_function _make_skel_func"
+        )),
+        ("dill dill._dill", "_create_function"),
+    )
+    for module in modules.split()
+    for name in names.split()
+)  # fmt: skip
+_TYPES_BY_NAME = frozenset({"_builtin_type", "_load_type", "_get_type"})
+# What calls its first argument.
+_CALLERS = frozenset(
+    f"{module}.{name}"
+    for modules, names in (
+        ("builtins __builtin__", "filter iter map max min sorted"),
+        ("functools _functools", "reduce"),
+        ("itertools", "accumulate dropwhile filterfalse groupby imap starmap takewhile"),
+        ("operator _operator", "call"),
+    )
+    for module in modules.split()
+    for name in names.split()
+)
 # Modules that are met as a name in another module, which imports them. Others may be what a function is called.
 _IMPORTED = frozenset(
     """
@@ -208,7 +285,7 @@ def _heads(path: str) -> list[str]:
 
 def _is_listed(module: str, name: str) -> bool:
     path = f"{module}.{name}"
-    if path in _NAMES:
+    if path in _NAMES or name.rpartition(".")[2] in _VERBS.get(module.partition(".")[0], ()):
         return True
     return (module in _MODULES or not _PACKAGES.isdisjoint(_heads(module))) and path not in _HARMLESS
 
@@ -220,6 +297,20 @@ def ways_out(function: Global, args: tuple[Any, ...]) -> Iterator[Global]:
             if type(arg) is str:
                 owner = str(args[0]) if type(args[0]) is Global else "getattr"
                 yield from (Global(owner, step) for step in arg[:_LONGEST].split(".") if step in _WAYS_OUT)
+
+
+def code_called(function: Any, args: tuple[Any, ...]) -> Global | None:
+    """What made `function` out of code that the pickle holds, or its first argument, if that is what is called."""
+    made = function if type(function) is Opaque else None
+    if type(function) is Global and str(function) in _CALLERS:
+        made = next((arg for arg in args[:2] if type(arg) is Opaque), None)
+    if made is None:
+        return None
+    maker = made.cls
+    if type(maker) is Opaque and type(maker.cls) is Global and maker.cls.name in _TYPES_BY_NAME:
+        named = maker.args[0] if type(maker.args) is tuple and maker.args else None
+        return maker.cls if named in ("FunctionType", "LambdaType", "function") else None
+    return maker if type(maker) is Global and str(maker) in _FUNCTIONS else None
 
 
 def error(where: str, suspects: Iterable[Global], called: Iterable[Global]) -> UnsafeError:

@@ -127,9 +127,16 @@ Tag = Annotated[
 
 ExcludeFrozen = Annotated[bool, typer.Option("--exclude-frozen-parameters", help="Leave frozen parameters out.")]
 PerRank = Annotated[bool, typer.Option("--per-rank", help="Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.")]
-DropOpaque = Annotated[
-    bool, typer.Option("--drop-opaque", help="Leave out objects of classes that are known by name only.")
+Opaque = Annotated[
+    str,
+    typer.Option(
+        "--opaque",
+        metavar="keep|drop",
+        show_default=False,
+        help="Objects of classes that are not known to be data: write them, or leave them out. Default: refuse.",
+    ),
 ]
+DropOpaque = Annotated[bool, typer.Option("--drop-opaque", help="The same as --opaque drop.")]
 
 
 def _option(kind: Any, default: Any, *names: str, **settings: Any) -> tuple[Any, Any]:
@@ -282,6 +289,7 @@ def safetensors2pt(
         str,
         typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .pt, .pth, .bin or .ckpt."),
     ],
+    opaque: Opaque = "",
     drop_opaque: DropOpaque = False,
     **options: Any,
 ) -> None:
@@ -289,13 +297,16 @@ def safetensors2pt(
 
     With the structure record that pt2safetensors keeps, torch.load gives back the very state that was saved once:
     containers, order, parameters, shared tensors. INPUT is a file, an index or a directory; OUTPUT ends in .pt, .pth,
-    .bin or .ckpt.
+    .bin or .ckpt. Whoever loads a .pt file runs what its objects name: those of classes that are not known to be data
+    are written only with --opaque keep.
 
     \b
     Examples:
       ckptconv safetensors2pt model.safetensors model.pt
+      ckptconv safetensors2pt --opaque drop model.safetensors model.pt
     """
-    _convert("safetensors2pt", "safetensors", source, output, {**options, "drop_opaque": drop_opaque})
+    options |= {"opaque": opaque, "drop_opaque": drop_opaque}
+    _convert("safetensors2pt", "safetensors", source, output, options)
 
 
 @app.command("zero-to-fp32", cls=_Command)
@@ -389,6 +400,7 @@ def verify_(
         str, typer.Option("--universal", metavar="DIR", help="Verify the universal checkpoint there.")
     ] = "",
     per_rank: PerRank = False,
+    opaque: Opaque = "",
     drop_opaque: DropOpaque = False,
     manifest: Annotated[
         str, typer.Option("--manifest", metavar="FILE", help="What the conversion wrote with that; default: in OUTPUT.")
@@ -428,6 +440,7 @@ def verify_(
             optimizer=optimizer,
             universal=universal,
             per_rank=per_rank,
+            opaque=opaque,
             drop_opaque=drop_opaque,
             manifest=manifest,
             **options,

@@ -7,7 +7,7 @@ cyclic, or share anything. Pure: no tensor data is read, and nothing that a reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from .structure_reader import Decoder
 from .structure_writer import METADATA, Encoder, walk
 from .tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
 
-__all__ = ["Flattened", "describe", "flatten", "plain_record", "remap", "unflatten", "walk"]
+__all__ = ["Flattened", "claimed_equal", "describe", "flatten", "plain_record", "remap", "unflatten", "walk"]
 
 
 class Flattened(NamedTuple):
@@ -51,13 +51,14 @@ def describe(
     tree: Any,
     *,
     keep_order: bool = True,
-    leave_out: Callable[[str, Any], bool] | None = None,
+    leave_out: Callable[[str, Any], Any] | None = None,
     tagged: bool = False,
 ) -> Flattened:
     """What `flatten` gives and more. `tagged` keeps lazy tensors tagged with their facts.
 
     `leave_out` is called with every `Opaque`, `Global` and `Composite`, and the name that a tensor in its place would
-    have: it says whether that is to be left out, as a tensor is by `remap`.
+    have: it says whether that is to be left out, as a tensor is by `remap`; or gives a container of what it holds, to
+    be written in its place.
     """
     plain = None if tagged else _plain_tensors(tree)
     if plain is not None:
@@ -91,6 +92,22 @@ def unflatten(
     if live_values is None:
         live_values = live.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
     return Decoder(parse(structure), flat, live_values, lay_out).tree()
+
+
+def claimed_equal(flat: Mapping[str, Any], structure: str | None) -> Iterator[tuple[str, Any, Any]]:
+    """Of names that a record gives to one object, each with the tensor that `unflatten` takes for it, and its own.
+
+    Raises CorruptError for a malformed record.
+    """
+    if structure is None or '"is"' not in structure:
+        return
+    first: dict[int, str] = {}
+    for leaf, implied in tensors_of(parse(structure)):
+        if "dropped" not in leaf and type(leaf.get("is")) is int:
+            name = name_of(leaf, implied)
+            known = first.setdefault(leaf["is"], name)
+            if known != name and known in flat and name in flat:
+                yield name, flat[known], flat[name]
 
 
 def remap(

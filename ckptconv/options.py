@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import UsageError
+
+# What is done with objects of classes that a `.pt` file is not written with unasked: refused, written or left out.
+OPAQUE = ("", "keep", "drop")
 DEFAULT_MEMORY = 8 << 20
 # What the default becomes where something is far away: requests are large, and several under way.
 FAR_MEMORY = 24 << 20
@@ -34,6 +38,7 @@ class Options:
     universal: str = ""
     per_rank: bool = False
     exclude_frozen_parameters: bool = False
+    opaque: str = ""
     drop_opaque: bool = False
     inert: bool = False
     checksum: bool = False
@@ -43,6 +48,15 @@ class Options:
     manifest: str = ""
     part: tuple[int, int] | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.opaque not in OPAQUE:
+            raise UsageError(f"opaque is {self.opaque[:40]!r}; it may be {' or '.join(filter(None, OPAQUE))}.")
+        if self.drop_opaque:  # as it was called at first
+            if self.opaque == "keep":
+                raise UsageError("--drop-opaque and --opaque keep contradict each other.")
+            object.__setattr__(self, "opaque", "drop")
+            object.__setattr__(self, "drop_opaque", False)
 
     def buffers(self, far: bool) -> int:
         """The bound on all buffers together, in bytes, where something is `far` away or where nothing is."""

@@ -35,11 +35,14 @@ class PersistentId(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """An object by what makes it: `function` of `args`, then a BUILD with `state`, then elements or items."""
+    """An object by what makes it: `function` of `args`, then elements and items, then a BUILD with each of `states`.
 
-    function: Global
+    `function` is a name, or for the result of another call whatever becomes that.
+    """
+
+    function: Any
     args: tuple[Any, ...]
-    state: Any = None
+    states: tuple[Any, ...] = ()
     appended: Iterable[Any] = ()
     items: Iterable[tuple[Any, Any]] = ()
 
@@ -155,11 +158,11 @@ class _Pickler:
             made = self.reducer(value)
         if made is None:
             raise UsageError(f"A value of type {type(value).__name__} cannot be written into a pickle.")
-        return made if type(made) is Call else Call(Global("", ""), (made,))
+        return made if type(made) is Call else Call(None, (made,))
 
     def call(self, value: Any, made: Call) -> None:
         """Write what makes `value`, which may come again; None for what cannot."""
-        if not made.function.name:  # a name alone
+        if made.function is None:  # a name alone
             self.next(_Save(made.args[0]))
             return
         if _is_plain(made):
@@ -172,7 +175,7 @@ class _Pickler:
             self.out += b"R" if value is None else b"R" + self.remember(value)
 
         count = len(made.args)
-        build = () if made.state is None else (_Save(made.state), b"b")
+        build = [step for state in made.states for step in (_Save(state), b"b")]
         self.next(
             _Save(made.function),
             b"" if count <= 3 else b"(",
@@ -258,7 +261,8 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
     if kind in _ATOMS:
         return True
     if kind is Call:
-        return value.state is None and value.appended == value.items == () and _is_plain(value.args, depth - 1)
+        alone = not value.states and value.appended == value.items == ()
+        return alone and type(value.function) is Global and _is_plain(value.args, depth - 1)
     if kind is tuple:
         return depth > 0 and all(_is_plain(each, depth - 1) for each in value)
     return kind is OrderedDict and not value and not vars(value)
@@ -341,8 +345,13 @@ def _defaultdict(value: defaultdict[Any, Any]) -> Call:
     return Call(Global("collections", "defaultdict"), args, items=value.items())
 
 
+def _attributes(value: Any) -> tuple[Any, ...]:
+    """What was set on an object itself, if anything."""
+    return (vars(value),) if vars(value) else ()
+
+
 def _ordered(value: OrderedDict[Any, Any]) -> Call:
-    return Call(Global("collections", "OrderedDict"), (), state=vars(value) or None, items=value.items())
+    return Call(Global("collections", "OrderedDict"), (), states=_attributes(value), items=value.items())
 
 
 # What constants of torch are called. Whatever else a record says is not written: torch would look it up.
@@ -376,11 +385,11 @@ def _numpy_dtype(dtype: str) -> Call:
     if counting:
         counted = (None, ((unit or "generic").encode(), int(count or 1), 1, 1))
         dates = (4, dated, None, None, None, -1, -1, 0, counted)
-        return Call(Global("numpy", "dtype"), (f"{counting}8", False, True), state=dates)
+        return Call(Global("numpy", "dtype"), (f"{counting}8", False, True), states=(dates,))
     size = int(digits) if kind in "SUV" else -1
     element = size * 4 if kind == "U" else size
     state = (3, order, None, None, None, element, 4 if kind == "U" else 1 if size > 0 else -1, 0)
-    return Call(Global("numpy", "dtype"), (kind + digits, False, True), state=state)
+    return Call(Global("numpy", "dtype"), (kind + digits, False, True), states=(state,))
 
 
 def _numpy_scalar(value: NumpyScalar) -> Call:
@@ -393,7 +402,9 @@ def _numpy_array(value: NumpyArray) -> Call:
         arguments = (bytearray(value.data), _numpy_dtype(value.dtype), value.shape, value.order)
         return Call(Global("numpy.core.numeric", "_frombuffer"), arguments)
     state = (1, value.shape, _numpy_dtype(value.dtype), value.order == "F", value.data)
-    return Call(Global("numpy.core.multiarray", "_reconstruct"), (Global("numpy", "ndarray"), (0,), b"b"), state=state)
+    return Call(
+        Global("numpy.core.multiarray", "_reconstruct"), (Global("numpy", "ndarray"), (0,), b"b"), states=(state,)
+    )
 
 
 _REDUCTIONS: dict[type, Callable[[Any], Any]] = {
@@ -408,7 +419,7 @@ _REDUCTIONS: dict[type, Callable[[Any], Any]] = {
     deque: _deque,
     defaultdict: _defaultdict,
     OrderedDict: _ordered,
-    Counter: lambda value: Call(Global("collections", "Counter"), (dict(value),), state=vars(value) or None),
+    Counter: lambda value: Call(Global("collections", "Counter"), (dict(value),), states=_attributes(value)),
     Size: lambda value: Call(Global("torch", "Size"), (tuple(value),)),
     TorchConstant: _constant,
     NumpyScalar: _numpy_scalar,

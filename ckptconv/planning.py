@@ -59,7 +59,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
     if target.is_torch:
         if source.family != safetensors_input.FAMILY:
             raise not_a_directory(target.path)
-        chosen = {name: getattr(options, name) for name in ("key", "include", "exclude", "drop_opaque")}
+        chosen = {name: getattr(options, name) for name in ("key", "include", "exclude", "opaque")}
         restored = plan_restored(source, target.path, dtype=options.dtype or "keep", **chosen)
         return output_of("weights", [source], target, options, (restored.file,), {}, restored=restored)
     return output_of("weights", [source], target, options, *weights_files(source, target, options))

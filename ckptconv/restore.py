@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import foreign, keymap, select
-from .errors import CkptconvError, UnsupportedError, UsageError
+from . import foreign, keymap, select, writable
+from .errors import CkptconvError, UnsafeError, UsageError
 from .formats.source import Source
 from .outputs.torch_tree import KINDS, TorchTree
 from .plan import FilePlan
@@ -25,14 +25,15 @@ _SHOWN = 5
 class Restored:
     """The plan of a `.pt` file, and how many tensors it has.
 
-    `left_out` are entries of classes that are known by name only, by name: the class. `demoted` are tensors of such a
-    class, which are written as plain ones.
+    `left_out` are entries of classes that are not known to be data, by name: the class. `demoted` are tensors of such a
+    class, which are written as plain ones, and `kept` what is written of such classes all the same.
     """
 
     file: FilePlan
     tensors: int
     left_out: dict[str, str]
     demoted: dict[str, str]
+    kept: dict[str, str]
     tree: TorchTree
 
     def warnings(self) -> Iterator[str]:
@@ -41,6 +42,8 @@ class Restored:
             yield f"left out, as their classes are known by name only: {_shown(self.left_out)}"
         if self.demoted:
             yield f"written as plain tensors, as their classes are known by name only: {_shown(self.demoted)}"
+        if self.kept:
+            yield f"torch.load with weights_only=False will run what is named by: {_shown(self.kept)}"
 
     def overlaps(self) -> Iterator[tuple[LazyTensor, LazyTensor]]:
         """Pairs of tensors that are equal unless tensors that shared memory have changed since."""
@@ -55,29 +58,24 @@ def plan_restored(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     dtype: str = "keep",
-    drop_opaque: bool = False,
+    opaque: str = "",
 ) -> Restored:
     """The plan to write the tree of `source` to `path`: under `key`, what the globs choose, floats as `dtype`.
 
-    Raises UnsupportedError for objects of classes that are known by name only, unless they are to be dropped.
+    Raises UnsafeError for objects of classes that are not known to be data, unless `opaque` says to "keep" them, or to
+    "drop" them; and for an attack in any case.
     """
     tree = select.subtree(source.weights, key, source.path) if key else source.weights
-    left_out: dict[str, str] = {}
+    found: dict[str, str] = {}
     demoted: dict[str, str] = {}
-    if include or exclude or dtype != "keep" or _has_foreign(tree):
-
-        def leave_out(name: str, node: Any) -> bool:
-            cls = foreign.class_of(node)
-            if cls and select.is_chosen(name, include, exclude):
-                left_out[name] = cls
-            return bool(cls)
-
+    if include or exclude or dtype != "keep" or _has_unlisted(tree):
+        leave_out = leaving_out(include, exclude, opaque, found)
         tensors, structure, fixed, _ = keymap.describe(tree, leave_out=leave_out, tagged=True)
         names = set(select.matching(tensors, include, exclude))
-        demoted = {name: tensor.facts.kind for name, tensor in tensors.items() if tensor.facts.kind not in KINDS}
-        demoted = {name: kind for name, kind in demoted.items() if name in names}
-        if (left_out or demoted) and not drop_opaque:
-            raise _refusal(source.path, left_out | demoted)
+        demoted = {name: _unlisted_kind(tensor) for name, tensor in tensors.items() if name in names}
+        demoted = {name: kind for name, kind in demoted.items() if kind}
+        if (found or demoted) and not opaque:
+            raise _refusal(source.path, found | demoted)
         if tensors and not names:
             raise UsageError(f"Nothing is left to write: all {len(tensors)} tensors are excluded.")
         flat = {
@@ -88,27 +86,64 @@ def plan_restored(
         structure = keymap.remap(structure, {name: None for name in tensors if name not in names})
         tree = keymap.unflatten(flat, structure, live_values=False)
     try:
-        written = TorchTree(tree, plain=drop_opaque)
+        written = TorchTree(tree, opaque)
         file = written.plan(basename(path), _stem(path))
     except CkptconvError as error:
         raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
-    return Restored(file, written.tensors, left_out, demoted, written)
+    if opaque == "keep":
+        return Restored(file, written.tensors, {}, {}, found | demoted, written)
+    return Restored(file, written.tensors, found, demoted, {}, written)
 
 
-def _has_foreign(tree: Any) -> bool:
-    """Whether something in `tree` is of a class that is known by name only."""
-    return any(
-        (isinstance(node, Tagged) and node.facts.kind not in KINDS) or foreign.class_of(node)
-        for node in keymap.walk(tree)
-    )
+def leaving_out(
+    include: Sequence[str], exclude: Sequence[str], opaque: str, found: dict[str, str]
+) -> Callable[[str, Any], Any]:
+    """What tells `keymap.describe` which objects to leave out: those that the globs do not choose, and those that are
+    not known to be data unless `opaque` is "keep". The latter go into `found`, {name: class}. A defaultdict becomes a
+    plain dict if it is only its factory that is not known.
+    """
+    chosen: set[int] = set()
+    told: set[int] = set()
+
+    def leave_out(name: str, node: Any) -> Any:
+        if not foreign.class_of(node):
+            return False
+        if id(node) not in chosen:
+            if not select.is_chosen(name, include, exclude):
+                return True
+            # What an object is made of goes with it.
+            for _ in keymap.walk(node, chosen):
+                pass
+        cls = writable.unlisted(node)
+        if cls and id(node) not in told:
+            found[name] = cls
+            told.add(id(getattr(node, "cls", None)))
+        if not cls or opaque == "keep":
+            return False
+        items = writable.plain_items(node)
+        return True if items is None else items
+
+    return leave_out
 
 
-def _refusal(path: str, found: dict[str, str]) -> UnsupportedError:
+def _unlisted_kind(node: Any) -> str:
+    """The subclass that a tensor is of, if that is not known to be data."""
+    kind = node.facts.kind if isinstance(node, Tagged) else "tensor"
+    return kind if kind not in KINDS and writable.is_unlisted_kind(kind) else ""
+
+
+def _has_unlisted(tree: Any) -> bool:
+    """Whether something in `tree` is of a class that is not known to be data."""
+    return any(_unlisted_kind(node) or writable.unlisted(node) for node in keymap.walk(tree))
+
+
+def _refusal(path: str, found: dict[str, str]) -> UnsafeError:
     one = "an object of a class that is" if len(found) == 1 else f"{len(found)} objects of classes that are"
-    return UnsupportedError(
+    return UnsafeError(
         f"{path} holds {one} known by name only: {_shown(found)}. Whoever loads a .pt file with them runs what they "
-        "name, so they are not written. Nothing was written.",
-        "Use --drop-opaque to write everything else, or leave them out with --exclude.",
+        "name, so they are written only where that is asked for. Nothing was written.",
+        "Use --opaque keep if you trust these names, --opaque drop to write everything else, or leave them out with "
+        "--exclude.",
     )
 
 

@@ -55,7 +55,9 @@ def dump(root: Any, nodes: Sequence[Any], storages: Sequence[Any]) -> str:
 def parse(structure: str) -> Record:
     """Raises UnsupportedError for a version that is not known, CorruptError for what is no record at all."""
     try:
-        record = json.loads(structure, parse_constant=lambda name: corrupt(f"it contains {name}"))
+        record = json.loads(
+            structure, object_pairs_hook=_unique, parse_constant=lambda name: corrupt(f"it contains {name}")
+        )
     except (ValueError, RecursionError) as error:
         corrupt(f"it is not JSON that can be read ({error})")
     if type(record) is not dict or type(record.get("version")) is not int:
@@ -71,6 +73,12 @@ def parse(structure: str) -> Record:
         valid = type(storage) is list and len(storage) == 2 and is_count(storage[0]) and type(storage[1]) is str
         expect(valid, "a storage is not a size and a dtype")
     return Record(record["root"], nodes, storages)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    expect(len(made) == len(pairs), "a member is there twice")
+    return made
 
 
 # -------------------------------------------------------------------------------------------------- names of tensors

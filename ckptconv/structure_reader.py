@@ -19,6 +19,7 @@ from typing import Any
 from . import live
 from .bits import seen_as
 from .errors import CorruptError, LimitError
+from .soundness import attributes_fault, composite_fault, is_differentiable
 from .structure import (
     DISTRUST,
     FACTORIES,
@@ -226,7 +227,11 @@ class Decoder:
         self.costs: dict[int, tuple[int, int]] = {}
         self.hashed = 0
         self.pending: list[_Opened] = []
-        self.tensors: dict[int, Any] = {}
+        # By the number that a record gives to an object: the tensor, what is said of it, and what it was made of.
+        self.tensors: dict[int, tuple[Any, dict[str, Any], Any]] = {}
+        # What can only be checked when all of it is there.
+        self.composites: list[Composite] = []
+        self.described: list[tuple[str, Any]] = []
         self.used: set[str] = set()
         self.attributes: list[tuple[Any, Any]] = []
         self.views: dict[Hashable, tuple[int, list[live.View]]] = {}
@@ -421,13 +426,14 @@ class Decoder:
         else:
             target.extend(values)
 
-    @staticmethod
-    def _composite(target: Composite, fields: list[Any], values: list[Any]) -> Composite:
+    def _composite(self, target: Composite, fields: list[Any], values: list[Any]) -> Composite:
         names = values[::2]
         expect(fields and len(values) == 2 * len(names), "a composite has a part without a name or a value")
         target.kind = typed(str, *fields, *names)[0]
         expect(target.kind, "a composite has no kind")
         target.parts.update(zip(names, values[1::2], strict=True))
+        expect(len(target.parts) == len(names), "a composite has a part twice")
+        self.composites.append(target)
         return target
 
     # -- tensors
@@ -441,10 +447,22 @@ class Decoder:
         if number is not None:
             expect(is_count(number), f"{_short(number)} is not the number of an object")
             if number in self.tensors:
-                return self.tensors[number]
+                return self._again(leaf, implied, number)
         if "attributes" in leaf:
             return _Opened(["tensor", ["@", leaf["attributes"]]], None, implied, slot, leaf)
         return self._make_tensor(leaf, implied, None)
+
+    def _again(self, leaf: dict[str, Any], implied: str | None, number: int) -> Any:
+        """The tensor that was met as the same object before, perhaps under another name."""
+        tensor, said, first = self.tensors[number]
+        name = name_of(leaf, implied)
+        own = self.flat[name]
+        same = _said(leaf) == said and live.dtype_name(own) == live.dtype_name(first)
+        # Of lazy ones, whoever reads the bytes compares these.
+        same = same and tuple(own.shape) == tuple(first.shape) and (not live.is_tensor(own) or live.same(own, first))
+        expect(same, f"{name[:100]!r} is said to be the same object as another tensor, from which it differs")
+        self.used.add(name)
+        return tensor
 
     def _make_tensor(self, leaf: dict[str, Any], implied: str | None, attributes: Any) -> Any:
         name = name_of(leaf, implied)
@@ -456,6 +474,10 @@ class Decoder:
         expect(kind != "storage" or len(tensor.shape) == 1, "a storage is not flat")
         grad = leaf.get("requires_grad", kind == "parameter")
         expect(type(grad) is bool, "requires_grad is neither true nor false")
+        dtype = live.dtype_name(tensor)
+        expect(not grad or is_differentiable(dtype), f"a tensor of {dtype} is said to require gradients")
+        if attributes is not None:
+            self.described.append((kind, attributes))
         if isinstance(tensor, LazyTensor):
             tensor = self._lazy(leaf, untagged(tensor), kind, grad, attributes)
         elif live.is_tensor(tensor) and live.is_plain(tensor):
@@ -474,7 +496,7 @@ class Decoder:
                 tensor = memory
         self.used.add(name)
         if "is" in leaf:
-            self.tensors[leaf["is"]] = tensor
+            self.tensors[leaf["is"]] = tensor, _said(leaf), self.flat[name]
         return tensor
 
     def _lazy(self, leaf: dict[str, Any], tensor: LazyTensor, kind: str, grad: bool, attributes: Any) -> LazyTensor:
@@ -521,6 +543,12 @@ class Decoder:
     # -- what can only be done when everything is there
 
     def _finish(self) -> None:
+        for kind, attributes in self.described:
+            fault = attributes_fault(kind, attributes)
+            expect(not fault, f"a tensor has {fault}")
+        for composite in self.composites:
+            fault = composite_fault(composite.kind, composite.parts)
+            expect(not fault, f"a tensor of kind {composite.kind[:100]!r} has {fault}")
         for owner, attributes in self.attributes:
             named = _tensor_attributes if live.is_tensor(owner) else _dict_attributes
             vars(owner).update(named(type(owner), attributes))
@@ -533,6 +561,11 @@ class Decoder:
 
 
 _ORDINARY = TensorFacts()
+
+
+def _said(leaf: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record says of a tensor object wherever it occurs."""
+    return {key: value for key, value in leaf.items() if key not in ("name", "attributes")}
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

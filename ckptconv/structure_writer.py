@@ -155,10 +155,10 @@ _CONSTANTS = frozenset({TorchConstant, NumpyScalar})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
 
 
-def walk(tree: Any) -> Iterator[Any]:
+def walk(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
     """Every container, tensor and object in a tree of lazy tensors, each once; strings, numbers and the like are not
-    among them."""
-    seen: set[int] = set()
+    among them. With `seen`, none whose id is in it, and all that are found are added."""
+    seen = set() if seen is None else seen
     stack = [tree]
     while stack:
         value = stack.pop()
@@ -227,11 +227,12 @@ class Encoder:
     """Writes one tree, in two passes: `survey` finds what occurs more than once, `encode` writes.
 
     `leave_out` is asked of every object, class and tensor made of several, with the name that a tensor in its place
-    would have, whether it is to be left out. `fixed` are the names of tensors whose values are not to be changed:
+    would have, whether it is to be left out (True), written (False), or what is to be written in its place, which is
+    made of what it holds. `fixed` are the names of tensors whose values are not to be changed:
     parts of complex numbers, and of quantized tensors. `tagged` lazy tensors come out with their facts.
     """
 
-    def __init__(self, leave_out: Callable[[str, Any], bool] | None = None, tagged: bool = False) -> None:
+    def __init__(self, leave_out: Callable[[str, Any], Any] | None = None, tagged: bool = False) -> None:
         self.leave_out = leave_out
         self.tagged = tagged
         self.flat: dict[str, Any] = {}
@@ -382,15 +383,18 @@ class Encoder:
                 return self._tensor(value, frame, at)
             value, form = self._stand_in(value)
         text, key = frame.place(at)
+        identity = self._key(value)
         if self.leave_out and type(value) in FOREIGN:
             name = frame.prefix + text if frame.form is not _ROOT else "tensor"
-            if self.leave_out(name, value):
+            left = self.leave_out(name, value)
+            if left is True:
                 frame.out.append({"dropped": name})
                 return None
+            if left is not False:
+                value, form = left, _FORMS[type(left)]
         prefix, implied = _cut(frame.prefix + text) + ".", inner_prefix(frame.implied, key)
         if frame.form is _ROOT:
             prefix = implied = ""
-        identity = self._key(value)
         if frame.depth >= NESTED or identity in self.repeated:
             index, inner = self._refer(value, form, identity, prefix)
             frame.out.append(["@", index])
@@ -440,9 +444,13 @@ class Encoder:
             node["is"] = leaf.number
         self._note_storage(node, leaf)
         attributes = facts.attributes
-        left_out = self.leave_out and type(attributes) in FOREIGN and self.leave_out(f"{name}.attributes", attributes)
-        if attributes is None or left_out:
+        if attributes is None:
             return None
+        if self.leave_out and type(attributes) in FOREIGN:
+            left = self.leave_out(f"{name}.attributes", attributes)
+            if left is True:
+                return None
+            attributes = attributes if left is False else left
         node["attributes"], inner = self._attributes(attributes, _cut(name) + ".")
         return inner
 

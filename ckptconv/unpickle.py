@@ -589,6 +589,9 @@ class _Machine:
                 raise ExcessiveError(f"calls the result of a call, more than {_CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
+        coded = attacks.code_called(function, args)
+        if coded is not None:
+            self.suspects[coded] = None
         made = Opaque(function, args, kwargs, how)
         if type(function) is Global and function in self.unfinished:
             self._note_place(made)

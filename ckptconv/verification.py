@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from . import foreign, keymap, select
+from . import foreign, keymap, select, writable
 from .errors import CkptconvError, CorruptError, DifferenceError, FailedError, UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source, Training
@@ -24,7 +24,9 @@ from .formats.torch_file import read as read_torch
 from .garbage import no_garbage, settled
 from .nearby import Nearby
 from .options import Options
+from .outputs.torch_tree import KINDS
 from .reference import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
+from .restore import leaving_out
 from .spool import SpoolingReaders, is_pipe
 from .storage import basename, dirname, is_far, is_remote, join, look, normalize, peak_rss, read_text, real_place
 from .structure import dump, name_of, parse, tensors_of
@@ -615,8 +617,8 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 def _expected_tree(source: Source, asked: Options) -> Any:
     """The tree that a `.pt` file is to hold."""
     tree = select.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
-    described = keymap.describe(tree, leave_out=lambda _, node: bool(foreign.class_of(node)), tagged=True)
-    flat, record, fixed, _ = described
+    leave_out = leaving_out(asked.include, asked.exclude, asked.opaque, {})
+    flat, record, fixed, _ = keymap.describe(tree, leave_out=leave_out, tagged=True)
     chosen = set(select.matching(flat, asked.include, asked.exclude))
     tensors: dict[str, LazyTensor] = {}
     for name, tensor in flat.items():
@@ -624,7 +626,7 @@ def _expected_tree(source: Source, asked: Options) -> Any:
             bare = untagged(tensor)
             tensors[name] = bare if name in fixed else _as_asked(bare, source, asked)
     record = keymap.remap(record, {name: None for name in flat if name not in chosen})
-    if record is not None and asked.drop_opaque:
+    if record is not None and asked.opaque == "drop":
         record = _without_classes(record)
     return keymap.unflatten(tensors, record, live_values=False)
 
@@ -633,7 +635,8 @@ def _without_classes(record: str) -> str:
     """The record with tensors of subclasses as plain ones, which is what is written of them."""
     parsed = parse(record)
     for leaf, _ in tensors_of(parsed):
-        if leaf.get("kind") not in (None, "tensor", "parameter", "buffer"):
+        kind = leaf.get("kind", "tensor")
+        if kind not in KINDS and (type(kind) is not str or writable.is_unlisted_kind(kind)):
             del leaf["kind"]
     return dump(parsed.root, parsed.nodes, parsed.storages)
 

@@ -147,7 +147,8 @@ class Manifest(NamedTuple):
 # The options that a manifest may have, by type. That an attack is to be taken is nothing a file has a say in.
 OPTIONS: dict[str, type] = {
     "dtype": str, "max_shard_size": int, "key": str, "include": list, "exclude": list, "strip_prefix": str,
-    "rename": list, "tied": str, "tag": str, "exclude_frozen_parameters": bool, "drop_opaque": bool, "inert": bool,
+    "rename": list, "tied": str, "tag": str, "exclude_frozen_parameters": bool, "opaque": str, "drop_opaque": bool,
+    "inert": bool,
 }  # fmt: skip
 _IGNORED = frozenset({"inert"})
 

@@ -23,7 +23,7 @@ from checkpoints import ckptconv_here
 from safetensors.torch import load_file
 
 from ckptconv import attacks
-from ckptconv.tree import Global
+from ckptconv.tree import Global, Opaque
 
 ALL = [*CASES.values(), *READERS.values(), *FILES.values()]
 SETS_OF_FILES = [*DIRECTORIES.values(), *SETS.values()]
@@ -33,7 +33,7 @@ W = torch.tensor(VALUES).reshape(2, 3)
 
 # Loads every file it is given with torch.load, or as OLMo loads safetensors, and names those that made the canary.
 VICTIM = """
-import base64, os, pickle, sys, torch, warnings
+import base64, os, pickle, shutil, sys, torch, warnings
 from safetensors.torch import load_file
 def load(path):
     if path.endswith(".pt"):
@@ -53,7 +53,7 @@ for path in sys.argv[2:]:
         pass
     if os.path.lexists(canary):
         print(os.path.basename(path), file=sys.__stdout__)
-        os.unlink(canary) if not os.path.isdir(canary) else os.rmdir(canary)
+        os.unlink(canary) if not os.path.isdir(canary) else shutil.rmtree(canary)
 """
 
 
@@ -246,6 +246,38 @@ HONEST = [
     ("datetime", "datetime"),
     ("torch.fx.graph_module", "reduce_graph_module"),
     ("uuid", "UUID"),
+    ("codecs", "encode"),
+    ("_codecs", "encode"),
+    ("operator", "itemgetter"),
+    ("logging", "Logger"),
+    ("logging", "getLogger"),
+    ("torch.optim.adamw", "AdamW"),
+    ("torch.optim.lr_scheduler", "LambdaLR"),
+    ("numpy.random._pickle", "__generator_ctor"),
+    ("numpy", "ndarray"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("pandas.core.frame", "DataFrame"),
+    ("pandas._libs.internals", "_unpickle_block"),
+    ("scipy.sparse._csr", "csr_matrix"),
+    ("omegaconf.dictconfig", "DictConfig"),
+    ("lightning.fabric.utilities.data", "AttributeDict"),
+    ("transformers.training_args", "TrainingArguments"),
+    ("transformers.trainer_utils", "SaveStrategy"),
+    ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+    ("torchao.quantization", "Int8Tensor"),
+    ("torch.distributed._shard.sharded_tensor.shard", "Shard"),
+    ("torch.distributed.checkpoint.metadata", "Metadata"),
+    ("torch.nn.modules.linear", "Linear"),
+    ("cloudpickle.cloudpickle", "_make_function"),
+    ("cloudpickle.cloudpickle", "_builtin_type"),
+    ("types", "CodeType"),
+    ("types", "FunctionType"),
+    ("test.models", "Net"),
+    ("compression.codec", "Config"),
+    ("signal", "Signals"),
+    ("typing", "Any"),
+    ("mine", "load"),
+    ("mine.torch", "save"),
 ]
 
 
@@ -271,12 +303,44 @@ def test_what_honest_files_call_is_no_attack(named: tuple[str, str]) -> None:
         ("pip._internal", "main"),
         ("importlib.util", "spec_from_file_location"),
         ("socket", "create_connection"),
+        ("wave", "open"),
+        ("mailbox", "mbox"),
+        ("_ctypes", "dlopen"),
+        ("multiprocessing.connection", "Client"),
+        ("concurrent.futures.thread", "ThreadPoolExecutor"),
+        ("pstats", "Stats"),
+        ("xml.etree.ElementTree", "parse"),
+        ("torch", "from_file"),
+        ("torch", "FloatStorage.from_file"),
+        ("torch._C", "PyTorchFileWriter"),
+        ("torch.utils.file_baton", "FileBaton"),
+        ("mine", "torch.UntypedStorage.from_file"),
+        ("safetensors._safetensors_rust", "serialize_file"),
+        ("numpy", "ndarray.tofile"),
+        ("numpy.core.records", "fromfile"),
+        ("pandas.core.frame", "DataFrame.to_pickle"),
+        ("pandas.io.parsers.readers", "read_csv"),
+        ("scipy.io", "savemat"),
+        ("scipy.sparse", "save_npz"),
         ("a" * 10_000_000, "os.system"),
     ],
     ids=lambda named: ".".join(named)[:50],
 )
 def test_what_no_checkpoint_has_a_reason_to_call(named: tuple[str, str]) -> None:
     assert attacks.is_suspect(Global(*named))
+
+
+def test_a_function_is_data_and_a_call_of_it_an_attack() -> None:
+    """As cloudpickle, dill and joblib have functions: made of code that the pickle holds."""
+    types = Opaque(Global("cloudpickle.cloudpickle", "_builtin_type"), ("FunctionType",))
+    code = Opaque(Opaque(Global("cloudpickle.cloudpickle", "_builtin_type"), ("CodeType",)), (0,))
+    for maker in (Global("types", "FunctionType"), Global("dill._dill", "_create_function"), types):
+        made = Opaque(maker, (code, {}))
+        assert attacks.code_called(maker, (code, {})) is None, "the function itself"
+        assert attacks.code_called(Global("functools", "partial"), (made,)) is None
+        assert attacks.code_called(made, ()) is not None
+        assert attacks.code_called(Global("builtins", "map"), (made, [1])) is not None
+    assert attacks.code_called(code.cls, (0,)) is None, "code is no function yet"
 
 
 def test_odd_payloads_are_few() -> None:

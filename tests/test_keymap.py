@@ -236,8 +236,8 @@ def test_the_empty_dict_needs_no_record() -> None:
         {1: Inline(b"x", DTYPES["uint8"], (1,))},
         {"a": Inline(b"x", DTYPES["uint8"], (1,)), "b": 1},
         {"a": {}},
-        {"a": Tagged(Inline(b"x", DTYPES["uint8"], (1,)), TensorFacts(kind="parameter"))},
-        {"a": Tagged(Inline(b"x", DTYPES["uint8"], (1,)), TensorFacts(requires_grad=True))},
+        {"a": Tagged(Inline(bytes(4), DTYPES["float32"], (1,)), TensorFacts(kind="parameter"))},
+        {"a": Tagged(Inline(bytes(4), DTYPES["float32"], (1,)), TensorFacts(requires_grad=True))},
     ],
 )
 def test_whatever_is_not_a_plain_state_dict_has_a_record(tree: Any) -> None:
@@ -480,8 +480,8 @@ ROUND_TRIPS: dict[str, Any] = {
         "s": view("c", 0, (2,), (1,), kind="my.module.Sub\ud800class"),
         "a": view("a", 0, (2,), (1,), attributes={"ds_id": 3, "nested": [lazy()], "t": (1, lazy())}),
         "n": view("d", 0, (2,), (1,), attributes={}),
-        "x": view("e", 0, (2,), (1,), attributes=lazy()),
-        "y": view("f", 0, (2,), (1,), attributes=5),
+        "x": view("e", 0, (2,), (1,), kind="my.Sub", attributes=lazy()),
+        "y": view("f", 0, (2,), (1,), kind="my.Sub", attributes=5),
     },
     "Opaque": lambda: {
         "o": Opaque(Global("argparse", "Namespace"), (), None, "newobj", [{"lr": 0.1, "w": lazy()}]),
@@ -492,9 +492,10 @@ ROUND_TRIPS: dict[str, Any] = {
     },
     "Composite": lambda: {
         "e": Composite(
-            "sparse_coo", {"indices": lazy("int64"), "values": lazy(), "shape": Size((3, 3)), "is_coalesced": True}
+            "sparse_coo",
+            {"indices": lazy("int64"), "values": lazy(shape=(3,)), "shape": Size((3, 3)), "is_coalesced": True},
         ),
-        "m": Composite("meta", {"dtype": TorchConstant("dtype", "float32"), "shape": Size((1,))}),
+        "m": Composite("meta", {"dtype": TorchConstant("dtype", "float32"), "shape": Size((1,)), "strides": (1,)}),
     },
     "1000-deep dicts": lambda: _deep(lambda tree: {"k": tree, "l": 1}),
     "1000-deep lists": lambda: _deep(lambda tree: [tree]),

@@ -328,9 +328,14 @@ def swapped(tensor: torch.Tensor) -> torch.Tensor:
     return bits(tensor).view(-1, unit).flip(1).reshape(-1).view(tensor.dtype).view(tensor.shape)
 
 
+def has_a_byte_order(dtype: torch.dtype) -> bool:
+    """Whether torch puts the bytes of such a tensor in order: others it keeps in storages of bytes."""
+    return dtype.itemsize == 1 or dtype in torch.storage._dtype_to_storage_type_map()
+
+
 @pytest.mark.parametrize("name", ["every_dtype", "special_values", "a_state_dict"])
 def test_a_file_of_a_big_endian_machine(name: str, tmp_path: Path) -> None:
-    original = {key: tensor.clone() for key, tensor in CHECKPOINTS[name]().items()}
+    original = {key: tensor.clone() for key, tensor in CHECKPOINTS[name]().items() if has_a_byte_order(tensor.dtype)}
     path = saved(tmp_path, {key: swapped(tensor) for key, tensor in original.items()})
     resaved(path, lambda member, data: b"big" if member == "byteorder" else data)
     converted(path)

@@ -328,7 +328,16 @@ def test_tensors_of_devices_without_storages():
     assert make("_rebuild_device_tensor_from_cpu_tensor", plain, f32, "mtia:0", False).tensor == plain.tensor
     assert make("_rebuild_device_tensor_from_cpu_tensor", plain, bf16, "mtia:0", False).shape == (2,)
     columns = NumpyArray("<f4", (2, 2), "F", bytes(16))
-    assert make("_rebuild_xla_tensor", columns, f32, "xla:0", True) is NotImplemented
+    assert make("_rebuild_xla_tensor", columns, f32, "xla:0", True).shape == (2, 2)
+    columns = NumpyArray("<f4", (2, 3), "F", np.arange(6, dtype="<f4").reshape(2, 3).tobytes("F"))
+    assert evaluate(make("_rebuild_xla_tensor", columns, f32, "xla:0", True)) == np.arange(6, dtype="<f4").tobytes()
+    for unfit in (
+        TorchConstant("dtype", "float64"),
+        TorchConstant("dtype", "int32"),
+        TorchConstant("layout", "strided"),
+    ):
+        with pytest.raises(torch_objects.MalformedError):
+            make("_rebuild_xla_tensor", array, unfit, "xla:0", False)
 
 
 def test_wrapper_subclasses_keep_what_they_wrap():
@@ -460,10 +469,8 @@ def patched_members(path: Path, change: Callable[[str, bytes], bytes]) -> None:
             new.writestr(name, change(name, content))
 
 
-@pytest.mark.parametrize("dtype", [d for d in SAVABLE if d.itemsize > 1], ids=str)
-def test_big_endian_archives(dtype, tmp_path):
-    tree = {"w": numbers(dtype, 3, 4), "column": numbers(dtype, 3, 4)[:, 1]}
-    check(tree, tmp_path)
+def of_a_big_endian_machine(path: Path, dtype: torch.dtype) -> None:
+    """The archive of tensors of `dtype`, as such a machine would have written it."""
     unit = dtype.itemsize // (2 if dtype.is_complex else 1)
 
     def swapped(name: str, content: bytes) -> bytes:
@@ -471,13 +478,33 @@ def test_big_endian_archives(dtype, tmp_path):
             return b"big"
         return np.frombuffer(content, f"V{unit}").view(f"u{unit}").byteswap().tobytes() if "/data/" in name else content
 
-    patched_members(tmp_path / "model.pt", swapped)
+    patched_members(path, swapped)
+
+
+# Of these torch has typed storages; it keeps others in storages of bytes, without a byte order.
+TYPED = [dtype for dtype in SAVABLE if torch.storage._dtype_to_storage_type_map().get(dtype)]
+
+
+@pytest.mark.parametrize("dtype", [d for d in TYPED if d.itemsize > 1], ids=str)
+def test_big_endian_archives(dtype, tmp_path):
+    tree = {"w": numbers(dtype, 3, 4), "column": numbers(dtype, 3, 4)[:, 1]}
+    check(tree, tmp_path)
+    of_a_big_endian_machine(tmp_path / "model.pt", dtype)
     file = read(tmp_path / "model.pt")
     assert file.byteorder == "big"
     for name, value in tree.items():
         assert evaluate(file.value[name]) == bits(value)
-    if dtype in (torch.float32, torch.complex64):
-        same(file.value, torch.load(tmp_path / "model.pt"))
+    same(file.value, torch.load(tmp_path / "model.pt"))
+
+
+@pytest.mark.parametrize("dtype", [d for d in SAVABLE if d not in TYPED and d.itemsize > 1], ids=str)
+def test_where_torch_does_not_put_the_bytes_of_a_big_endian_archive_in_order_it_is_refused(dtype, tmp_path):
+    tree = {"w": numbers(dtype, 3, 4)}
+    check(tree, tmp_path)
+    of_a_big_endian_machine(tmp_path / "model.pt", dtype)
+    assert bits(torch.load(tmp_path / "model.pt")["w"]) != bits(tree["w"])
+    with pytest.raises(CorruptError, match="big-endian"):
+        read(tmp_path / "model.pt")
 
 
 def test_archives_without_the_members_of_newer_releases(tmp_path):

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsafeError, UnsupportedError
+from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors import DTYPES, DType, Stored
 from ckptconv.tree import Global, Opaque, TorchConstant
 from ckptconv.units import brief
 from ckptconv.unpickle import Loaded, load
 from ckptconv.vocabulary import Builder, Constructor, MalformedError, Vocabulary
 
-from .torch_objects import MAX_BYTES, MAX_DIMS, vocabulary
+from .torch_objects import vocabulary
 from .torch_zip import what_it_is
 
 Shape: TypeAlias = tuple[int, ...]

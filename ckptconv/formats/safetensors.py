@@ -35,7 +35,7 @@ from ckptconv.storage import (
     read_text,
 )
 from ckptconv.structure import FILE_NAME, METADATA_KEY
-from ckptconv.tensors import DTYPES_BY_CODE, DType, Stored, contiguous_strides
+from ckptconv.tensors import DTYPES_BY_CODE, DType, LazyTensor, Stored, contiguous_strides
 from ckptconv.tree import Opaque
 from ckptconv.vocabulary import MalformedError
 
@@ -139,8 +139,10 @@ def _source(path: str, found: _Set, warnings: list[str], options: Options | None
     opaque: list[str] = []
     aliases = _aliases(found)
     name, structured = "safetensors", True
+    equal: list[tuple[str, LazyTensor, LazyTensor]] = []
     if found.record is not None:
         tree = _restored(found)
+        equal = list(keymap.claimed_equal(found.tensors, found.record))
         if '["opaque"' in found.record:
             opaque = list(dict.fromkeys(node.name for node in keymap.walk(tree) if type(node) is Opaque))
     elif olmo.is_olmo(found.tensors):
@@ -165,6 +167,7 @@ def _source(path: str, found: _Set, warnings: list[str], options: Options | None
             **({"metadata": told} if told else {}),
         },
         opaque=opaque,
+        equal=equal,
         warnings=warnings,
         inputs=found.inputs,
         bytes_read=found.bytes_read,

@@ -13,8 +13,9 @@ import functools
 import math
 import re
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from ckptconv.soundness import MAX_BYTES, MAX_DIMS, PACKED, attributes_fault, composite_fault, is_differentiable
 from ckptconv.tensors import (
     DTYPES,
     Cast,
@@ -37,9 +38,6 @@ from ckptconv.vocabulary import Builder, Constructor, Maker, MalformedError, Phr
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _HOOKS = Global("collections", "OrderedDict")
-# torch's own limits.
-MAX_DIMS = 64
-MAX_BYTES = 1 << 63
 # Shapes are few and tensors are many: so many shapes are kept and shared.
 _SHAPES_KEPT = 1024
 
@@ -129,9 +127,7 @@ _STORAGE_DTYPES = {
     "Untyped": "uint8",
     "_Untyped": "uint8",
 }
-# Quantized dtypes of less than a byte, and how many values are in one.
-_PACKED = {"quint4x2": 2, "quint2x4": 4}
-_STORAGE_CLASS = re.compile(r"^(\w+?)Storage(?:Base)?$")
+_STORAGE_CLASS = re.compile(r"(\w+?)Storage(?:Base)?")
 
 
 def storage_dtype(cls: Any) -> DType | None:
@@ -141,7 +137,7 @@ def storage_dtype(cls: Any) -> DType | None:
 
 @functools.lru_cache(maxsize=256)
 def _storage_dtype(cls: Global) -> DType | None:
-    named = _STORAGE_CLASS.match(cls.name) if cls.module.split(".")[0] == "torch" else None
+    named = _STORAGE_CLASS.fullmatch(cls.name) if cls.module.split(".")[0] == "torch" else None
     return DTYPES.get(_STORAGE_DTYPES.get(named[1], "")) if named else None
 
 
@@ -161,6 +157,28 @@ def storage_id(pid: Any) -> StorageId:
     if not 0 <= numel < MAX_BYTES // dtype.itemsize:
         raise MalformedError(f"has a storage of {brief(numel)} elements")
     return StorageId(dtype, key, location, numel, pid[5] if len(pid) == 6 else None)
+
+
+class FirstDtypes:
+    """The dtype as which each of `count` storages, by number, was asked for first.
+
+    torch.load makes a storage when it first meets it, and gives that one back for every later id of the same key,
+    whatever dtype this one says.
+    """
+
+    # A byte for each, as there may be a million.
+    _CODES: ClassVar[dict[str, int]] = {name: code for code, name in enumerate(DTYPES, 1)}
+
+    def __init__(self, count: int) -> None:
+        self._codes = bytearray(count)
+
+    def agrees(self, number: int, dtype: DType) -> bool:
+        """Whether storage `number` was not asked for before, or as `dtype`."""
+        code = self._CODES[dtype.name]
+        known = self._codes[number]
+        if not known:
+            self._codes[number] = code
+        return known in (0, code)
 
 
 def _in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:
@@ -253,7 +271,7 @@ class _Tensors:
     ) -> Any:
         """A tensor of `size` and `stride` (elements) from element `offset` of `storage`."""
         if type(storage) is not Storage:
-            return NotImplemented
+            return _unknown("a tensor", storage)
         geometry = self.geometry(size, stride)
         shape, strides = geometry.shape, geometry.strides
         if dtype is None:
@@ -262,11 +280,18 @@ class _Tensors:
             raise MalformedError("has a tensor whose storage offset is not a count")
         if type(requires_grad) is not bool:
             raise MalformedError("has a tensor whose requires_grad is not a bool")
+        if requires_grad and not is_differentiable(dtype.name):
+            raise MalformedError(f"has a tensor of {dtype} that requires gradients")
         if storage.meta:
             return _meta(TorchConstant("dtype", dtype.name), shape, strides, requires_grad)
         start = _start(dtype, geometry, offset, storage.size, storage.key)
         tensor: LazyTensor = Stored(storage.file, storage.offset + start, dtype, shape, strides)
         if storage.swapped:
+            if itemsize_of_components(dtype) != itemsize_of_components(storage.dtype):
+                raise MalformedError(
+                    f"has a big-endian storage {storage.key[:40]!r} of {storage.dtype} with a tensor of {dtype} in it, "
+                    "whose bytes torch.load does not put in order"
+                )
             tensor = _in_order(tensor, storage)
         if metadata:
             tensor = _resolved(tensor, metadata)
@@ -286,6 +311,8 @@ class _Tensors:
             start = _start(dtype, geometry, offset, nbytes, wanted.key)
         except MalformedError:
             return None
+        if flag and not is_differentiable(dtype.name):
+            return None
         find = places(wanted)
         if find is None or offset < 0:
             return None
@@ -304,53 +331,63 @@ class _Tensors:
     # Each takes the arguments of torch's function of that name.
 
     def rebuild_tensor(self, args: tuple[Any, ...]) -> Any:
-        return self.view(*args) if len(args) == 4 else NotImplemented
+        _arguments(args, "_rebuild_tensor", 4)
+        return self.view(*args)
 
     def rebuild_tensor_v2(self, args: tuple[Any, ...]) -> Any:
-        if len(args) == 6:
-            storage, offset, size, stride, requires_grad, _hooks = args
-            return self.view(storage, offset, size, stride, requires_grad)
-        if len(args) == 7:
-            storage, offset, size, stride, requires_grad, _hooks, metadata = args
-            return self.view(storage, offset, size, stride, requires_grad, None, metadata)
-        return NotImplemented
+        _arguments(args, "_rebuild_tensor_v2", 6, 7)
+        storage, offset, size, stride, requires_grad, _hooks, *metadata = args
+        return self.view(storage, offset, size, stride, requires_grad, None, *metadata)
 
     def rebuild_tensor_v3(self, args: tuple[Any, ...]) -> Any:
-        if len(args) not in (7, 8):
-            return NotImplemented
+        _arguments(args, "_rebuild_tensor_v3", 7, 8)
         storage, offset, size, stride, requires_grad, _hooks, dtype, *metadata = args
         return self.view(storage, offset, size, stride, requires_grad, _dtype(dtype), *metadata)
 
     def rebuild_qtensor(self, args: tuple[Any, ...]) -> Any:
-        if len(args) != 7:
-            return NotImplemented
+        """Of torch 1.1 and 1.2, with the scale and the zero point as arguments of their own; later as one."""
+        _arguments(args, "_rebuild_qtensor", 7, 8)
+        if len(args) == 8:
+            args = (*args[:4], (TorchConstant("qscheme", "per_tensor_affine"), *args[4:6]), *args[6:])
         storage, offset, size, stride, quantizer, requires_grad, _hooks = args
+        if type(storage) is not Storage:
+            return _unknown("a quantized tensor", storage)
         packed: dict[str, Any] = {}
-        if type(storage) is Storage and storage.dtype.name in _PACKED:
+        if storage.dtype.name in PACKED:
             # Several values in a byte: the bytes are taken as they are.
-            shape, strides, numel, _ = self.geometry(size, stride)
-            if offset != 0 or numel > storage.size * _PACKED[storage.dtype.name]:
-                return NotImplemented
+            shape, strides, _, extent = self.geometry(size, stride)
+            if offset != 0 or extent > storage.size * PACKED[storage.dtype.name]:
+                raise MalformedError("has a quantized tensor that goes beyond its storage")
             packed = {"shape": Size(shape), "strides": strides}
             size, stride = (storage.size,), (1,)
-        values = self.view(storage, offset, size, stride, requires_grad)
-        if values is NotImplemented or type(quantizer) is not tuple or not 3 <= len(quantizer) <= 4:
-            return NotImplemented
+        if type(quantizer) is not tuple or not 3 <= len(quantizer) <= 4:
+            raise MalformedError("has a quantized tensor whose quantizer is not a tuple of its parameters")
+        values = self.view(storage, offset, size, stride)
+        if type(values) is not Tagged:
+            return values  # on the meta device, without data
+        if type(requires_grad) is not bool or requires_grad:
+            raise MalformedError("has a quantized tensor that requires gradients")
         names = (
             ("qscheme", "scale", "zero_point") if len(quantizer) == 3 else ("qscheme", "scales", "zero_points", "axis")
         )
-        return Composite("quantized", {"values": values, **dict(zip(names, quantizer, strict=True)), **packed})
+        return _composite("quantized", {"values": values, **dict(zip(names, quantizer, strict=True)), **packed})
 
     def rebuild_meta_tensor(self, args: tuple[Any, ...]) -> Any:
-        if len(args) != 4 or type(args[3]) is not bool:
-            return NotImplemented
+        _arguments(args, "_rebuild_meta_tensor_no_storage", 4)
         shape, strides, *_ = self.geometry(args[1], args[2])
         return _meta(args[0], shape, strides, args[3])
 
     def rebuild_wrapper_subclass(self, args: tuple[Any, ...]) -> Any:
-        if len(args) != 8 or type(args[0]) is not Global:
-            return NotImplemented
+        _arguments(args, "_rebuild_wrapper_subclass", 8)
         cls, dtype, size, stride, offset, layout, device, requires_grad = args
+        if type(cls) is not Global:
+            return _unknown("a tensor of a class", cls)
+        self.geometry(size, stride)
+        if type(offset) is not int or type(requires_grad) is not bool:
+            raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments are of the wrong types")
+        for constant, kind in ((dtype, "dtype"), (layout, "layout")):
+            if type(constant) is not TorchConstant or constant.kind != kind:
+                raise MalformedError(f"has a tensor of {str(cls)[:100]} whose {kind} is none")
         return Composite(
             str(cls),
             {
@@ -365,6 +402,33 @@ class _Tensors:
         )
 
 
+def _arguments(args: tuple[Any, ...], name: str, *counts: int) -> None:
+    """Raise MalformedError unless there are as many arguments as some release of torch gives to `name`."""
+    if len(args) not in counts:
+        raise MalformedError(f"calls {name} with {len(args)} arguments; it takes {' or '.join(map(str, counts))}")
+
+
+def _unknown(what: str, value: Any) -> Any:
+    """NotImplemented for `what` is made of something that is itself not known: it is kept, and told of, as that is.
+
+    Raises MalformedError for a value that `what` cannot be made of.
+    """
+    if type(value) is Opaque:
+        return NotImplemented
+    raise MalformedError(f"makes {what} of a value of type {type(value).__name__}")
+
+
+def _composite(kind: str, parts: dict[str, Any]) -> Any:
+    """A tensor that is made of `parts`. Raises MalformedError where they do not fit one another."""
+    for part in parts.values():
+        if type(part) is Opaque:
+            return NotImplemented
+    fault = composite_fault(kind, parts)
+    if fault:
+        raise MalformedError(f"has a {kind} tensor with {fault}")
+    return Composite(kind, parts)
+
+
 def _dtype(value: Any) -> DType:
     if type(value) is not TorchConstant or value.kind != "dtype":
         raise MalformedError("has a tensor whose dtype is not a dtype")
@@ -373,23 +437,30 @@ def _dtype(value: Any) -> DType:
     return DTYPES[value.name]
 
 
-def _meta(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool) -> Composite:
-    return Composite("meta", {"dtype": dtype, "shape": Size(shape), "strides": strides, "requires_grad": requires_grad})
+def _meta(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool) -> Any:
+    return _composite(
+        "meta", {"dtype": dtype, "shape": Size(shape), "strides": strides, "requires_grad": requires_grad}
+    )
 
 
 def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
     """`tensor` with the flags of its metadata, torch's lazy conjugate and negation, carried out."""
     if type(metadata) is not dict:
         raise MalformedError("has a tensor whose metadata is not a dictionary")
-    unknown = [name for name in metadata if name not in ("conj", "neg")]
-    if unknown:
-        raise RefusedError(f"has a tensor with metadata {brief(unknown[0])}, which is not known")
+    for name, value in metadata.items():
+        if type(name) is not str:
+            raise MalformedError("has a tensor whose metadata has names that are not text")
+        if name not in ("conj", "neg"):
+            raise RefusedError(f"has a tensor with metadata {brief(name)}, which is not known")
+        # torch takes a flag that is there as one that is set, whatever its value.
+        if value is not True:
+            raise MalformedError(f"has a tensor whose {name} flag is not True")
     dtype = tensor.dtype
-    if metadata.get("conj"):
+    if "conj" in metadata:
         if dtype.kind != "c":
             raise MalformedError(f"has a conjugate tensor of {dtype}")
         tensor = Convert(tensor, Conjugate(dtype.name), dtype)
-    if metadata.get("neg"):
+    if "neg" in metadata:
         if dtype.kind not in "fc":
             raise MalformedError(f"has a tensor of {dtype} with the neg flag")
         tensor = Convert(tensor, Negate(dtype.name), dtype)
@@ -404,23 +475,11 @@ _KINDS = {
 }
 
 
-# Attributes that are a tensor's data: to set one is to change what it holds. None is ever in the state of a tensor.
-_DATA = ("data", "real", "imag")
-
-
-def _check_attributes(kind: str, state: Any) -> None:
-    """Raise MalformedError for a state that, set on a tensor, would put other data in its place."""
-    for part in state if type(state) is tuple else (state,):
-        for name in _DATA if isinstance(part, dict) else ():
-            # A class of the user's may have a state of its own, and means something else.
-            if name in part and (kind in _KINDS.values() or isinstance(part[name], (LazyTensor, Composite))):
-                raise MalformedError(f"has a tensor whose attribute {name!r} would replace its data")
-
-
 def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
     """`leaf` as a tensor of this kind, with attributes of its own. None keeps its requires_grad."""
-    if attributes:
-        _check_attributes(kind, attributes)
+    fault = attributes_fault(kind, attributes)
+    if fault:
+        raise MalformedError(f"has a tensor with {fault}")
     if type(leaf) is Composite:
         parts = dict(leaf.parts)
         if requires_grad is not None:
@@ -431,8 +490,10 @@ def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any
             parts["class"] = kind
         return Composite(leaf.kind, parts)
     if type(leaf) is not Tagged:
-        return NotImplemented
+        return _unknown(f"a {kind[:100]}", leaf)
     facts = leaf.facts
+    if requires_grad and not is_differentiable(leaf.dtype.name):
+        raise MalformedError(f"has a {kind[:100]} of {leaf.dtype} that requires gradients")
     return Tagged(
         leaf.tensor,
         TensorFacts(
@@ -449,20 +510,25 @@ def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any
 
 def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
     """(data, requires_grad, hooks[, state])"""
-    if len(args) not in (3, 4) or type(args[1]) is not bool:
-        return NotImplemented
+    _arguments(args, "_rebuild_parameter", 3, 4)
+    if type(args[1]) is not bool:
+        raise MalformedError("has a parameter whose requires_grad is not a bool")
     return _described(args[0], "parameter", args[1], args[3] if len(args) == 4 else None)
 
 
 def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]) -> Any:
     """(function, class, its arguments, state)"""
-    if len(args) != 4:
-        return NotImplemented
+    _arguments(args, "_rebuild_from_type", 4)
     function, cls, inner, state = args
-    if type(function) is not Global or type(cls) is not Global or type(inner) is not tuple:
-        return NotImplemented
-    construct = rebuild.get(function)
-    leaf = construct(inner) if construct else NotImplemented
+    if type(cls) is not Global:
+        return _unknown("a tensor of a class", cls)
+    construct = rebuild.get(function) if type(function) is Global else None
+    if construct is None:
+        # By a function of the user's, or a call of one.
+        return NotImplemented if type(function) is Global else _unknown("a tensor by a function", function)
+    if type(inner) is not tuple:
+        raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments are not a tuple")
+    leaf = construct(inner)
     if leaf is NotImplemented:
         return NotImplemented
     kind = _KINDS.get(cls, str(cls))
@@ -482,38 +548,38 @@ _SPARSE_PARTS = {
 
 def _rebuild_sparse_tensor(args: tuple[Any, ...]) -> Any:
     """(layout, (indices, values, size[, coalesced])) or (layout, (compressed indices, indices, values, size))"""
-    if len(args) != 2 or type(args[0]) is not TorchConstant or type(args[1]) is not tuple:
-        return NotImplemented
-    names = _SPARSE_PARTS.get(args[0].name, ())
-    if len(args[1]) not in (len(names), 3 if args[0].name == "sparse_coo" else len(names)):
-        return NotImplemented
-    return Composite(args[0].name, dict(zip(names, args[1], strict=False)))
+    _arguments(args, "_rebuild_sparse_tensor", 2)
+    layout, data = args
+    names = _SPARSE_PARTS.get(layout.name, ()) if type(layout) is TorchConstant and layout.kind == "layout" else ()
+    if not names or type(data) is not tuple:
+        raise MalformedError("has a sparse tensor without a layout or parts")
+    if len(data) not in (len(names), 3 if layout.name == "sparse_coo" else len(names)):
+        raise MalformedError(f"has a {layout.name} tensor of {len(data)} parts")
+    return _composite(layout.name, dict(zip(names, data, strict=False)))
 
 
 def _rebuild_nested_tensor(args: tuple[Any, ...]) -> Any:
-    if len(args) != 4:
-        return NotImplemented
-    return Composite("nested", dict(zip(("values", "sizes", "strides", "storage_offsets"), args, strict=True)))
+    _arguments(args, "_rebuild_nested_tensor", 4)
+    return _composite("nested", dict(zip(("values", "sizes", "strides", "storage_offsets"), args, strict=True)))
 
 
 def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
     """(data, dtype, device, requires_grad): a tensor of a device without storages, as a tensor or numpy array."""
-    if len(args) != 4 or type(args[3]) is not bool:
-        return NotImplemented
+    _arguments(args, "_rebuild_device_tensor", 4)
     data, dtype, _device, requires_grad = args
+    if type(requires_grad) is not bool:
+        raise MalformedError("has a tensor whose requires_grad is not a bool")
     target = _dtype(dtype)
     if type(data) is NumpyArray:
         tensor = _from_numpy(data)
-        if tensor is None:
-            return NotImplemented
     elif type(data) is Tagged:
         tensor = data.tensor
     else:
-        return NotImplemented
+        return _unknown("a tensor", data)
     if tensor.dtype != target:
         # bfloat16 goes through float32 on its way to numpy.
         if (tensor.dtype.name, target.name) != ("float32", "bfloat16"):
-            return NotImplemented
+            raise MalformedError(f"has a tensor of {target} whose elements are of {tensor.dtype}")
         tensor = Convert(tensor, Cast(tensor.dtype.name, target.name), target)
     facts = data.facts if type(data) is Tagged else TensorFacts()
     return _described(Tagged(tensor, facts), "tensor", requires_grad, None)
@@ -540,29 +606,40 @@ CONSTANTS: dict[tuple[str, str], Any] = {
 }
 
 
+# As torch spells a device: its index is in the name, or an argument of its own.
+_DEVICE = re.compile("[a-z][a-z0-9_]{0,50}(:(?:0|[1-9][0-9]{0,3}))?")
+
+
 def _size(args: tuple[Any, ...]) -> Any:
-    if len(args) != 1 or type(args[0]) not in (tuple, list, Size) or any(type(n) is not int for n in args[0]):
-        return NotImplemented
-    return Size(args[0])
+    counts = args[0] if len(args) == 1 else ()
+    if len(args) > 1 or type(counts) not in (tuple, list, Size) or any(type(n) is not int for n in counts):
+        raise MalformedError("has a torch.Size that is not made of integers")
+    return Size(counts)
 
 
 def _device(args: tuple[Any, ...]) -> Any:
-    if not 1 <= len(args) <= 2 or type(args[0]) is not str or (len(args) == 2 and type(args[1]) is not int):
-        return NotImplemented
+    named = _DEVICE.fullmatch(args[0]) if 1 <= len(args) <= 2 and type(args[0]) is str else None
+    if not named or (len(args) == 2 and (named[1] or type(args[1]) is not int or not 0 <= args[1] < 10_000)):
+        raise MalformedError("has a torch.device that is none")
     return TorchConstant("device", ":".join(map(str, args)))
 
 
 def _layout(args: tuple[Any, ...]) -> Any:
     """("torch.strided",)"""
-    if len(args) != 1 or type(args[0]) is not str:
-        return NotImplemented
-    constant = CONSTANTS.get(("torch", args[0].removeprefix("torch.")))
-    return constant if constant is not None and constant.kind == "layout" else NotImplemented
+    named = args[0].removeprefix("torch.") if len(args) == 1 and type(args[0]) is str else ""
+    constant = CONSTANTS.get(("torch", named))
+    if constant is None or constant.kind != "layout":
+        raise MalformedError(f"has a layout {named[:40]!r}, which torch lacks")
+    return constant
 
 
 # ------------------------------------------------------------------------------------------------------------ numpy
 
-_NUMPY_DTYPE = re.compile(r"^([<>|=]?)([biufcSUVmM])([0-9]{1,9})$")
+_NUMPY_DTYPE = re.compile(r"([<>|=]?)([biufcSUVmM])(0|[1-9][0-9]{0,8})")
+# The bytes that an element of these kinds may have.
+_NUMPY_SIZES = {
+    "b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 12, 16), "c": (8, 16, 24, 32), "m": (8,), "M": (8,)
+}  # fmt: skip
 # What dates and times count.
 _UNITS = frozenset({"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"})
 _NUMPY_DTYPE_CLASS, _NUMPY_ARRAY_CLASS = Global("numpy", "dtype"), Global("numpy", "ndarray")
@@ -576,35 +653,58 @@ _TORCH_OF_NUMPY = {
 }
 
 
-def _keep(cls: Global) -> Constructor:
-    """For what is complete only after its BUILD."""
-    return lambda args: Opaque(cls, args)
+def _made_dtype(args: tuple[Any, ...]) -> Opaque:
+    """What is made from ("f8", align, copy); it is complete only after its BUILD."""
+    named = args[0] if 1 <= len(args) <= 3 else None
+    if type(named) not in (str, Global, Opaque) or any(type(flag) not in (bool, int) for flag in args[1:]):
+        raise MalformedError("has a numpy.dtype that is none")
+    plain = _NUMPY_DTYPE.fullmatch(named) if type(named) is str else None
+    if plain and plain[2] in _NUMPY_SIZES and int(plain[3]) not in _NUMPY_SIZES[plain[2]]:
+        raise MalformedError(f"has a numpy.dtype {named!r}, which numpy lacks")
+    return Opaque(Global("numpy", "dtype"), args)
+
+
+def _made_array(cls: Global) -> Constructor:
+    """For (class, shape, kind of element), an array that is complete only after its BUILD."""
+
+    def construct(args: tuple[Any, ...]) -> Opaque:
+        if len(args) != 3 or type(args[0]) not in (Global, Opaque):
+            raise MalformedError("has a numpy array that is made of nothing that one is made of")
+        return Opaque(cls, args)
+
+    return construct
 
 
 def numpy_dtype(value: Any) -> tuple[str, int] | None:
     """A dtype of plain elements as numpy writes it, such as "<f8", and the bytes of an element; None for others.
 
     `value` is what the pickle made of numpy.dtype("f8", align, copy), and its state (version, byte order, subdtype,
-    names, fields, size, alignment, flags; for dates and times also what they count).
+    names, fields, size, alignment, flags; for dates and times also what they count). Raises MalformedError for what is
+    no dtype at all, and for one that says two things.
     """
-    if type(value) is not Opaque or value.cls != _NUMPY_DTYPE_CLASS or not value.args or type(value.args[0]) is not str:
+    if type(value) is not Opaque:
+        raise MalformedError("has a numpy value whose dtype is none")
+    if value.cls != _NUMPY_DTYPE_CLASS or not value.args or type(value.args[0]) is not str:
         return None
-    named = _NUMPY_DTYPE.match(value.args[0])
+    named = _NUMPY_DTYPE.fullmatch(value.args[0])
     if not named:
         return None
     order, kind, digits = named.groups()
+    size = int(digits) * (4 if kind == "U" else 1)
     unit: str | None = ""
     if value.state:
         state = value.state[-1]
-        if type(state) is not tuple or len(state) < 8 or any(part is not None for part in state[2:5]):
+        if type(state) is not tuple:
+            raise MalformedError("has a numpy.dtype whose state is not a tuple")
+        if len(state) < 8 or any(part is not None for part in state[2:5]):
             return None
         order = state[1]
+        # Where the size is not in the name alone, the state decides.
+        if type(order) is not str or order not in ("<", ">", "|", "=") or (kind in "SUV" and state[5] != size):
+            raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
         if kind in "mM":
             unit = _unit(state[8:])
-    if kind in "mM" and (digits != "8" or unit is None):
-        return None
-    size = int(digits) * (4 if kind == "U" else 1)
-    if order not in ("<", ">", "|", "=", "") or type(order) is not str:
+    if unit is None:
         return None
     if kind in "SV" or size == 1:
         order = "|"
@@ -635,25 +735,28 @@ def _raw(data: Any, nbytes: int) -> bytes | None:
 
 def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
     plain = numpy_dtype(dtype)
-    if plain is None or type(shape) is not tuple or len(shape) > MAX_DIMS:
-        return NotImplemented
-    if any(type(count) is not int or count < 0 for count in shape):
+    if type(shape) is not tuple or len(shape) > MAX_DIMS:
+        raise MalformedError("has a numpy array whose shape is none")
+    if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in shape):
+        raise MalformedError("has a numpy array whose shape is not made of counts")
+    if plain is None:
         return NotImplemented
     raw = _raw(data, math.prod(shape) * plain[1])
     if raw is None:
-        # A list, for objects, is right; the wrong number of bytes is not.
-        if type(data) is bytes:
-            raise MalformedError(f"has a numpy array of shape {brief(shape)} with {len(data)} bytes")
-        return NotImplemented
+        found = f"{len(data)} bytes" if type(data) in (bytes, bytearray, str) else f"a {type(data).__name__}"
+        raise MalformedError(f"has a numpy array of shape {brief(shape)} with {found} for its elements")
     return NumpyArray(plain[0], shape, order, raw)
 
 
 def _build_array(value: Opaque, state: Any) -> Any:
-    """State of an array: (version, shape, dtype, is in Fortran order, data)."""
+    """State of an array: (version, shape, dtype, is in Fortran order, data), at first without a version."""
     if type(value.args) is not tuple or value.args[:1] != (_NUMPY_ARRAY_CLASS,) or value.state:
         return NotImplemented
-    if type(state) is not tuple or len(state) != 5 or type(state[3]) not in (bool, int):
-        return NotImplemented
+    if type(state) is tuple and len(state) == 4:
+        state = (0, *state)
+    sound = type(state) is tuple and len(state) == 5 and type(state[0]) is int and state[0] in (0, 1)
+    if not sound or type(state[3]) not in (bool, int):
+        raise MalformedError("has a numpy array whose state is not that of one")
     array = _array(state[1], state[2], "F" if state[3] else "C", state[4])
     return _native(array) if type(array) is NumpyArray and array.dtype[0] == ">" else array
 
@@ -671,25 +774,35 @@ def _native(array: NumpyArray) -> NumpyArray:
 def _frombuffer(args: tuple[Any, ...]) -> Any:
     """(data, dtype, shape, order): an array at protocol 5."""
     if len(args) != 4 or args[3] not in ("C", "F"):
-        return NotImplemented
+        raise MalformedError("has a numpy array that is made of nothing that one is made of")
     return _array(args[2], args[1], args[3], args[0])
 
 
 def _scalar(args: tuple[Any, ...]) -> Any:
+    """(dtype, data)"""
     if len(args) != 2:
-        return NotImplemented
+        raise MalformedError("has a numpy scalar that is made of nothing that one is made of")
     plain = numpy_dtype(args[0])
-    raw = _raw(args[1], plain[1]) if plain else None
-    return NotImplemented if plain is None or raw is None else NumpyScalar(plain[0], raw)
+    if plain is None:
+        return NotImplemented
+    raw = _raw(args[1], plain[1])
+    if raw is None:
+        raise MalformedError(f"has a numpy scalar of {plain[0]} that does not have {plain[1]} bytes")
+    return NumpyScalar(plain[0], raw)
 
 
-def _from_numpy(array: NumpyArray) -> LazyTensor | None:
-    """The array as a tensor, if it has a dtype that torch has and lies in C order."""
+def _from_numpy(array: NumpyArray) -> LazyTensor:
+    """The array as a tensor. Raises MalformedError for one of a dtype that torch lacks."""
     name = _TORCH_OF_NUMPY.get(array.dtype[1:])
-    if name is None or (array.order == "F" and sum(count > 1 for count in array.shape) > 1):
-        return None
+    if name is None:
+        raise MalformedError(f"has a tensor made of a numpy array of {array.dtype[:40]}")
     dtype = DTYPES[name]
-    tensor: LazyTensor = Inline(array.data, dtype, array.shape)
+    data = array.data
+    if array.order == "F" and sum(count > 1 for count in array.shape) > 1:
+        import numpy as np
+
+        data = np.frombuffer(data, f"V{dtype.itemsize}").reshape(array.shape, order="F").tobytes()
+    tensor: LazyTensor = Inline(data, dtype, array.shape)
     unit = itemsize_of_components(dtype)
     return Convert(tensor, Swap(unit), dtype) if array.dtype[0] == ">" and unit > 1 else tensor
 
@@ -734,11 +847,11 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
         ("torch", "Size"): _size,
         ("torch", "device"): _device,
         ("torch.serialization", "_get_layout"): _layout,
-        ("numpy", "dtype"): _keep(Global("numpy", "dtype")),
+        ("numpy", "dtype"): _made_dtype,
     }
     builders: dict[tuple[str, str], Builder] = {}
     for module in _NUMPY_MODULES:
-        constructors[module, "_reconstruct"] = _keep(Global(module, "_reconstruct"))
+        constructors[module, "_reconstruct"] = _made_array(Global(module, "_reconstruct"))
         constructors[module, "scalar"] = _scalar
         constructors[module.replace("multiarray", "numeric"), "_frombuffer"] = _frombuffer
         builders[module, "_reconstruct"] = _build_array

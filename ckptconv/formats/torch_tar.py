@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch_container import AGAIN, SCANNED, Pickles, Records, TorchFile, first_identity, refuse_attack
-from ckptconv.formats.torch_objects import MAX_BYTES, MAX_DIMS, Storage, storage_dtype, vocabulary
+from ckptconv.formats.torch_objects import Storage, storage_dtype, vocabulary
+from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.storage import Reader
 from ckptconv.tensors import File
 from ckptconv.tree import Global

@@ -32,7 +32,7 @@ from ckptconv.formats.torch_container import (
     gap_of,
     is_pickle,
 )
-from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.torch_objects import FirstDtypes, Storage, StorageId, storage_id, vocabulary
 from ckptconv.formats.zip_directory import (
     END_RECORDS,
     END_SIGNATURE,
@@ -164,6 +164,12 @@ class _Storages:
         self._sizes: dict[int, int] = {}
         # Deflated storages, as files of their own.
         self._packed: dict[int, File] = {}
+        # In a script archive, every tensor has the dtype that its own id says.
+        self._dtypes = None if archive.is_script else FirstDtypes(len(archive.sizes))
+
+    def _agrees(self, row: int, wanted: StorageId) -> bool:
+        """Whether torch.load makes a storage of this dtype; those without elements are made anew each time."""
+        return self._dtypes is None or not wanted.numel or self._dtypes.agrees(row, wanted.dtype)
 
     def resolve(self, pid: Any) -> Storage:
         wanted = storage_id(pid)
@@ -183,6 +189,11 @@ class _Storages:
             )
         if size != nbytes:
             raise MalformedError(f"needs {nbytes} bytes of storage {wanted.key[:40]!r}, whose record has {size}")
+        if not self._agrees(row, wanted):
+            raise MalformedError(
+                f"has storage {wanted.key[:40]!r} as {wanted.dtype} and as another dtype; torch.load takes it for the "
+                "first of them"
+            )
         file, offset = archive.file, archive.start + archive.payloads[row]
         if method:
             if row not in self._packed:
@@ -200,7 +211,7 @@ class _Storages:
 
         def place(key: str) -> tuple[File, int, int] | None:
             row = find(key)
-            if row is None or sizes[row] != nbytes or methods[row] != _STORED:
+            if row is None or sizes[row] != nbytes or methods[row] != _STORED or not self._agrees(row, wanted):
                 return None
             return file, start + payloads[row], first + row
 

@@ -5,18 +5,20 @@ Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`; what is wr
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv import live
-from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.foreign import class_of
+from ckptconv import live, writable
+from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError
+from ckptconv.foreign import COMPOSITES
 from ckptconv.keymap import walk
 from ckptconv.pickling import Call, PersistentId, dumps
 from ckptconv.plan import FilePlan
-from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, contiguous_strides, untagged
+from ckptconv.soundness import composite_fault
+from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, View, contiguous_strides, untagged
 from ckptconv.tree import Composite, Global, Opaque, TorchConstant
 
 from .torch_storage import Placed, overlaps, storage_of, strides_of
@@ -28,43 +30,24 @@ _SPARSE = 64
 _SMALL = 1 << 20
 
 
-def _is_tensor(part: Any) -> bool:
-    return isinstance(part, (LazyTensor, Composite))
-
-
-def _is_counts(part: Any) -> bool:
-    return isinstance(part, tuple) and all(type(count) is int and count >= 0 for count in part)
-
-
-def _is_constant(part: Any) -> bool:
-    return type(part) is TorchConstant
-
-
-def _is_number(part: Any) -> bool:
-    return type(part) in (int, float)
-
-
-# The parts of each kind of composite, as the functions that make it take them, what they have to be, and these
-# functions.
-_PARTS: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "sparse_coo": {"indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
-    "sparse_csr": {"crow_indices": _is_tensor, "col_indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
-    "sparse_bsr": {"crow_indices": _is_tensor, "col_indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
-    "sparse_csc": {"ccol_indices": _is_tensor, "row_indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
-    "sparse_bsc": {"ccol_indices": _is_tensor, "row_indices": _is_tensor, "values": _is_tensor, "shape": _is_counts},
-    "nested": {"values": _is_tensor, "sizes": _is_tensor, "strides": _is_tensor, "storage_offsets": _is_tensor},
-    "meta": {
-        "dtype": _is_constant,
-        "shape": _is_counts,
-        "strides": _is_counts,
-        "requires_grad": lambda part: type(part) is bool,
-    },
-    "quantized": {"values": _is_tensor, "qscheme": _is_constant},
+# The parts of each kind of composite in the order of the arguments of the function that makes it.
+_PARTS = {
+    "sparse_coo": ("indices", "values", "shape"),
+    "sparse_csr": ("crow_indices", "col_indices", "values", "shape"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values", "shape"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values", "shape"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values", "shape"),
+    "nested": ("values", "sizes", "strides", "storage_offsets"),
+    "meta": ("dtype", "shape", "strides", "requires_grad"),
 }
-_QUANTIZERS: tuple[dict[str, Callable[[Any], bool]], ...] = (
-    {"scale": _is_number, "zero_point": _is_number},
-    {"scales": _is_tensor, "zero_points": _is_tensor, "axis": _is_number},
-)
+_QUANTIZERS = (("scale", "zero_point"), ("scales", "zero_points", "axis"))
+# What integers mean as quantized values: by their dtype, and by whether one, two or four are in a byte.
+_QUANTIZED_AS = {
+    ("uint8", 0): "quint8", ("uint8", 1): "quint4x2", ("uint8", 2): "quint2x4",
+    ("int8", 0): "qint8", ("int32", 0): "qint32",
+}  # fmt: skip
+# Of a tensor of a subclass that wraps others.
+_WRAPPING = ("dtype", "shape", "strides", "storage_offset", "layout", "device", "requires_grad")
 _REBUILDING = {"nested": "_rebuild_nested_tensor", "meta": "_rebuild_meta_tensor_no_storage"}
 # The kinds of tensors that are no class of their own; a buffer is an attribute. The memory of tensors is one that may
 # stand for itself.
@@ -95,9 +78,9 @@ _CLASSES = {
 _DTYPES = {cls: dtype for dtype, cls in _CLASSES.items()}
 
 
-def plan_tree(name: str, tree: Any, stem: str = "archive", writable: frozenset[Global] = frozenset()) -> FilePlan:
+def plan_tree(name: str, tree: Any, stem: str = "archive") -> FilePlan:
     """The archive `name` of `tree`, as `TorchTree` says."""
-    return TorchTree(tree, writable).plan(name, stem)
+    return TorchTree(tree).plan(name, stem)
 
 
 def _utils(name: str) -> Global:
@@ -123,14 +106,13 @@ def _may_overlap(views: list[Placed]) -> bool:
 class TorchTree:
     """A tree on its way into an archive. Tensors that shared a storage share it again.
 
-    Objects of classes that are known by name only, and these classes, are written if the class is in `writable`.
-    Raises UnsupportedError for others: whoever loads the file would run what they name. With `plain`, a tensor of a
-    subclass becomes one of torch's own class.
+    Objects of classes that are not known to be data are written only if `opaque` is "keep", and an attack is not. If
+    it is "drop", a tensor of such a subclass becomes one of torch's own class. Raises UnsafeError for others: whoever
+    loads the file would run what they name.
     """
 
-    def __init__(self, tree: Any, writable: frozenset[Global] = frozenset(), *, plain: bool = False) -> None:
-        self._writable = frozenset(map(str, writable))
-        self._plain = plain
+    def __init__(self, tree: Any, opaque: str = "") -> None:
+        self._opaque = opaque
         self._rooms: list[_Room] = []
         self._shared: dict[Hashable, _Room | None] = {}
         self.tensors = 0
@@ -157,19 +139,37 @@ class TorchTree:
             if isinstance(node, LazyTensor):
                 self.tensors += 1
                 facts = node.facts if isinstance(node, Tagged) else TensorFacts()
-                if facts.kind not in KINDS and not self._plain:
-                    self._refuse(facts.kind)
+                self._check_kind(facts.kind)
                 if isinstance(node, Tagged) and facts.storage is not None and node.numel:
                     shared.setdefault(facts.storage, []).append(node)
-            elif class_of(node):
-                self._refuse(class_of(node))
+            elif isinstance(node, (Composite, Global, Opaque)):
+                self._check(node)
         for storage, leaves in shared.items():
             self._shared[storage] = self._room_of(leaves)
 
-    def _refuse(self, cls: str) -> None:
-        """Raise UnsupportedError for a class that is not to be written."""
-        if cls not in self._writable:
-            raise UnsupportedError(f"{cls} is known by name only, and cannot be written for torch.")
+    def _check(self, node: Any) -> None:
+        """Raise UnsafeError for a class or function that is not to be written, CorruptError for parts that do not fit
+        each other."""
+        cls = writable.attack(node) if self._opaque == "keep" else writable.unlisted(node)
+        if cls:
+            raise _unsafe(cls)
+        if isinstance(node, Composite):
+            fault = composite_fault(node.kind, node.parts)
+            if fault:
+                raise CorruptError(f"A {node.kind} tensor has {fault}: its record is not sound.")
+            self._check_kind(node.parts.get("class", "tensor"))
+
+    def _check_kind(self, kind: str) -> None:
+        """Raise UnsafeError for a subclass of tensors that is not to be written."""
+        if kind in KINDS or self._opaque == "drop" or not writable.is_unlisted_kind(kind):
+            return
+        if self._opaque != "keep" or writable.attack(_class(kind)):
+            raise _unsafe(kind)
+
+    def _written_kind(self, kind: str) -> str:
+        """The class that a tensor of `kind` is written with."""
+        plain = kind in PLAIN_KINDS or (self._opaque == "drop" and writable.is_unlisted_kind(kind))
+        return "torch.Tensor" if plain else kind
 
     @staticmethod
     def _room_of(leaves: list[Tagged]) -> _Room | None:
@@ -203,13 +203,14 @@ class TorchTree:
     @staticmethod
     def _object(value: Opaque) -> Call:
         """An object as its pickle had it made."""
-        made = type(value.cls) is Global and isinstance(value.args, tuple) and value.call in ("reduce", "newobj")
-        if not made or value.kwargs or len(value.state) > 1:
-            raise UnsupportedError(f"An object of {value.name} is known by name only, and cannot be written for torch.")
-        state = value.state[0] if value.state else None
+        if value.call == "persistent" or not isinstance(value.args, tuple):
+            raise UnsupportedError(f"An object of {value.name} lies outside of its pickle, and cannot be written.")
+        function, args = value.cls, value.args
         if value.call == "newobj":
-            return Call(Global("copy_reg", "__newobj__"), (value.cls, *value.args), state, value.appended, value.items)
-        return Call(value.cls, value.args, state, value.appended, value.items)
+            function, args = Global("copy_reg", "__newobj__"), (value.cls, *args)
+        elif value.call == "newobj_ex":
+            function, args = Global("copy_reg", "__newobj_ex__"), (value.cls, args, dict(value.kwargs or {}))
+        return Call(function, args, tuple(value.state), value.appended, value.items)
 
     def _leaf(self, leaf: LazyTensor) -> Call | PersistentId:
         """A tensor, and what it is beside its bytes: a parameter, a subclass, attributes; or a storage."""
@@ -220,8 +221,7 @@ class TorchTree:
         made = self._tensor(leaf, facts, facts.requires_grad and not parameter)
         if parameter:
             return _parameter(made, facts.requires_grad, facts.attributes)
-        subclass = facts.kind not in PLAIN_KINDS and not self._plain
-        return _described(made, facts.kind if subclass else "torch.Tensor", facts.attributes)
+        return _described(made, self._written_kind(facts.kind), facts.attributes)
 
     def _storage(self, leaf: LazyTensor, facts: TensorFacts) -> PersistentId:
         """A storage that stands for itself. torch gives it back with the dtype of its class."""
@@ -270,27 +270,30 @@ class TorchTree:
     def _composite(self, value: Composite) -> Call:
         """A tensor that is made of several."""
         parts = value.parts
-        unsound = [name for name, is_sound in _PARTS[value.kind].items() if not is_sound(parts.get(name))]
-        if unsound:
-            raise CorruptError(f"A {value.kind} tensor has no valid {', '.join(unsound)}: its record is not sound.")
+        if value.kind not in COMPOSITES:
+            return _wrapper(value)
         if value.kind == "quantized":
             made = self._quantized(parts)
         else:
-            arguments = tuple(parts[name] for name in _PARTS[value.kind])
+            arguments = tuple(parts.get(name, False) for name in _PARTS[value.kind])
             if value.kind.startswith("sparse_"):
                 more = tuple(parts[name] for name in ("is_coalesced",) if name in parts)
                 arguments = (TorchConstant("layout", value.kind), (*arguments, *more))
             made = Call(_utils(_REBUILDING.get(value.kind, "_rebuild_sparse_tensor")), arguments)
         if parts.get("class") == "parameter":
             return _parameter(made, bool(parts.get("requires_grad")), parts.get("attributes"))
-        return _described(made, "torch.Tensor", parts.get("attributes"))
+        return _described(made, self._written_kind(parts.get("class", "tensor")), parts.get("attributes"))
 
     def _quantized(self, parts: Mapping[str, Any]) -> Call:
         values = parts["values"]
+        if not isinstance(values, LazyTensor):
+            raise UnsupportedError("A quantized tensor without data cannot be written for torch.")
         names = _QUANTIZERS["scale" not in parts]
-        if not isinstance(values, LazyTensor) or not all(fits(parts.get(name)) for name, fits in names.items()):
-            raise CorruptError("A quantized tensor lacks its values or its scale: its record is not sound.")
         facts = values.facts if isinstance(values, Tagged) else TensorFacts()
+        packed = math.prod(parts.get("shape", values.shape)) / max(values.numel, 1)
+        bits = _QUANTIZED_AS.get((values.dtype.name, 2 if packed > 2 else 1 if packed > 1 else 0))
+        if bits:  # taken from a tensor in memory, as integers
+            values, facts = View(untagged(values), DTYPES[bits], tuple(values.shape)), facts._replace(storage=None)
         room, offset, strides = self._place(values, facts)
         quantizer = (parts["qscheme"], *(parts[name] for name in names))
         # Of values smaller than a byte, the bytes are a flat tensor.
@@ -314,10 +317,30 @@ def _parameter(made: Call, requires_grad: bool, attributes: Any) -> Call:
     return Call(_utils("_rebuild_parameter"), arguments)
 
 
+def _unsafe(cls: str) -> UnsafeError:
+    return UnsafeError(f"{cls[:200]} is known by name only: whoever loads a file with it runs it. It is not written.")
+
+
+def _class(kind: str) -> Global:
+    """The class that has this full name, outside of any other class."""
+    module, _, name = kind.rpartition(".")
+    return Global(module, name)
+
+
+def _wrapper(value: Composite) -> Call:
+    """A tensor of a subclass that only wraps others, which are in its state."""
+    parts = value.parts
+    if {*parts, "attributes"} != {*_WRAPPING, "attributes"}:
+        raise UnsupportedError(f"A tensor of {value.kind[:200]} is made of parts that are not known.")
+    cls = _class(value.kind)
+    arguments = (cls, *(parts[name] for name in _WRAPPING))
+    function = Global("torch._tensor", "_rebuild_from_type_v2")
+    return Call(function, (_utils("_rebuild_wrapper_subclass"), cls, arguments, parts.get("attributes", {})))
+
+
 def _described(made: Call, cls: str, attributes: Any) -> Call:
     """A tensor of a class of its own, or with attributes."""
     if cls == "torch.Tensor" and not attributes:
         return made
-    module, _, name = cls.rpartition(".")
     function = Global("torch._tensor", "_rebuild_from_type_v2")
-    return Call(function, (made.function, Global(module, name), made.args, attributes or {}))
+    return Call(function, (made.function, _class(cls), made.args, attributes or {}))

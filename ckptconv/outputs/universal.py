@@ -16,21 +16,11 @@ from ckptconv.formats.source import Training
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage import basename
 from ckptconv.tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View
-from ckptconv.tree import Global
 
 from .torch_tree import plan_tree
 
 LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"
-# Classes of DeepSpeed's own that a universal checkpoint holds: names that were in the optimizer's files are written
-# again only for these.
-WRITABLE = frozenset(
-    {
-        Global("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-        Global("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
-        Global("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
-    }
-)
 
 
 def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Mapping[str, Any]) -> Iterator[FilePlan]:
@@ -52,7 +42,7 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
         # What no optimizer trains: as DeepSpeed writes it, but integers, which it would round, as they are.
         for name in sorted(weights.keys() - set(trained)):
             yield plan_tree(f"{ZERO}/{_checked(name)}/fp32.pt", {"param": _widened(weights[name])}, "fp32")
-    yield plan_tree(f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state", WRITABLE)
+    yield plan_tree(f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state")
     for file in training.copies:
         name = basename(file.path)
         yield FilePlan(name, file.size, (Data(0, _whole(file), name),) if file.size else ())

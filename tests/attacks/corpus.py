@@ -432,7 +432,7 @@ pickle_case(
     DONE, "deque", "a deque of at most 2^40", called(name("collections", "deque"), listed(number(1)), number(1 << 40))
 )
 pickle_case(
-    DONE,
+    CORRUPT,
     "numpy_huge",
     "an array of 2^60 elements and no data",
     called(name("numpy.core.multiarray", "_reconstruct"), name("numpy", "ndarray"), numbers(0), raw(b"b"))
@@ -648,7 +648,7 @@ tensor_case(
 tensor_case(UNSUPPORTED, "storage_class", "a storage of a class that there is not", tensor(storage(kind="EvilStorage")))
 tensor_case(CORRUPT, "storage_key", "a storage whose key is a tuple", tensor(storage(several(text("0")))))
 tensor_case(
-    DONE, "storage_shared", "one storage as two dtypes of one size",
+    CORRUPT, "storage_shared", "one storage as two dtypes of one size",
     listed(tensor(storage("0", 6, "IntStorage")), tensor()),
 )  # fmt: skip
 tensor_case(

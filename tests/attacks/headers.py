@@ -293,6 +293,56 @@ for _file, _why, _leaf, _storage in (
     ("size_text", "a storage of text", {"storage": [0, 0]}, ["24", "float32"]),
 ):  # fmt: skip
     _record(CORRUPT, f"storage_{_file}", _why, ["dict", "w", _leaf], storages=[_storage])
+for _name in ("data", "real", "imag", "grad", "requires_grad", "shape", "__class__", "__dict__", "__setstate__", "H"):
+    _record(CORRUPT, f"attribute_{_name}", f"an attribute {_name} of a tensor", ["dict", "w", {"attributes": 0}],
+            [["dict", _name, 1]])  # fmt: skip
+_record(CORRUPT, "attribute_list", "a list for attributes of a tensor", ["dict", "w", {"attributes": 0}], [["list"]])
+_add(CORRUPT, "record_member_twice", "a record with a member twice",
+     with_record('{"version":1,"root":["dict","w",{"name":"w","name":"w"}]}'))  # fmt: skip
+_record(CORRUPT, "composite_part_twice", "a part of a tensor twice",
+        [*W, "x", ["composite", "my.Tensor", "a", 1, "a", 2]])  # fmt: skip
+
+
+def _twice(file: str, why: str, again: dict[str, Any], data: bytes = DATA) -> None:
+    """Two names, of which the record says that they are one object."""
+    record = {"version": 1, "root": ["dict", "v", again, "w", {"is": 0}]}
+    metadata = {"ckptconv.structure": json.dumps(record)}
+    header = {"__metadata__": metadata, "v": entry(), "w": entry(offsets=(24, 48))}
+    _add(DONE if file == "equal" else CORRUPT, f"record_object_{file}", f"a record with one object {why}",
+         held(header, data + DATA), whole=file == "equal")  # fmt: skip
+
+
+_twice("equal", "under two names", {"is": 0})
+_twice("other_data", "that has other data under another name", {"is": 0}, bytes(24))
+_twice("other_kind", "of two kinds", {"is": 0, "kind": "parameter"})
+_twice("other_gradient", "with and without a gradient", {"is": 0, "requires_grad": True})
+for _file, _why, _kind, _parts in (
+    ("coo", "a sparse tensor of too few indices", "sparse_coo",
+     ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9, 3]]),
+    ("coo_shape", "a sparse tensor of another shape", "sparse_coo",
+     ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9]]),
+    ("csr", "a sparse tensor of other rows", "sparse_csr",
+     ["crow_indices", {"name": "i"}, "col_indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 7, 7]]),
+    ("quantized", "a quantized tensor of floats", "quantized",
+     ["values", {"name": "w"}, "qscheme", ["torch", "qscheme", "per_tensor_affine"], "scale", 1, "zero_point", 0]),
+    ("part", "a sparse tensor with a part that it does not have", "sparse_coo",
+     ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9, 3], "data", 1]),
+):  # fmt: skip
+    _used = json.dumps(_parts)
+    _more = {"i": entry("I64", (1, 3), (24, 48))} if '"i"' in _used else {}
+    _add(CORRUPT, f"record_fit_{_file}", f"a record with {_why}", held(
+        {"__metadata__": {"ckptconv.structure": json.dumps(
+            {"version": 1, "root": ["dict", "x", ["composite", _kind, *_parts]]}
+        )}, "w": entry(), **_more}, DATA + (DATA if _more else b"")
+    ))  # fmt: skip
+for _file, _size, _more_parts in (
+    ("meta", ["size", 3, 4], ["requires_grad", False]), ("meta_negative", ["size", -1], ["requires_grad", False]),
+    ("meta_many", ["size", ["int", hex(1 << 62)], 8], ["requires_grad", False]),
+):  # fmt: skip
+    _record(CORRUPT, f"fit_{_file}", "a tensor without data whose sizes do not fit", [*W, "x", [
+        "composite", "meta", "dtype", ["torch", "dtype", "float32"], "shape", _size,
+        "strides", ["tuple", 1, 1] if _file == "meta_many" else ["tuple", 1], *_more_parts,
+    ]])  # fmt: skip
 _add(DONE, "record_storage_huge", "a record with a storage of 2^62 bytes, of which 24 are used",
      recorded(["dict", "w", {"storage": [0, 0]}], storages=[[1 << 62, "float32"]]), whole=True)  # fmt: skip
 _add(DONE, "record_storage_far", "a record with a storage that is used at 2^60",
@@ -328,8 +378,8 @@ for _file, _why, _node in (
     ("opaque_allowed", "a call of torch.load", ["opaque", ["global", "torch", "load"], ["tuple", "x.pt"]]),
 ):
     _root = [*W, "x", _node] if _node else [*W, OPAQUE, 1]
-    _record(UNSUPPORTED, _file, _why, _root)
-_record(UNSUPPORTED, "kind", "a tensor that is a function", ["dict", "w", {"kind": "os.system"}])
+    _record(UNSAFE, _file, _why, _root)
+_record(UNSAFE, "kind", "a tensor that is a function", ["dict", "w", {"kind": "os.system"}])
 for _file, _why, _node in (
     ("dtype", "a dtype that is a function", ["torch", "dtype", "load"]),
     ("dtype_path", "a dtype that is another module's function", ["torch", "dtype", "os.system"]),
@@ -423,9 +473,9 @@ _olmo(CORRUPT, "broken", "a name that is half of a pickle", lambda canary: [b"X\
 _olmo_value(DONE, "sound", "a value that is a pickle", lambda canary: listed(number(1), text("a")))
 for _name in ("os_system", "eval", "then_an_unknown_opcode"):
     _olmo_value(UNSAFE, f"live_{_name}", f"a value that is a pickle, {PAYLOADS[_name][0]}", PAYLOADS[_name][1])
-_olmo_value(UNSUPPORTED, "live_load_from_bytes", "a value that honest files have, and that runs",
+_olmo_value(UNSAFE, "live_load_from_bytes", "a value that honest files have, and that runs",
             PAYLOADS["load_from_bytes"][1])  # fmt: skip
-_olmo_value(UNSUPPORTED, "object", "an object of the user's", lambda canary: called(name("my", "Thing"), raw(b"x")))
+_olmo_value(UNSAFE, "object", "an object of the user's", lambda canary: called(name("my", "Thing"), raw(b"x")))
 _olmo_value(CORRUPT, "persistent", "a value with a persistent id", lambda canary: several(text("storage")) + b"Q")
 _add(
     DONE, "olmo_half", "a pickle for a name among other names: a name",
@@ -521,7 +571,7 @@ _set(
     _beside('{"version":1,"root":["dict","c",{}]}'),
 )
 _set(UNSUPPORTED, "record_version", "a record of version 9 beside", _mapping(), _beside('{"version":9,"root":1}'))
-_set(UNSUPPORTED, "record_opaque", "a record with a call beside", _mapping(), _beside(
+_set(UNSAFE, "record_opaque", "a record with a call beside", _mapping(), _beside(
     json.dumps({"version": 1, "root": ["dict", "a", {}, "b", {}, "x", OPAQUE]})
 ))  # fmt: skip
 _set(DONE, "record_endless", "a record that is no file, but a link to what never ends", _mapping(), lambda place: (

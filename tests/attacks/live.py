@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import marshal
+import sys
 from collections.abc import Callable
+from types import CodeType
 
 from .assemble import (
     FALSE,
@@ -59,6 +61,22 @@ def imported(module: str) -> bytes:
 
 def got(owner: bytes, attribute: str) -> bytes:
     return called(name("builtins", "getattr"), owner, text(attribute))
+
+
+def coded(canary: str, arguments: int = 0) -> bytes:
+    """Code that makes the canary, part by part, as Python 3.11 and later have them."""
+    source = f"def made({', '.join('abc'[:arguments])}): open({canary!r}, 'w').close()"
+    made = next(part for part in compile(source, "x", "exec").co_consts if isinstance(part, CodeType))
+    counts = (made.co_argcount, 0, 0, made.co_nlocals, made.co_stacksize, made.co_flags)
+    consts = several(NONE, *(text(part) for part in made.co_consts if part is not None))
+    names, variables = (several(*map(text, each)) for each in (made.co_names, made.co_varnames))
+    late = sys.version_info >= (3, 11)
+    return called(
+        name("types", "CodeType"), *map(number, counts), raw(made.co_code), consts, names, variables, text("x"),
+        text("made"), *([text("made")] if late else []), number(1),
+        raw(getattr(made, "co_linetable", b"")), *([raw(made.co_exceptiontable)] if late else []),
+        several(), several(),
+    )  # fmt: skip
 
 
 SYSTEM, GETATTR, EXEC = name("os", "system"), name("builtins", "getattr"), name("builtins", "exec")
@@ -142,6 +160,46 @@ each(
         dotted("pathlib", "Path.write_text"), called(name("pathlib", "PosixPath"), text(c)), text("x")
     ),
 )
+each(
+    "writes a file by what is seldom named",
+    wave_open=lambda c: called(name("wave", "open"), text(c), text("wb")),
+    mailbox=lambda c: called(name("mailbox", "Maildir"), text(c)),
+    xml_write=lambda c: called(
+        dotted("xml.etree.ElementTree", "ElementTree.write"),
+        called(
+            name("xml.etree.ElementTree", "ElementTree"), called(name("xml.etree.ElementTree", "Element"), text("a"))
+        ),
+        text(c),
+    ),
+    argument_type=lambda c: called(called(name("argparse", "FileType"), text("w")), text(c)),
+    from_file=lambda c: called(name("torch", "from_file"), text(c), TRUE, number(4)),
+    untyped_storage=lambda c: called(dotted("torch", "UntypedStorage.from_file"), text(c), TRUE, number(4)),
+    storage_of_a_module=lambda c: called(dotted("torch.storage", "UntypedStorage.from_file"), text(c), TRUE, number(4)),
+    file_baton=lambda c: called(
+        dotted("torch.utils.file_baton", "FileBaton.try_acquire"),
+        called(name("torch.utils.file_baton", "FileBaton"), text(c)),
+    ),
+    safetensors_numpy=lambda c: called(name("safetensors.numpy", "save_file"), mapped(), text(c)),
+    safetensors_torch=lambda c: called(name("safetensors.torch", "save_file"), mapped(), text(c)),
+    array_tofile=lambda c: called(
+        dotted("numpy", "ndarray.tofile"), called(name("numpy", "ndarray"), numbers(1)), text(c)
+    ),
+    array_dump=lambda c: called(dotted("numpy", "ndarray.dump"), called(name("numpy", "ndarray"), numbers(1)), text(c)),
+    storage_of_a_package=lambda c: called(
+        dotted("torch.serialization", "torch.UntypedStorage.from_file"), text(c), TRUE, number(4)
+    ),
+)  # fmt: skip
+each(
+    "calls what was made of code",
+    made_function=lambda c: called(called(name("types", "FunctionType"), coded(c), mapped())),
+    made_lambda=lambda c: called(called(name("types", "LambdaType"), coded(c), mapped())),
+    mapped_function=lambda c: called(
+        name("builtins", "list"),
+        called(
+            name("builtins", "map"), called(name("types", "FunctionType"), coded(c, 1), mapped()), listed(NONE)
+        ),
+    ),
+)  # fmt: skip
 each(
     "goes round a list of names",
     dotted_name_of_torch=lambda c: called(dotted("torch.serialization", "os.system"), touch(c)),

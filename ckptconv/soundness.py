@@ -1,0 +1,285 @@
+"""Whether what is said of a tensor, beside its bytes, can be true. Alike for pickles and structure records. Pure.
+
+A tensor that is made of several is checked as far as shapes and dtypes tell: no data is read, so an index inside a
+sparse tensor may still be out of range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from . import live
+from .tensors import DTYPES, LazyTensor
+from .tree import Composite, TorchConstant
+
+# torch's own limits.
+MAX_DIMS = 64
+MAX_BYTES = 1 << 63
+
+# ------------------------------------------------------------------------------------------------- attributes
+
+# What torch's own class of tensors computes or keeps in its own memory. To set one changes the tensor, or fails; none
+# is ever among the attributes that a tensor was given.
+_OWN = frozenset(
+    """
+    H T _backward_hooks _base _cdata _grad _grad_fn _has_symbolic_sizes_strides _post_accumulate_grad_hooks
+    _python_dispatch _version data device dtype grad grad_dtype grad_fn imag is_cpu is_cuda is_ipu is_leaf is_maia
+    is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu itemsize
+    layout mH mT name names nbytes ndim output_nr real requires_grad retains_grad shape volatile
+    """.split()  # noqa: SIM905
+)
+# Of these, what puts other values in the place of the tensor's.
+_DATA = frozenset({"data", "real", "imag"})
+# The kinds of tensors that are of torch's own classes.
+PLAIN_KINDS = frozenset({"tensor", "parameter", "buffer"})
+
+
+def attributes_fault(kind: str, state: Any) -> str:
+    """Why a tensor of `kind` cannot have been given `state`, its attributes; "" where it can.
+
+    Whoever loads it sets them one by one, and some of them would change what the tensor is.
+    """
+    plain = kind in PLAIN_KINDS
+    if state is None:
+        return ""
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    if plain and not all(part is None or isinstance(part, dict) for part in parts):
+        return "attributes that are not a dict"
+    for part in parts:
+        if not isinstance(part, dict):
+            continue
+        for name, value in part.items():
+            if plain and type(name) is not str:
+                return "an attribute whose name is not text"
+            if name in ("__class__", "__dict__") or (plain and _is_special(name)):
+                return f"an attribute {name[:40]!r}, which would change its class"
+            # A class of the user's may have a state of its own, and means something else.
+            if name in _DATA and (plain or isinstance(value, (LazyTensor, Composite)) or live.is_tensor(value)):
+                return f"an attribute {name!r}, which would replace its data"
+            if plain and name in _OWN:
+                return f"an attribute {name!r}, which is one of torch's own"
+    return ""
+
+
+def _is_special(name: str) -> bool:
+    return len(name) > 4 and name.startswith("__") and name.endswith("__")
+
+
+def is_differentiable(dtype: str) -> bool:
+    """Whether tensors of the dtype of this name can require gradients."""
+    return dtype not in DTYPES or DTYPES[dtype].kind in "fc"
+
+
+# ------------------------------------------------------------------------------------------------- composites
+
+_QUANTIZED = frozenset({"quint8", "qint8", "qint32", "quint4x2", "quint2x4"})
+# As torch gives their values, without what they mean.
+_QUANTIZED_BITS = frozenset({"uint8", "int8", "int32"})
+# Quantized dtypes of less than a byte, and how many values are in one.
+PACKED = {"quint4x2": 2, "quint2x4": 4}
+_PER_TENSOR = frozenset({"per_tensor_affine", "per_tensor_symmetric"})
+_Check: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], Callable[[Mapping[str, Any]], None]]
+# What any composite may have beside its parts.
+_COMMON = frozenset({"requires_grad", "attributes", "class"})
+
+
+class _FaultError(Exception):
+    """The reason why a composite is not sound."""
+
+
+def _need(condition: object, reason: str) -> None:
+    if not condition:
+        raise _FaultError(reason)
+
+
+def composite_fault(kind: str, parts: Mapping[str, Any]) -> str:
+    """Why `parts` do not make up a tensor of `kind`; "" where they do, and for kinds that are not known.
+
+    `parts` may hold lazy tensors or those of torch, and constants of either sort.
+    """
+    known = _CHECKS.get(kind, _WRAPPER if _WRAPPER[0][3] in parts else None)
+    if known is None:
+        return ""
+    needed, optional, check = known
+    missing = [name for name in needed if name not in parts]
+    if missing:
+        return f"no {missing[0]}"
+    unknown = [name for name in parts if name not in needed and name not in optional and name not in _COMMON]
+    if unknown:
+        return f"a part {str(unknown[0])[:40]!r}, which it does not have"
+    if type(parts.get("requires_grad", False)) is not bool:
+        return "requires_grad that is neither true nor false"
+    cls = parts.get("class", "tensor")
+    if type(cls) is not str:
+        return "a class that is not text"
+    fault = attributes_fault(cls, parts.get("attributes"))
+    if fault:
+        return fault
+    try:
+        check(parts)
+    except _FaultError as reason:
+        return str(reason)
+    return ""
+
+
+def _shape(part: Any, name: str) -> tuple[int, ...]:
+    """The shape of a part that has to be a tensor."""
+    if type(part) is Composite and part.kind == "meta":
+        return _counts(part.parts.get("shape"), name)
+    _need(isinstance(part, LazyTensor) or live.is_tensor(part), f"{name} that are not a tensor")
+    return tuple(part.shape)
+
+
+def _dtype(part: Any) -> str:
+    if type(part) is Composite:
+        return _constant(part.parts.get("dtype"), "dtype")
+    return live.dtype_name(part)
+
+
+def _integers(part: Any, name: str) -> tuple[int, ...]:
+    """The shape of a tensor of integers."""
+    shape = _shape(part, name)
+    dtype = _dtype(part)
+    _need(dtype in DTYPES and DTYPES[dtype].kind in "iu", f"{name} of {dtype}, which are not integers")
+    return shape
+
+
+def _counts(part: Any, name: str) -> tuple[int, ...]:
+    sound = isinstance(part, tuple) and len(part) <= MAX_DIMS
+    _need(sound and all(type(each) is int and 0 <= each < MAX_BYTES for each in part), f"{name} that is not a size")
+    return tuple(part)
+
+
+def _constant(part: Any, kind: str) -> str:
+    """The name of a constant of torch."""
+    if type(part) is TorchConstant:
+        found, name = part
+    else:
+        found, name = type(part).__name__, str(part).removeprefix("torch.")
+    _need(found == kind, f"a {kind} that is none")
+    return str(name)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    numel = math.prod(shape)
+    _need(numel < MAX_BYTES, "more elements than can be counted")
+    return numel
+
+
+def _check_coo(parts: Mapping[str, Any]) -> None:
+    indices, values = _integers(parts["indices"], "indices"), _shape(parts["values"], "values")
+    shape = _counts(parts["shape"], "a shape")
+    _need(len(indices) == 2 and len(values) >= 1, "indices or values of a wrong number of dimensions")
+    sparse, count = indices
+    _need(values[0] == count, f"{count} indices and {values[0]} values")
+    _need(len(shape) == sparse + len(values) - 1 and shape[sparse:] == values[1:], "values that do not fit its shape")
+    _need(not count or all(shape[:sparse]), "values in a shape without elements")
+    _need(parts.get("is_coalesced") in (None, True, False), "is_coalesced that is neither true nor false")
+
+
+def _check_compressed(rows: bool, blocks: bool, names: tuple[str, str]) -> Callable[[Mapping[str, Any]], None]:
+    def check(parts: Mapping[str, Any]) -> None:
+        compressed, plain = (_integers(parts[name], name) for name in names)
+        values, shape = _shape(parts["values"], "values"), _counts(parts["shape"], "a shape")
+        batch = len(compressed) - 1
+        inner = batch + 1 + (2 if blocks else 0)
+        _need(batch >= 0 and len(plain) == batch + 1 and len(values) >= inner, "parts of a wrong number of dimensions")
+        _need(compressed[:-1] == plain[:-1] == values[:batch] == shape[:batch], "parts of different batches")
+        _need(plain[-1] == values[batch], f"{plain[-1]} indices and {values[batch]} values")
+        _need(len(shape) == batch + 2 + len(values) - inner, "values that do not fit its shape")
+        _need(shape[batch + 2 :] == values[inner:], "values that do not fit its shape")
+        block = values[batch + 1 : inner] if blocks else (1, 1)
+        _need(all(block), "blocks without elements")
+        sides = shape[batch : batch + 2]
+        _need(not any(side % step for side, step in zip(sides, block, strict=True)), "blocks that do not fit its shape")
+        lines = sides[0] // block[0] if rows else sides[1] // block[1]
+        _need(compressed[-1] == lines + 1, f"{compressed[-1]} {names[0]} for {lines} rows or columns")
+
+    return check
+
+
+def _check_nested(parts: Mapping[str, Any]) -> None:
+    _need(len(_shape(parts["values"], "values")) == 1, "values that are not flat")
+    sizes, strides = _integers(parts["sizes"], "sizes"), _integers(parts["strides"], "strides")
+    offsets = parts["storage_offsets"]
+    if isinstance(offsets, (list, tuple)):  # before torch 2
+        found: tuple[int, ...] = (len(offsets),)
+        _need(all(type(each) is int and each >= 0 for each in offsets), "offsets that are not counts")
+    else:
+        found = _integers(offsets, "offsets")
+    _need(sizes == strides, "sizes and strides of different shapes")
+    if math.prod(sizes) or math.prod(found):
+        _need(len(sizes) == 2 and found == sizes[:1], "sizes and offsets of different counts")
+
+
+def _check_meta(parts: Mapping[str, Any]) -> None:
+    _constant(parts["dtype"], "dtype")
+    shape, strides = _counts(parts["shape"], "a shape"), _counts(parts["strides"], "strides")
+    _need(len(shape) == len(strides), "a shape and strides of different lengths")
+    _elements(shape)
+
+
+def _check_quantized(parts: Mapping[str, Any]) -> None:
+    shape = _shape(parts["values"], "values")
+    dtype = _dtype(parts["values"])
+    _need(dtype in _QUANTIZED or dtype in _QUANTIZED_BITS, f"values of {dtype}, which is not quantized")
+    _need(("shape" in parts) == ("strides" in parts), "a shape without strides")
+    if "shape" in parts:
+        stored, shape = math.prod(shape), _counts(parts["shape"], "a shape")
+        _need(len(_counts(parts["strides"], "strides")) == len(shape), "a shape and strides of different lengths")
+        _need(dtype in PACKED or dtype == "uint8", f"several values in a byte of {dtype}")
+        _need(_elements(shape) <= stored * PACKED.get(dtype, 4), "more values than its bytes hold")
+    qscheme = _constant(parts["qscheme"], "qscheme")
+    if qscheme in _PER_TENSOR:
+        _need("scale" in parts and "zero_point" in parts, "no scale")
+        _need(type(parts["scale"]) in (int, float), "a scale that is no number")
+        _need(type(parts["zero_point"]) is int, "a zero point that is no integer")
+        return
+    _need(all(name in parts for name in ("scales", "zero_points", "axis")), "no scales")
+    axis = parts["axis"]
+    _need(type(axis) is int and 0 <= axis < len(shape), "an axis that it does not have")
+    for name in ("scales", "zero_points"):
+        part = parts[name]
+        if type(part) is list:
+            _need(all(type(each) in (int, float) for each in part), f"{name} that are no numbers")
+        found = (len(part),) if type(part) is list else _shape(part, name)
+        _need(found == (shape[axis],), f"{found} {name} for {shape[axis]} rows or columns")
+
+
+def _check_wrapper(parts: Mapping[str, Any]) -> None:
+    shape, strides = _counts(parts["shape"], "a shape"), _counts(parts["strides"], "strides")
+    _need(len(shape) == len(strides), "a shape and strides of different lengths")
+    _elements(shape)
+    _counts((parts["storage_offset"],), "an offset")
+    _constant(parts["dtype"], "dtype")
+    _constant(parts["layout"], "layout")
+    if type(parts["device"]) is not str:
+        _constant(parts["device"], "device")
+
+
+def _compressed(layout: str, first: str, second: str) -> _Check:
+    rows, blocks = layout in ("sparse_csr", "sparse_bsr"), layout in ("sparse_bsr", "sparse_bsc")
+    return (first, second, "values", "shape"), (), _check_compressed(rows, blocks, (first, second))
+
+
+# A tensor of a class that wraps others, which are in its attributes.
+_WRAPPER: _Check = (
+    ("dtype", "shape", "strides", "storage_offset", "layout", "device", "requires_grad"), (), _check_wrapper
+)  # fmt: skip
+# Of each kind: the parts that it has, those that it may have, and what checks them.
+_CHECKS: dict[str, _Check] = {
+    "sparse_coo": (("indices", "values", "shape"), ("is_coalesced",), _check_coo),
+    "sparse_csr": _compressed("sparse_csr", "crow_indices", "col_indices"),
+    "sparse_bsr": _compressed("sparse_bsr", "crow_indices", "col_indices"),
+    "sparse_csc": _compressed("sparse_csc", "ccol_indices", "row_indices"),
+    "sparse_bsc": _compressed("sparse_bsc", "ccol_indices", "row_indices"),
+    "nested": (("values", "sizes", "strides", "storage_offsets"), (), _check_nested),
+    "meta": (("dtype", "shape", "strides"), (), _check_meta),
+    "quantized": (
+        ("values", "qscheme"),
+        ("scale", "zero_point", "scales", "zero_points", "axis", "shape", "strides"),
+        _check_quantized,
+    ),
+}

@@ -1,0 +1,206 @@
+"""Which classes and functions a pickle may name that is written here: whoever loads it runs what it names.
+
+The lists hold what torch, numpy and Python need for data, and classes that were reviewed: to make one of them, from any
+arguments, only stores these, or computes a value of them in little time and memory. None opens, connects or looks
+anything up, or calls what it is given. What is not on them is written only where that is asked for, and what
+`attacks` knows for an attack never.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from . import attacks
+from .foreign import COMPOSITES
+from .tree import Composite, Global, Opaque
+
+
+def _named(*table: tuple[str, str]) -> frozenset[Global]:
+    return frozenset(
+        Global(module, name) for modules, names in table for module in modules.split() for name in names.split()
+    )
+
+
+_RNG = "MT19937 PCG64 PCG64DXSM Philox SFC64"
+# Of these, one member is got by its value, or by its name.
+_ENUMS = _named(
+    ("uuid", "SafeUUID"),
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+    ("torchao.quantization.quant_primitives", "MappingType TorchAODType ZeroPointDomain"),
+    ("torchao.quantization.quantize_.common.kernel_preference", "KernelPreference"),
+    ("torchao.quantization.quantize_.common.packing_format", "PackingFormat"),
+    ("torchao.quantization.quantize_.common.quantization_step", "QuantizationStep"),
+    ("torchao.quantization.quantize_.workflows.float8.float8_packing_format", "Float8PackingFormat"),
+    ("torchao.quantization.quantize_.workflows.int4.int4_choose_qparams_algorithm", "Int4ChooseQParamsAlgorithm"),
+    ("torchao.quantization.quantize_.workflows.int4.int4_packing_format", "Int4PackingFormat"),
+    ("torchao.quantization.quantize_.workflows.intx.intx_choose_qparams_algorithm", "IntxChooseQParamsAlgorithm"),
+    ("torchao.quantization.quantize_.workflows.intx.intx_packing_format", "IntxPackingFormat"),
+    ("torchao.float8.config", "ScalingGranularity ScalingType"),
+    ("torchao.float8.float8_training_tensor torchao.float8.float8_tensor", "GemmInputRole"),
+)
+# Subclasses of tensors, which wrap others and keep them in their state.
+_TENSORS = _named(
+    ("torchao.quantization", (
+        "Float8Tensor Int4PlainInt32Tensor Int4PreshuffledTensor Int4Tensor Int4TilePackedTo4dTensor Int8Tensor "
+        "IntxOpaqueTensor IntxUnpackedToInt8Tensor NF4Tensor"
+    )),
+    ("torchao.quantization.quantize_.workflows.float8.float8_tensor", "Float8Tensor"),
+    ("torchao.quantization.quantize_.workflows.int4.int4_tensor", "Int4Tensor"),
+    ("torchao.quantization.quantize_.workflows.int8.int8_tensor", "Int8Tensor"),
+    ("torchao.quantization.quantize_.workflows.nf4.nf4_tensor torchao.dtypes.nf4tensor", "NF4Tensor"),
+    ("torchao.quantization.linear_activation_quantized_tensor", "LinearActivationQuantizedTensor"),
+    ("torchao.optim.subclass_8bit", "OptimState8bit"),
+    ("torchao.optim.subclass_4bit", "OptimState4bit"),
+    ("torchao.optim.subclass_fp8", "OptimStateFp8"),
+    ("torchao.float8.float8_training_tensor", "Float8TrainingTensor"),
+    ("torchao.float8.float8_tensor", "Float8Tensor"),
+    ("torchao.dtypes torchao.dtypes.affine_quantized_tensor", "AffineQuantizedTensor"),
+    ("torchao.dtypes.uintx.plain_layout", "PlainAQTTensorImpl"),
+    ("torchao.dtypes.uintx.tensor_core_tiled_layout", "TensorCoreTiledAQTTensorImpl"),
+    ("torchao.dtypes.floatx.float8_layout", "Float8AQTTensorImpl"),
+)  # fmt: skip
+_CLASSES = _named(
+    ("argparse", "Namespace"),
+    ("types", "SimpleNamespace"),
+    ("pathlib pathlib._local", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
+    ("datetime", "date datetime time timedelta timezone"),
+    ("uuid", "UUID"),
+    ("decimal", "Decimal"),
+    ("ipaddress", "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network"),
+    ("collections", "ChainMap UserDict UserList UserString"),
+    # As protocol 2 spells them, in the words of Python 2.
+    ("UserDict", "IterableUserDict UserDict"),
+    ("UserList", "UserList"),
+    ("UserString", "UserString"),
+    ("torch.torch_version", "TorchVersion"),
+    ("numpy.random", "__RandomState_ctor"),
+    ("numpy.random._pickle", "__bit_generator_ctor __generator_ctor __randomstate_ctor"),
+    ("numpy.random._mt19937 numpy.random._pcg64 numpy.random._philox numpy.random._sfc64", _RNG),
+    ("numpy.random.bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
+    ("omegaconf.base", "ContainerMetadata Metadata"),
+    ("omegaconf.dictconfig", "DictConfig"),
+    ("omegaconf.listconfig", "ListConfig"),
+    ("omegaconf.nodes", "AnyNode BooleanNode FloatNode IntegerNode StringNode"),
+    ("lightning.fabric.utilities.data lightning_fabric.utilities.data", "AttributeDict"),
+    ("lightning.pytorch.utilities.parsing pytorch_lightning.utilities.parsing", "AttributeDict"),
+    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler LossScaler"),
+    ("deepspeed.utils.tensor_fragment", "fragment_address"),
+    ("torchao.quantization.granularity", "PerAxis PerBlock PerGroup PerRow PerTensor PerToken"),
+    ("torchao.quantization.quantize_.workflows.int8.int8_tensor", "QuantizeTensorToInt8Kwargs"),
+    ("torchao.quantization.quantize_.workflows.float8.float8_tensor", "QuantizeTensorToFloat8Kwargs"),
+    ("torchao.float8.inference", "Float8MMConfig"),
+    ("torchao.float8.float8_training_tensor torchao.float8.float8_tensor", "LinearMMConfig ScaledMMConfig"),
+    ("torchao.dtypes.utils", "Layout PlainLayout"),
+    ("torchao.dtypes.uintx.tensor_core_tiled_layout", "TensorCoreTiledLayout"),
+    ("torchao.dtypes.floatx.float8_layout", "Float8Layout"),
+)
+# What may be mentioned beside these: a type that is kept as a value, as a default or an annotation is.
+_MENTIONED = _named(
+    ("builtins __builtin__", (
+        "bool bytearray bytes complex dict float frozenset int list long object set slice str tuple unicode"
+    )),
+    ("collections", "Counter OrderedDict defaultdict deque"),
+    ("typing", "Any Dict List Optional Tuple Union"),
+    ("torch", "Tensor"),
+    ("torch.nn.parameter", "Buffer Parameter"),
+    ("numpy", (
+        "bool bool_ bytes_ complex128 complex64 datetime64 float16 float32 float64 int16 int32 int64 int8 ndarray "
+        "object_ str_ timedelta64 uint16 uint32 uint64 uint8 void"
+    )),
+)  # fmt: skip
+_GETATTR = _named(("builtins __builtin__", "getattr"))
+_DEFAULTDICT = Global("collections", "defaultdict")
+_FRACTION = Global("fractions", "Fraction")
+_RECONSTRUCT = _named(("numpy.core.multiarray numpy._core.multiarray", "_reconstruct"))
+# Of numpy, what is not of plain elements: arrays of objects and of records.
+_NUMPY = _named(
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray numpy._core.multiarray", "scalar"),
+    ("numpy.core.numeric numpy._core.numeric", "_frombuffer"),
+)
+_CALLED = _NUMPY | _RECONSTRUCT | _GETATTR | {_DEFAULTDICT, _FRACTION}
+# Keys that take no time to hash, and no two of which were made to have one hash.
+_KEYS = frozenset({str, int, float, bool, bytes, type(None)})
+_SMALL = 1 << 60
+_RATIO = re.compile(r"-?[0-9]{1,4000}(/[0-9]{1,4000})?")
+_MEMBER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+_TENSOR_NAMES = frozenset(map(str, _TENSORS))
+
+
+def _is_listed(node: Opaque) -> bool:
+    """Whether a call is one of those that only make data of their arguments."""
+    cls, args = node.cls, node.args
+    if type(cls) is not Global or type(args) is not tuple or node.call not in ("reduce", "newobj") or node.kwargs:
+        return False
+    if len(node.state) > 1 or not all(map(_is_state, node.state)):
+        return False
+    if cls in _CLASSES or cls in _ENUMS or cls in _NUMPY:
+        return True
+    if cls in _RECONSTRUCT:
+        return args == (("numpy", "ndarray"), (0,), b"b")
+    if cls == _DEFAULTDICT:
+        return len(args) <= 1
+    if cls == _FRACTION:
+        return all(type(arg) is int or (type(arg) is str and _RATIO.fullmatch(arg)) for arg in args)
+    if cls in _GETATTR:
+        return len(args) == 2 and args[0] in _ENUMS and type(args[1]) is str and bool(_MEMBER.fullmatch(args[1]))
+    return False
+
+
+def _is_state(state: Any) -> bool:
+    """Whether a state changes nothing of an object but the values in it."""
+    parts = state if type(state) is tuple else (state,)
+    return not any(
+        type(name) is str and name.startswith("__") for part in parts if isinstance(part, dict) for name in part
+    )
+
+
+def unlisted(node: Any) -> str:
+    """The class or function that `node`, a node of a tree, is made by and that is on no list; "" for all others.
+
+    What it is made of counts; what it holds does not.
+    """
+    kind = type(node)
+    if isinstance(node, Composite):
+        return "" if node.kind in COMPOSITES or node.kind in _TENSOR_NAMES else node.kind
+    if kind is Global:
+        listed = node in _CLASSES or node in _ENUMS or node in _TENSORS or node in _MENTIONED or node in _CALLED
+        return "" if listed else str(node)
+    if kind is not Opaque:
+        return ""
+    if not _is_listed(node):
+        return str(node.name)
+    for part in node.args if node.cls not in _GETATTR else ():
+        if type(part) is Opaque and not _is_listed(part):
+            return part.name
+        if type(part) is Global and unlisted(part):
+            return str(part)
+    return ""
+
+
+def plain_items(node: Any) -> dict[Any, Any] | None:
+    """What a defaultdict holds whose factory is not known, as a plain dict; None for what is no such thing."""
+    if type(node) is not Opaque or node.cls != _DEFAULTDICT or not _is_listed(node):
+        return None
+    plain = all(type(key) in _KEYS and (type(key) is not int or -_SMALL < key < _SMALL) for key, _ in node.items)
+    return dict(node.items) if plain else None
+
+
+def is_unlisted_kind(kind: str) -> bool:
+    """Whether a tensor is of a subclass, by its full name, that is on no list."""
+    return kind not in _TENSOR_NAMES
+
+
+def attack(node: Any) -> str:
+    """The name that `node` calls or mentions and no checkpoint has a reason to call; "" where there is none."""
+    if type(node) is Composite:
+        named = Global(*node.kind.rpartition(".")[::2])
+    else:
+        named = node.cls if type(node) is Opaque else node
+    if type(named) is not Global:
+        return ""
+    if attacks.is_suspect(named):
+        return str(named)
+    found = attacks.ways_out(named, node.args) if type(node) is Opaque and type(node.args) is tuple else ()
+    return next(map(str, found), "")
