@@ -134,7 +134,7 @@ def test_weights_that_are_missing_or_named_elsewhere_are_refused(tmp_path: Path)
     latest = directory.parent / "latest_universal"
     for text, code, words in (
         ("nowhere", 4, "names 'nowhere', and there is no such directory beside it"),
-        ("../steps", 3, "which is not the name of a directory beside it"),
+        ("../steps", 3, "which does not lie in its directory"),
     ):
         latest.write_text(text)
         run = ckptconv("zero-to-fp32", directory.parent, tmp_path / "model.safetensors")

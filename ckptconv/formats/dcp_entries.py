@@ -9,7 +9,6 @@ tensors of a file are one safetensors file at its end instead.
 from __future__ import annotations
 
 import array
-import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptconv import strict_json
 from ckptconv.crc import combine
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.spool import ends_of
@@ -315,8 +315,8 @@ def offsets_of(
 ) -> dict[str, tuple[Shape, Stored]]:
     """The tensors of a safetensors file, and where each begins in the one that it is a part of."""
     try:
-        info = json.loads(metadata.get(SHARDING, "{}"))
-    except (ValueError, RecursionError):
+        info = strict_json.parse(metadata.get(SHARDING, "{}"))
+    except ValueError:
         info = None
     if type(info) is not dict:
         raise CorruptError(f"{where}: its {SHARDING} is no JSON object.")
