@@ -27,6 +27,7 @@ PIECE = 1 << 20
 _MINUS_ZERO = re.compile(r"-0(?![.\deE])")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACE = b" \t\n\r"
+_COMMA = re.compile(rb"[ \t\n\r]*(,?)[ \t\n\r]*")
 
 # Makes the value of an object of its members. Raises ValueError where it cannot be.
 Hook: TypeAlias = "Callable[[list[tuple[str, Any]]], Any]"
@@ -100,18 +101,18 @@ def members(data: bytes, hook: Hook = unique) -> Iterator[Any]:
                     raise
             else:
                 yield piece
-                if end == stop:
-                    return
                 at, size = _after_comma(data, end, stop), PIECE
+                if at == stop:
+                    return
                 continue
         size *= 2
 
 
 def _after_comma(data: bytes, at: int, stop: int) -> int:
-    """Where the next member begins, of which there has to be one."""
-    found = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*").match(data, at, stop)
-    if found is None or found.end() == stop:
-        raise ValueError(f"it is not JSON: another member was expected at byte {at}")
+    """Where the member after the one that ends at `at` begins; `stop` if it was the last."""
+    found = _COMMA.match(data, at, stop)
+    if found is None or (found.end() == stop) == bool(found[1]):
+        raise ValueError(f"it is not JSON: another member, or the end, was expected at byte {at}")
     return found.end()
 
 
