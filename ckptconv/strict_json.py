@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeAlias
 
 # Bytes of memory that a text and its values may take.
-MOST = 800 << 20
+MOST = 512 << 20
 # What a value costs at most, by the character that comes with it: its place in a list and a number or a short text; a
 # list or an object without content; a member's name, the pair that it is read as, and its place in a dict.
 _COSTS = ((",", 96), ("[", 88), ("{", 88), (":", 264))
