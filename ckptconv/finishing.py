@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -11,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from . import pending
+from . import pending, strict_json
 from .conversion import OutputFile, Report
 from .errors import CorruptError, FailedError, UsageError
 from .manifest import NAME, Made, document, together
@@ -162,7 +161,7 @@ def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
         )
     place, data = found[0]
     try:
-        told = json.loads(data)
+        told = strict_json.parse(data.decode(), surrogates=True)
         files = [(str(name), int(size), int(count)) for name, size, count in told["files"]]
         known = (told["plan"], told["kind"], told["parts"], told["shift"], told["heading"])
         return [_Planned(real_place(path) if told["kind"] == "tree" else path, *known, files)]

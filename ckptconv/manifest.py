@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from . import __version__
+from . import __version__, strict_json
 from .formats.source import Source
 from .options import Options
 from .plan import Data, FilePlan, Late, Literal
@@ -135,7 +135,7 @@ def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, A
 def read_record(data: bytes) -> dict[str, Any] | None:
     """A record that was read back; None for anything else, such as half of one."""
     try:
-        value = json.loads(data)
+        value = strict_json.parse(data.decode(), surrogates=True)
     except ValueError:
         return None
     return value if isinstance(value, dict) and {"name", "size", "spans"} <= value.keys() else None

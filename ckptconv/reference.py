@@ -50,7 +50,7 @@ CAST_BLOCK = 1 << 15
 # So many runs of a tensor are told one by one; of more, all between the first and the last.
 _RUNS = 1 << 12
 # Bytes between two elements that are read along, and the most that is read at once for elements that do not touch.
-_GAP, _MOST = 512, 1 << 20
+_GAP, _MOST = 1 << 14, 1 << 20
 
 
 def _numpy() -> Any:

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
+from . import remote
 from .errors import DifferenceError, FailedError
 from .overview import count_of, cut, overview, printable
 from .storage import reason
@@ -49,6 +50,9 @@ class Output:
     quiet: bool = False
     verbose: bool = False
     no_progress: bool = False
+
+    def __post_init__(self) -> None:
+        remote.on_wait = self.note
 
     def note(self, text: str) -> None:
         """Something worth knowing, unless quiet."""

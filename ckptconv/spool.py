@@ -204,7 +204,7 @@ def take_url(url: str, options: Options, directory: str = "") -> bool:
     except CkptconvError:
         raise
     except Exception as error:
-        raise FailedError(f"{url} cannot be read: {remote.why(error)}.") from error
+        raise FailedError(f"{url} cannot be read: {remote.why(error)}.", remote.hint(error)) from error
     hold(url, spool.descriptor)
     return True
 

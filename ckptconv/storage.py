@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from queue import SimpleQueue
 from typing import Any
+from urllib.parse import quote, unquote
 
 from . import remote
 from .errors import CkptconvError, CorruptError, FailedError, UsageError
@@ -31,6 +32,8 @@ MAX_BUFFERS = 1024
 # So much is read for a small part of a description far away, and so many of these are kept.
 BLOCK_OF_DESCRIPTION, BLOCKS_KEPT = 1 << 16, 8
 
+# What may stand in a path of a URL as it is.
+_PLAIN = "/~!$&'()*+,;=:@"
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*(::|://)")
 
 
@@ -55,16 +58,26 @@ def normalize(path: str | os.PathLike[str]) -> str:
 
 
 def join(directory: str, *names: str) -> str:
-    """`names` inside `directory`, for paths and URLs alike."""
+    """`names` inside `directory`, for paths and URLs alike. In a URL of HTTP, names of files are quoted."""
     if is_remote(directory):
         before, place, after = _chained(directory)
+        if _is_quoted(place):
+            names = tuple(quote(name, safe=_PLAIN) for name in names)
         return before + "/".join([place.rstrip("/"), *names]) + after
     return os.path.join(directory, *names)
 
 
+def _is_quoted(place: str) -> bool:
+    """Whether a URL has names of files in it quoted."""
+    return place.startswith(("http://", "https://"))
+
+
 def basename(path: str) -> str:
+    """The name of the file or directory that a path or URL leads to."""
     if is_remote(path):
-        return PurePosixPath(_chained(path)[1].rstrip("/")).name
+        place = _chained(path)[1]
+        name = PurePosixPath(place.rstrip("/")).name
+        return unquote(name) if _is_quoted(place) else name
     return os.path.basename(os.path.normpath(path))
 
 
@@ -127,6 +140,8 @@ def look(path: str, options: Options | None = None) -> Entry:
     except (FileNotFoundError, NotADirectoryError):
         return Entry("missing", File(path, 0))
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return Entry("missing", File(path, 0))  # no file has such a name
         raise FailedError(f"{path!r} cannot be looked at: {_why(error)}.") from error
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
     return Entry(kinds.get(stat.S_IFMT(found.st_mode), "other"), File(path, found.st_size, _stamp(found)))
@@ -182,6 +197,10 @@ def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:
     entries = {}
     for row in rows:
         name = PurePosixPath(row["name"].rstrip("/")).name
+        if _is_quoted(directory):
+            name = unquote(name)
+            if "/" in name or name in (".", ".."):
+                continue  # it is not right here
         # Some stores list a directory as an empty file in itself.
         if name and row["name"].rstrip("/") != inner.rstrip("/"):
             path = join(directory, name)
@@ -356,7 +375,7 @@ class RemoteReader(Reader):
                 f"{path} cannot be read in parts: {remote.why(error)}.",
                 "Download it, or convert it alone: a single file is read from beginning to end.",
             ) from error
-        except remote.ShortReadError as error:
+        except (remote.ShortReadError, remote.WrongAnswerError) as error:
             check_unchanged([self.file], self._options)
             raise FailedError(f"{path} cannot be read: again and again, {error}.") from error
         except Exception as error:

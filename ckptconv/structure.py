@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from . import strict_json
 from .errors import CorruptError, UnsupportedError
 
 VERSION = 1
@@ -55,11 +56,9 @@ def dump(root: Any, nodes: Sequence[Any], storages: Sequence[Any]) -> str:
 def parse(structure: str) -> Record:
     """Raises UnsupportedError for a version that is not known, CorruptError for what is no record at all."""
     try:
-        record = json.loads(
-            structure, object_pairs_hook=_unique, parse_constant=lambda name: corrupt(f"it contains {name}")
-        )
-    except (ValueError, RecursionError) as error:
-        corrupt(f"it is not JSON that can be read ({error})")
+        record = strict_json.parse(structure)
+    except ValueError as error:
+        corrupt(f"it cannot be read: {error}")
     if type(record) is not dict or type(record.get("version")) is not int:
         corrupt("it is not an object with a version")
     if record["version"] != VERSION:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias, TypeGuard
 
 from .ahead import Range, is_read_far
+from .coalesce import blocks
 from .plan import Blank, Data, FilePlan, Late, Literal
 from .tensors import BLOCK, File, Lane, LazyTensor, Move, Runs, Stored, Together, lane
 
@@ -200,4 +201,4 @@ def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
         if stop - source.offset <= SPARSE * source.nbytes:
             yield Range(file, source.offset, stop)
         else:
-            yield from (Range(file, offset, offset + source.length) for offset in source.offsets())
+            yield from (Range(file, block.offset, block.stop) for block in blocks(source))

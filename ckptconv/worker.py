@@ -15,9 +15,11 @@ from typing import TypeAlias, TypeGuard
 
 from . import kernels
 from .ahead import Ahead, is_read_far
+from .coalesce import BLOCK as NEARBY
+from .coalesce import are_near, blocks
 from .crc import combine
 from .plan import Blank, Data, Late, Literal, NotBlankError
-from .storage import MAX_BUFFERS, Readers, Writer
+from .storage import MAX_BUFFERS, Reader, Readers, Writer
 from .tasks import Piece, Stripe, Task, Tile, Window, is_dense
 from .tensors import GAP, Convert, File, Kernel, LazyTensor, Move, Runs, Stored, Together
 
@@ -120,7 +122,7 @@ class Worker:
         # By the name of the tensor, its CRC-32; or position, bytes and CRC-32 of every piece made.
         self.digests: dict[str, int | list[tuple[int, int, int]]] | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
-        self.scratch = memoryview(b"")
+        self.scratch = self.around = memoryview(b"")
         self.junk = memoryview(bytearray(GAP))
         self.tally = Tally()
 
@@ -323,11 +325,29 @@ class Worker:
         self._make_room(size)
         packed = self.scratch[:size]
         with self.readers.reading(file) as reader:
-            reader.fill_runs(source.offsets(), length, packed)
+            if are_near(source):
+                self._pick(reader, source, packed)
+            else:
+                reader.fill_runs(source.offsets(), length, packed)
         self._count(file, size)
         if self.seen:
             self.seen(file, source, packed)
         return packed
+
+    def _pick(self, reader: Reader, source: Runs, packed: memoryview) -> None:
+        """Fill `packed` with the runs of `source`, which are short and lie near each other."""
+        done = 0
+        for block in blocks(source):
+            size, span = block.nbytes, block.stop - block.offset
+            if len(self.around) < span:
+                self.around = memoryview(bytearray(max(span, NEARBY)))
+            data = self.around[:span]
+            reader.fill(block.offset, [data])
+            out = packed[done : done + size]
+            picked = kernels.pick(data, block._replace(offset=0), out)
+            if not block.grid:
+                out[:] = picked
+            done += size
 
     def _make_room(self, size: int) -> None:
         if len(self.scratch) < size:

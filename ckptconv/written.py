@@ -12,18 +12,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .errors import CorruptError, DifferenceError, UsageError
+from . import strict_json
+from .errors import CorruptError, DifferenceError, UnsafeError, UsageError
 from .storage import Options, basename, is_remote, join, listing, look, open_reader, read_text
 from .structure import FILE_NAME, METADATA_KEY
 from .tensors import DTYPES_BY_CODE, File, LazyTensor, Stored, contiguous_strides
+from .weight_map import read_index
 
 SUFFIX = ".safetensors"
 INDEX = f"model{SUFFIX}.index.json"
 SINGLE = f"model{SUFFIX}"
 MANIFEST = ".ckptconv-manifest.json"
 METADATA = "__metadata__"
-# What is read of a header, an index and a record at most, as by every other reader.
-_MAX_HEADER, _MAX_INDEX, _MAX_RECORD = 100_000_000, 256 << 20, 1 << 30
+# What is read of a header, a manifest and a record at most.
+_MAX_HEADER, _MAX_MANIFEST, _MAX_RECORD = 100_000_000, 256 << 20, 1 << 30
 _STALE = "It is of another version of these files; convert again."
 _AGAIN = "The file was damaged or changed since it was written; convert again."
 
@@ -159,14 +161,14 @@ def read_manifest(path: str, options: Options | None = None) -> Manifest | None:
     if look(path, options).kind != "file":
         return None
     try:
-        told = json.loads(read_text(path, _MAX_INDEX, options), object_pairs_hook=_unique)
+        told = strict_json.parse(read_text(path, _MAX_MANIFEST, options), surrogates=True)
         chosen, files = told["options"], told["files"]
         sizes = {name: (each["size"], frozenset(each["tensors"])) for name, each in files.items()}
         found = Manifest(path, told["kind"], told["source"]["family"], chosen, told["aliases"], sizes)
         texts = (found.kind, found.family, *found.aliases, *found.aliases.values())
         if not all(type(text) is str for text in texts) or not all(type(size) is int for size, _ in sizes.values()):
             raise TypeError("a text or a size is none")
-    except (CorruptError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (CorruptError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DifferenceError(f"{path} is no sound manifest: {error}.", _AGAIN, what="manifest", file=path) from error
     for name, value in chosen.items():
         if type(value) is not OPTIONS.get(name) or (
@@ -212,20 +214,15 @@ def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:
 def _index(path: str, at: str, options: Options | None) -> tuple[dict[str, frozenset[str]], dict[str, Any]]:
     """The names of tensors by file, and the metadata."""
     try:
-        index = json.loads(read_text(at, _MAX_INDEX, options), object_pairs_hook=_unique)
-    except CorruptError as error:
+        index = read_index(at, options)
+    except (CorruptError, UnsafeError) as error:
         raise _in_index(path, error.message) from error
-    except (ValueError, RecursionError) as error:
-        raise _in_index(path, f"it is not JSON ({error})") from error
-    if type(index) is not dict or sorted(index) != ["metadata", "weight_map"]:
-        raise _in_index(path, "it does not consist of metadata and a weight_map")
-    files, metadata = index["weight_map"], index["metadata"]
-    if type(files) is not dict or type(metadata) is not dict or not all(type(n) is str for n in files.values()):
-        raise _in_index(path, "its weight_map does not lead from names of tensors to names of files")
+    if index is None or index.members != {"metadata", "weight_map"}:
+        raise _in_index(path, "it does not consist of metadata and a weight_map from tensors to files")
     shards: dict[str, set[str]] = {}
-    for tensor, name in files.items():
+    for tensor, name in index.weight_map.items():
         shards.setdefault(name, set()).add(tensor)
-    return {name: frozenset(tensors) for name, tensors in shards.items()}, metadata
+    return {name: frozenset(tensors) for name, tensors in shards.items()}, index.metadata
 
 
 def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]], total: Any) -> None:
@@ -240,13 +237,6 @@ def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]]
     size = sum(tensor.nbytes for tensor in found.tensors.values())
     if type(total) is not int or total != size:
         raise _in_index(path, f"its total_size is {total!r}, and its files hold {size} bytes of tensors")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a name is there twice")
-    return made
 
 
 # ---------------------------------------------------------------------------------------------------------- a file
@@ -299,12 +289,14 @@ def _read_header(path: str, file: File, options: Options | None) -> tuple[dict[s
         raw = reader.read_at(8, length)
     finally:
         reader.close()
+    header: dict[str, Any] = {}
     try:
-        header = json.loads(raw.decode(), object_pairs_hook=_entry)
-    except (ValueError, RecursionError) as error:
-        raise _header(path, f"its header is not JSON ({error})") from error
-    if type(header) is not dict:
-        raise _header(path, "its header is not an object")
+        for members in strict_json.members(raw, _entry):
+            if type(members) is not dict or not header.keys().isdisjoint(members):
+                raise _header(path, "its header is not an object, or has a name twice")
+            header.update(members)
+    except ValueError as error:
+        raise _header(path, f"its header cannot be read: {error}") from error
     metadata = header.get(METADATA, {})
     sound = type(metadata) is dict and all(type(value) is str for value in metadata.values())
     if not sound or not all(type(entry) is Entry for name, entry in header.items() if name != METADATA):
@@ -327,7 +319,7 @@ def _entry(pairs: list[tuple[str, Any]]) -> Any:
             if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
                 raise ValueError("a shape or an offset is no count")
             return Entry(dtype, tuple(shape), *offsets)
-    return _unique(pairs)
+    return strict_json.unique(pairs)
 
 
 def _text_of(header: Mapping[str, Any]) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import torch
 from safetensors.torch import load_file
@@ -223,6 +224,8 @@ def azure_server() -> Iterator[Azure]:
 # What is wrong with an answer: nothing (""), "drop" (none comes), "lost" (nor then, but what was asked for is done),
 # "503", "403", "cut" (it breaks off), "short" (it is whole, and less than was asked for), "long" (more), "slow".
 Rule = Callable[["Asked"], str]
+# What becomes of the headers and the body of an answer.
+Change = Callable[["Asked", "dict[str, str]", bytes], "tuple[dict[str, str], bytes]"]
 
 
 def wanted_range(headers: dict[str, str]) -> str:
@@ -248,22 +251,23 @@ class Asked:
 
 
 class Proxy:
-    """Passes requests on to a server, and spoils the answers as `rule` says. `asked` are those that came."""
+    """Passes requests on to a server, and spoils the answers by `rule` and `change`. `asked` are those that came."""
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream.removeprefix("http://")
         self.rule: Rule = lambda asked: ""
+        self.change: Change = lambda asked, headers, data: (headers, data)
         self.asked: list[Asked] = []
         self.endpoint = ""
         self.lock = threading.Lock()
 
-    def take(self, method: str, path: str, headers: dict[str, str]) -> str:
+    def take(self, method: str, path: str, headers: dict[str, str]) -> tuple[Asked, str]:
         with self.lock:
             key = (method, path, wanted_range(headers))
             before = sum((each.method, each.path, wanted_range(each.headers)) == key for each in self.asked)
             asked = Asked(method, path, headers, before)
             self.asked.append(asked)
-        return self.rule(asked)
+        return asked, self.rule(asked)
 
     @property
     def bytes_asked(self) -> int:
@@ -292,7 +296,7 @@ class _Passing(BaseHTTPRequestHandler):
             self.send_response_only(100)
             self.end_headers()
         body = self._body()
-        fault = self.proxy.take(self.command, self.path, dict(self.headers.items()))
+        asked, fault = self.proxy.take(self.command, self.path, dict(self.headers.items()))
         if fault == "drop":
             self._drop()
             return
@@ -310,6 +314,7 @@ class _Passing(BaseHTTPRequestHandler):
             self._drop()
             return
         found = {key: value for key, value in answer.getheaders() if key.lower() not in kept}
+        found, data = self.proxy.change(asked, found, data)
         if fault == "slow":
             time.sleep(0.3)
         if fault == "cut":
@@ -381,7 +386,7 @@ class _Files(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        path = self.directory / self.path.lstrip("/").partition("?")[0]
+        path = self.directory / unquote(self.path.lstrip("/").partition("?")[0])
         if not path.is_file():
             self.send_response_only(404)
             self.send_header("Content-Length", "0")

@@ -22,6 +22,7 @@ from test_dcp import checkpoint_of, converted, copy_of, expected_of, refused
 from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 
 import ckptconv
+from ckptconv.formats import dcp_entries
 
 
 def model(value: float = 1.0) -> Checkpoint:
@@ -445,6 +446,15 @@ def test_packed_entries_that_unpack_to_more_than_they_can_be(tmp_path: Path) -> 
     checkpoint = Checkpoint(pack=lambda data: zstandard.compress(data + bytes(1 << 24)), descriptors=["stream.zstd/1"])
     checkpoint.add(("model", "w"), torch.ones(2))
     assert "unpacks to more" in refused(checkpoint.write(tmp_path / "c"), tmp_path / "out.safetensors", 4)
+
+
+def test_packed_entries_that_unpack_to_very_much_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metadata may tell of terabytes of zeros, which take kilobytes, and hours to unpack."""
+    tensor = torch.zeros(1 << 20, 8)
+    directory = _packed(tensor).write(tmp_path / "c")
+    converted(directory, tmp_path / "sound.safetensors")
+    monkeypatch.setattr(dcp_entries, "ROOM_TO_GROW", 1 << 20)
+    assert "unpacks to more" in refused(directory, tmp_path / "out.safetensors", 4)
 
 
 def test_the_package_that_unpacks_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import ZERO, assert_same, ckptconv, copy_of, load_with_aliases, tag_of
+from zero_writer import Model, Save, values, write
 
 CASES = sorted(
     path.name for path in ZERO.iterdir() if (path / "expected.safetensors").exists() and not path.name.startswith("z0")
@@ -134,7 +135,7 @@ def test_weights_that_are_missing_or_named_elsewhere_are_refused(tmp_path: Path)
     latest = directory.parent / "latest_universal"
     for text, code, words in (
         ("nowhere", 4, "names 'nowhere', and there is no such directory beside it"),
-        ("../steps", 3, "which is not the name of a directory beside it"),
+        ("../steps", 3, "which does not lie in its directory"),
     ):
         latest.write_text(text)
         run = ckptconv("zero-to-fp32", directory.parent, tmp_path / "model.safetensors")
@@ -152,3 +153,17 @@ def test_nothing_is_left_of_one_that_failed(tmp_path: Path) -> None:
     run = ckptconv("zero-to-fp32", checkpoint, "--universal", tmp_path / "universal")
     assert run.code == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("l\ud800", 5), ("é" * 130, 5), ("a/b", 3), ("..", 3), ("a\0b", 3)], ids=repr
+)
+def test_a_parameter_whose_name_no_directory_can_have_is_told(name: str, code: int, tmp_path: Path) -> None:
+    for stage in (1, 3):
+        model = Model([{name: values(3, 2), "other": values(4)}])
+        checkpoint = write(tmp_path / f"c{stage}", model, Save(stage=stage))
+        run = ckptconv("zero-to-fp32", checkpoint, "--universal", tmp_path / "universal")
+        assert run.code == code, run.err
+        assert repr(name[:100]) in run.err
+        assert not list(tmp_path.glob("universal*")), "nothing is written"
+        assert "Traceback" not in run.err

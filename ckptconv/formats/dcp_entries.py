@@ -9,7 +9,6 @@ tensors of a file are one safetensors file at its end instead.
 from __future__ import annotations
 
 import array
-import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptconv import strict_json
 from ckptconv.crc import combine
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.spool import ends_of
@@ -37,6 +37,8 @@ ZSTD = ("stream.zstd/1",)
 SHARDING = "DCP_SHARDING_INFO"
 # Around what is asked for so much is read as well: the end of an entry and the beginning of the next are close.
 _AROUND, _AROUND_FAR = 1 << 11, 1 << 16
+# What is packed may unpack to so many times the bytes of all files, and so much more: zeros get very small.
+MAX_GROWTH, ROOM_TO_GROW = 64, 16 << 30
 # Values are kept in memory; tensors and long texts in them count little.
 MAX_VALUE = 1 << 24
 # Smaller ones of these are known again.
@@ -103,6 +105,7 @@ class Entries:
     files: dict[str, File] = field(default_factory=dict)
     records: dict[str, list[Record]] = field(default_factory=dict)
     bytes_read: int = 0
+    _unpacked: int = 0
     _headers: dict[tuple[str, int], Mapping[str, Chunk]] = field(default_factory=dict)
     _patterns: Patterns = field(default_factory=Patterns)
 
@@ -233,7 +236,10 @@ class Entries:
             )
         packed = Packed(reader.file, place.offset, place.length, None, "zstandard")
         file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
-        ends = ends_of(file, reader, keep, most)
+        # To unpack takes time, and what is told of its size may be untrue: all of it together is bounded by the files.
+        room = MAX_GROWTH * sum(each.size for each in self.files.values()) + ROOM_TO_GROW - self._unpacked
+        ends = ends_of(file, reader, keep, min(most, room))
+        self._unpacked += ends.size
         self.bytes_read += place.length
         file = file._replace(size=ends.size, packed=packed._replace(crc=ends.crc))
         return _Ends(file, ends.head, ends.tail), 0, ends.size
@@ -315,8 +321,8 @@ def offsets_of(
 ) -> dict[str, tuple[Shape, Stored]]:
     """The tensors of a safetensors file, and where each begins in the one that it is a part of."""
     try:
-        info = json.loads(metadata.get(SHARDING, "{}"))
-    except (ValueError, RecursionError):
+        info = strict_json.parse(metadata.get(SHARDING, "{}"))
+    except ValueError:
         info = None
     if type(info) is not dict:
         raise CorruptError(f"{where}: its {SHARDING} is no JSON object.")

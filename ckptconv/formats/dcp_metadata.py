@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv.errors import CorruptError, LimitError, UnsafeError, UnsupportedError
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError
+from ckptconv.inside import check_inside
 from ckptconv.soundness import MAX_BYTES, MAX_DIMS
+from ckptconv.storage import dirname
 from ckptconv.tensors import DTYPES, DType, Stored
 from ckptconv.tree import Global, Opaque, TorchConstant
 from ckptconv.units import brief
@@ -299,7 +301,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
             raise UnsupportedError(f"{where}: the place of an entry is a {kind[:_LONGEST_NAME]}, which is not known.")
         name, offset = key.args
         if place.name not in safe:
-            _check_inside(place.name, where)
+            check_inside(place.name, where, dirname(where))
             safe.add(place.name)
         own = found.setdefault(name, {})
         if offset in own:
@@ -307,17 +309,6 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
             raise CorruptError(f"{where} says twice where the data of {named(name)}{at} is.")
         own[offset] = place
     return found
-
-
-def _check_inside(name: str, where: str) -> None:
-    """Raise UnsafeError unless `name` names a file in the directory, or below it."""
-    parts = name.replace("\\", "/").split("/")
-    if not name or parts[0] == "" or ".." in parts or ":" in name or "\0" in name:
-        raise UnsafeError(
-            f"{where} names the file {name[:_LONGEST_NAME]!r}, which does not lie in its directory. No honest "
-            "checkpoint does that. Nothing was read from it.",
-            "Do not trust its source.",
-        )
 
 
 def _add_tensor(

@@ -9,18 +9,16 @@ again; where a tied name was stored under another, it is put back.
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import posixpath
 import re
 import zlib
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from operator import itemgetter
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv import keymap, olmo
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
+from ckptconv import keymap, olmo, strict_json
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.storage import (
     Entry,
     Options,
@@ -35,9 +33,10 @@ from ckptconv.storage import (
     read_text,
 )
 from ckptconv.structure import FILE_NAME, METADATA_KEY
-from ckptconv.tensors import DTYPES_BY_CODE, DType, LazyTensor, Stored, contiguous_strides
+from ckptconv.tensors import DTYPES_BY_CODE, DType, File, LazyTensor, Stored, contiguous_strides
 from ckptconv.tree import Opaque
 from ckptconv.vocabulary import MalformedError
+from ckptconv.weight_map import read_index
 
 from .source import Source
 from .torch_container import MAX_PICKLE
@@ -48,8 +47,10 @@ FAMILY = "safetensors"
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_HEADER = 100_000_000
-# An index names a tensor in some 100 bytes, a record in as many and its values.
-MAX_INDEX, MAX_RECORD = 256 << 20, 1 << 30
+# What describing so many takes is a gibibyte.
+MAX_TENSORS = 1 << 20
+# A record names a tensor in some 100 bytes, and has its values.
+MAX_RECORD = 1 << 30
 # torch's own limit.
 MAX_DIMS = 64
 # Metadata keys that mean something, and are no tied names.
@@ -58,12 +59,15 @@ METADATA = "__metadata__"
 # Dtypes whose elements are six bits, which torch does not have.
 _SIX_BITS = frozenset({"F6_E2M3", "F6_E3M2"})
 _MOST = 1 << 63
+# Levels of lists and objects inside a tensor's object that the library's parser takes, of 127 in all; and the largest
+# number that rounds to a float.
+_LEVELS, _LARGEST = 125, (1 << 1024) - (1 << 970) - 1
+_CONTAINERS = (dict, list, tuple)
 # Entries of the metadata that are shown.
 _TOLD = 20
 # Read at once where every request takes long.
 _FAR = 1 << 18
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _AGAIN = "Copy or download it again."
 
 
@@ -235,18 +239,14 @@ def _read_single(path: str, options: Options | None, warnings: list[str]) -> _Se
 
 
 def _read_set(path: str, options: Options | None) -> _Set:
-    text = read_text(path, MAX_INDEX, options)
-    index = _parse(text, path, "index")
-    files, metadata = (index.get("weight_map"), index.get("metadata") or {}) if type(index) is dict else (None, None)
-    if type(files) is not dict or not all(type(name) is str for name in files.values()) or type(metadata) is not dict:
+    index = read_index(path, options)
+    if index is None:
         raise CorruptError(f"{path} is no index: it has no weight_map from the names of tensors to those of files.")
-    _check_unicode(path, files.values())
+    files, metadata = index.weight_map, index.metadata
     directory = dirname(path)
     wanted: dict[str, dict[str, None]] = {}
     for tensor, name in files.items():
         wanted.setdefault(name, {})[tensor] = None
-    for name in wanted:
-        _check_inside(name, path)
     names = sorted(wanted)
     entries = {name: look(join(directory, name), options) for name in names}
     missing = [name for name in names if entries[name].kind != "file"]
@@ -255,7 +255,7 @@ def _read_set(path: str, options: Options | None) -> _Set:
             f"{path} names {len(names)} files, of which {len(missing)} are not there: {_some(missing)}.",
             "Copy or download them too.",
         )
-    found = _Set(path, bytes_read=len(text))
+    found = _Set(path, bytes_read=index.size)
     for name in names:
         header = _read_file(entries[name], options)
         _check_contents(join(directory, name), path, header.tensors, wanted.pop(name))
@@ -268,16 +268,6 @@ def _read_set(path: str, options: Options | None) -> _Set:
     found.metadata.pop(METADATA_KEY, None)
     found.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
     return found
-
-
-def _check_inside(name: str, index: str) -> None:
-    """Raise UnsafeError unless `name` names a file in the directory of `index`, or below it."""
-    parts = re.split(r"[/\\]", name)
-    if not name or "\0" in name or ".." in parts or posixpath.isabs(name) or "://" in name or re.match(r"\w:|\\", name):
-        raise UnsafeError(
-            f"{index} names the file {name[:100]!r}, which does not lie in its directory. No honest index does that.",
-            "Do not trust its source.",
-        )
 
 
 def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -323,6 +313,16 @@ class _Entry(NamedTuple):
     offsets: Any
 
 
+class _Place(NamedTuple):
+    """A tensor, and the bytes of the data that it says it has."""
+
+    begin: int
+    stop: int
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+
 def _read_file(entry: Entry, options: Options | None) -> Header:
     """Read the header of one file."""
     reader = open_reader(entry.file, options)
@@ -336,25 +336,42 @@ def read_header(reader: Reader, base: int = 0) -> Header:
     """Read the header of a safetensors file, which is all of what `reader` reads from byte `base` on."""
     raw, bytes_read = _raw_header(reader, base)
     file = reader.file
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise _corrupt(file.path, f"its header is not UTF-8: {error.reason} at byte {error.start}") from None
     identity = (file.size, file.stamp, zlib.crc32(raw))
-    unicode = not _SURROGATE.search(raw)
+    places, metadata = _described(raw, file.path)
     start = base + 8 + len(raw)
     del raw
-    header = _parse(text, file.path, "header")
-    del text
-    if type(header) is not dict:
-        raise _corrupt(file.path, "its header is not a JSON object of tensors")
-    metadata = header.pop(METADATA, None) or {}
-    if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
-        raise _corrupt(file.path, "its metadata is not an object of strings")
-    if not unicode:
-        _check_unicode(file.path, (*header, *metadata, *metadata.values()))
-    tensors = dict(_tensors_of(header, reader, start))
+    tensors = _tensors_of(places, file, start)
     return Header(tensors, metadata, identity, file.size, bytes_read)
+
+
+def _described(raw: bytes, path: str) -> tuple[list[_Place], dict[str, str]]:
+    """The tensors that a header describes, each checked by itself, and the metadata."""
+    places: list[_Place] = []
+    metadata: dict[str, str] | None = None
+    kinds: _Kinds = {}
+    try:
+        for members in strict_json.members(raw, _object):
+            if type(members) is not dict:
+                raise _corrupt(path, "its header is not a JSON object of tensors")
+            if METADATA in members:
+                if metadata is not None:
+                    raise _corrupt(path, f"its header has {METADATA!r} twice")
+                metadata = _metadata(path, members.pop(METADATA))
+            for name, entry in members.items():
+                places.append(_place(path, name, entry, kinds))
+            if len(places) > MAX_TENSORS:
+                raise LimitError(f"{path} describes more than {MAX_TENSORS} tensors, which no model has.")
+    except ValueError as error:
+        raise _corrupt(path, f"in its header: {error}") from None
+    return places, metadata or {}
+
+
+def _metadata(path: str, told: Any) -> dict[str, str]:
+    if told is None:
+        return {}
+    if type(told) is not dict or not all(type(value) is str for value in told.values()):
+        raise _corrupt(path, "its metadata is not an object of strings")
+    return told
 
 
 def _raw_header(reader: Reader, base: int) -> tuple[bytes, int]:
@@ -377,52 +394,69 @@ def _raw_header(reader: Reader, base: int) -> tuple[bytes, int]:
         raise _corrupt(path, f"its header of {length} bytes goes beyond its {size} bytes")
     if head[8:9] != b"{":
         raise _corrupt(path, f"its header begins with {head[8:24]!r}, and not with an object")
-    raw = head[8 : 8 + length]
-    bytes_read = 8 + length
-    if len(raw) < length:
-        raw += reader.read_at(base + len(head), length - len(raw))
-    return raw, max(bytes_read, len(head))
+    if len(head) < 8 + length:
+        # Read anew, as one piece: put together, a large one would be in memory twice.
+        return reader.read_at(base + 8, length), len(head) + length
+    return head[8 : 8 + length], len(head)
 
 
-def _tensors_of(header: dict[str, Any], reader: Reader, start: int) -> Iterable[tuple[str, Stored]]:
-    """The tensors that `header`, which is emptied, describes, in the order of the data, which begins at `start`."""
-    file = reader.file
-    entries: list[tuple[int, int, str, _Entry]] = []
-    for name, entry in header.items():
-        if type(entry) is not _Entry:
-            raise _corrupt(file.path, f"{_named(name)} has no dtype, shape and data_offsets")
-        offsets = entry.offsets
-        if type(offsets) is not list or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
-            raise _corrupt(file.path, f"{_named(name)} has data_offsets that are not two counts")
-        entries.append((offsets[0], offsets[1], name, entry))
-    header.clear()
-    entries.sort(key=lambda entry: entry[:2])
-    shapes: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+# The dtype, the shape as torch counts it, and the bytes, by what a header says: tensors are many, their kinds few.
+_Kinds: TypeAlias = "dict[tuple[str, tuple[int, ...]], tuple[DType, tuple[int, ...], int]]"
+
+
+def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
+    """What the header's `entry` says of the tensor `name`; what was found out of its kind is in `kinds`."""
+    if type(entry) is not _Entry:
+        raise _corrupt(path, f"{_named(name)} has no dtype, shape and data_offsets")
+    code, told, offsets = entry
+    if len(offsets) != 2 or not _are_counts(offsets):
+        raise _corrupt(path, f"{_named(name)} has data_offsets that are not two counts")
+    if type(code) is not str:
+        raise _corrupt(path, f"{_named(name)} has a dtype that is not text")
+    if not _are_counts(told):
+        raise _corrupt(path, f"{_named(name)} has a shape that is not a list of counts")
+    key = code, tuple(told)
+    kind = kinds.get(key)
+    if kind is None:
+        dtype = _dtype(path, name, code)
+        kind = kinds[key] = (dtype, *_shape(path, name, told, dtype))
+    dtype, shape, nbytes = kind
+    begin, stop = offsets
+    if stop - begin != nbytes:
+        what = f"{code} of shape {_brief(told)}"
+        raise _corrupt(path, f"{_named(name)} has {stop - begin} bytes, where {what} has {nbytes}")
+    return _Place(begin, stop, name, dtype, shape)
+
+
+def _tensors_of(places: list[_Place], file: File, start: int) -> dict[str, Stored]:
+    """The tensors at `places`, in the order of the data, which begins at byte `start` and has to be theirs to the last
+    byte."""
+    places.sort(key=itemgetter(0, 1))
+    strides: dict[tuple[int, ...], tuple[int, ...]] = {}
+    tensors: dict[str, Stored] = {}
     at = 0
     end = file.size - start
-    for begin, stop, name, entry in entries:
-        dtype = _dtype(file.path, name, entry.dtype)
-        shape, nbytes = _shape(file.path, name, entry, dtype)
+    for begin, stop, name, dtype, shape in places:
+        if name in tensors:
+            raise _corrupt(file.path, f"its header has {_named(name)} twice")
         if begin != at:
             kind = "overlaps what lies before it" if begin < at else "leaves a hole before it"
             raise _corrupt(file.path, f"{_named(name)} begins at byte {begin} of the data, which {kind}: {at} is next")
-        if stop - begin != nbytes:
-            what = f"{entry.dtype} of shape {_brief(entry.shape)}"
-            raise _corrupt(file.path, f"{_named(name)} has {stop - begin} bytes, where {what} has {nbytes}")
         if stop > end:
             raise _corrupt(
                 file.path, f"{_named(name)} ends at byte {stop} of the data, which has {end}: it was cut short", _AGAIN
             )
-        shape, strides = shapes.setdefault(shape, (shape, contiguous_strides(shape)))
-        yield name, Stored(file, start + begin, dtype, shape, strides)
+        steps = strides.get(shape)
+        if steps is None:
+            steps = strides[shape] = contiguous_strides(shape)
+        tensors[name] = Stored(file, start + begin, dtype, shape, steps)
         at = stop
     if at != end:
         raise _corrupt(file.path, f"its tensors end at byte {at} of the data, which has {end}")
+    return tensors
 
 
-def _dtype(path: str, name: str, code: Any) -> DType:
-    if type(code) is not str:
-        raise _corrupt(path, f"{_named(name)} has a dtype that is not text")
+def _dtype(path: str, name: str, code: str) -> DType:
     dtype = DTYPES_BY_CODE.get(code)
     if dtype is None:
         why = "has six bits, which no dtype of torch has" if code in _SIX_BITS else "is not known"
@@ -430,11 +464,8 @@ def _dtype(path: str, name: str, code: Any) -> DType:
     return dtype
 
 
-def _shape(path: str, name: str, entry: _Entry, dtype: DType) -> tuple[tuple[int, ...], int]:
+def _shape(path: str, name: str, shape: list[int], dtype: DType) -> tuple[tuple[int, ...], int]:
     """The shape as torch counts it, and its bytes."""
-    shape = entry.shape
-    if type(shape) is not list or not all(_is_count(extent) for extent in shape):
-        raise _corrupt(path, f"{_named(name)} has a shape that is not a list of counts")
     if len(shape) > MAX_DIMS:
         raise UnsupportedError(f"{path}: {_named(name)} has {len(shape)} dimensions; torch knows at most {MAX_DIMS}.")
     reach = 1
@@ -457,48 +488,43 @@ def _shape(path: str, name: str, entry: _Entry, dtype: DType) -> tuple[tuple[int
 # ----------------------------------------------------------------------------------------------------------- details
 
 
-class _TwiceError(ValueError):
-    """A name that an object has twice."""
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    """An object of a header; that of a tensor in the form that takes least memory.
+
+    What else a tensor's object has means nothing; but the library has to be able to read past it.
+    """
+    made = strict_json.unique(pairs)
+    if type(made.get("shape")) is not list or type(made.get("data_offsets")) is not list:
+        return made
+    if len(made) > 3:
+        for name, value in made.items():
+            if name not in ("dtype", "shape", "data_offsets"):
+                _check_skipped(value)
+    return _Entry(made.get("dtype"), made["shape"], made["data_offsets"])
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> Any:
-    """A JSON object; that of a tensor in the form that takes least memory."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise _TwiceError(Counter(name for name, _ in pairs).most_common(1)[0][0])
-    if type(made.get("shape")) is list and type(made.get("data_offsets")) is list:
-        return _Entry(made.get("dtype"), made["shape"], made["data_offsets"])
-    return made
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"it has {name}, which is no JSON")
-
-
-def _parse(text: str, path: str, what: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except _TwiceError as error:
-        raise _corrupt(path, f"its {what} has {_named(str(error))} twice") from None
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise _corrupt(path, f"its {what} is not JSON that can be read ({why[:200]})") from None
-
-
-def _check_unicode(path: str, texts: Iterable[str]) -> None:
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise _corrupt(path, f"{_named(text)} holds half of a surrogate pair, which is not Unicode text") from None
+def _check_skipped(value: Any) -> None:
+    """Raise ValueError for a value that is JSON, and more than the library's parser takes."""
+    level = [value]
+    for _ in range(_LEVELS + 1):
+        if any(type(each) is int and abs(each) > _LARGEST for each in level):
+            raise ValueError("it has a number that is too large for any float")
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, _CONTAINERS)]
+        if not inner:
+            return
+        level = list(itertools.chain.from_iterable(inner))
+    raise ValueError(f"it has something nested more than {_LEVELS} levels deep")
 
 
 def _corrupt(path: str, reason: str, hint: str = "") -> CorruptError:
     return CorruptError(f"{path} is not a sound safetensors file: {reason}.", hint)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MOST
+def _are_counts(values: list[Any]) -> bool:
+    for value in values:  # noqa: SIM110, as a generator takes twice as long
+        if type(value) is not int or not 0 <= value < _MOST:
+            return False
+    return True
 
 
 def _named(name: str) -> str:

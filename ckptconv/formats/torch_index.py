@@ -7,15 +7,15 @@ files are pytorch_model-00001-of-00002.bin and so on.
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.storage import Entry, basename, dirname, join, look, read_text
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.storage import Entry, basename, dirname, join, look
 from ckptconv.tensors import LazyTensor
+from ckptconv.weight_map import read_index
 
 from .source import Source
 from .torch_container import TorchFile
@@ -24,8 +24,6 @@ from .torch_file import FAMILY, fingerprint, read_torch
 INDEX_SUFFIX = ".index.json"
 _WHOLE = "pytorch_model.bin"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
-# A million tensors take a tenth of this.
-_MAX_INDEX = 1 << 30
 # So many of a list of names are shown.
 _SHOWN = 5
 
@@ -70,10 +68,8 @@ def read(path: str, names: Mapping[str, Entry] | None = None, options: dict[str,
 
 
 def _read_index(path: str, options: dict[str, Any] | None, shown: str = "") -> Source:
-    weight_map = _weight_map(path, read_text(path, _MAX_INDEX, options))
+    weight_map = _weight_map(path, options)
     files = sorted(set(weight_map.values()))
-    for file in files:
-        _check_inside(path, file)
     if files[0].endswith(".safetensors"):
         raise UnsupportedError(f"{path} is an index of safetensors files already.", "They need no conversion.")
     directory = dirname(path)
@@ -86,49 +82,18 @@ def _read_index(path: str, options: dict[str, Any] | None, shown: str = "") -> S
     return _source(shown or path, directory, files, weight_map, options)
 
 
-def _weight_map(path: str, text: str) -> dict[str, str]:
+def _weight_map(path: str, options: dict[str, Any] | None) -> dict[str, str]:
     """Which file holds which tensor."""
-    try:
-        index = json.loads(text, object_pairs_hook=lambda pairs: _once_each(path, pairs))
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise CorruptError(f"{path} is not JSON: {why}.", "Download or copy it again.") from None
-    found = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(found, dict) or not all(map(_is_name, found.values())):
+    index = read_index(path, options)
+    if index is None:
         raise UnsupportedError(
             f"{path} is not the index of a sharded checkpoint: it has no weight_map from names of tensors to names of "
             "files.",
             "Name the checkpoint's files, or their index.",
         )
-    if not found:
+    if not index.weight_map:
         raise UsageError(f"{path} names no tensors: there is nothing to convert.")
-    return found
-
-
-def _is_name(value: Any) -> bool:
-    """Whether `value` can be the name of a file: text, without halves of characters."""
-    try:
-        return isinstance(value, str) and value.encode() != b""
-    except UnicodeEncodeError:
-        return False
-
-
-def _once_each(path: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-        raise CorruptError(f"{path} has more than one entry for {_some(twice)}.")
-    return made
-
-
-def _check_inside(path: str, file: str) -> None:
-    """Raise UnsafeError if the name of a file leads out of the directory of the index, which links may do."""
-    parts = file.split("/")
-    if file.startswith("/") or ".." in parts or "\\" in file or "\0" in file or "://" in file or "::" in file:
-        raise UnsafeError(
-            f"{path} names a file outside its own directory: {file[:200]!r}.",
-            "An index names files beside it. Do not trust this one.",
-        )
+    return index.weight_map
 
 
 # -------------------------------------------------------------------------------------------------- names of files

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.errors import CorruptError, UnsafeError
+from ckptconv.errors import CorruptError
+from ckptconv.inside import check_inside
 from ckptconv.storage import Entry, basename, join, listing, look, read_text
 from ckptconv.tensors import File, LazyTensor, View, untagged
 
@@ -39,8 +40,7 @@ def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> str | 
     if not tag and LATEST in names:
         where = join(path, LATEST)
         tag = read_text(where, zero_files.MAX_TAG, options).strip()
-        if not tag or tag in (".", "..") or "/" in tag or "\\" in tag or "\0" in tag:
-            raise UnsafeError(f"{where} names {tag!r}, which is not the name of a directory beside it.")
+        check_inside(tag, where, path, nested=False)
         if names.get(tag, Entry("missing", File("", 0))).kind != "directory":
             raise CorruptError(f"{where} names {tag!r}, and there is no such directory beside it.")
     if names.get(tag, Entry("missing", File("", 0))).kind != "directory":

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, UnsafeError, UsageError
+from ckptconv.errors import CorruptError, UsageError
+from ckptconv.inside import check_inside, leads_out
 from ckptconv.storage import Entry, basename, dirname, join, listing, look, read_text
 from ckptconv.tensors import File
 from ckptconv.units import format_size
@@ -118,7 +119,7 @@ def _locate_in(path: str, tag: str, options: dict[str, Any] | None) -> Place:
         check_tag(path, tag)
         return Place(path)
     if tag:
-        _check_tag(tag, "--tag", UsageError)
+        _check_tag(tag)
     tags = tags_in(path, names, options)
     if tag in tags:
         return Place(join(path, tag), "the tag that was asked for")
@@ -134,7 +135,7 @@ def _locate_in(path: str, tag: str, options: dict[str, Any] | None) -> Place:
         raise CorruptError(
             f"{where} is empty, where the name of a tag was expected: the save was interrupted.", _offer("", tags)
         )
-    _check_tag(named, where, UnsafeError)
+    check_inside(named, where, path, nested=False)
     if named not in tags:
         raise CorruptError(
             f"{where} names the tag {named!r}, and there is no directory of that name with checkpoint files beside it.",
@@ -180,11 +181,9 @@ def tags_in(path: str, names: Mapping[str, Entry], options: dict[str, Any] | Non
     ]
 
 
-def _check_tag(tag: str, where: str, kind: type[UsageError] | type[UnsafeError]) -> None:
-    if not tag or tag in (".", "..") or "/" in tag or "\\" in tag or "\0" in tag:
-        raise kind(
-            f"{where} names {tag!r}, which is not the name of a directory beside it. Nothing was read from there."
-        )
+def _check_tag(tag: str) -> None:
+    if leads_out(tag) or "/" in tag or tag == ".":
+        raise UsageError(f"--tag names {tag!r}, which is not the name of a directory in the one that holds the tags.")
 
 
 def _offer(wanted: str, tags: list[str]) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.patterns import Expressions, PatternError
 from ckptconv.tensors import DTYPES, Cast, Concat, Convert, Inline, LazyTensor, Narrow, View, contiguous_strides
 from ckptconv.units import brief
 
@@ -120,50 +121,51 @@ def _unite_groups(groups: list[dict[str, Any]], more: Sequence[Mapping[str, Any]
 
 # -------------------------------------------------------------------------------------------- patterns of names
 
-_LONGEST_NAME = 512
-
 
 class Table(Generic[_T]):
     """Values by patterns of names: regular expressions that match the beginning of a name.
 
-    Raises CorruptError for what is no pattern, UnsupportedError for one that could keep a matcher busy for ever.
+    Raises CorruptError for what is no pattern, UnsupportedError for one that is not known here.
     """
 
     def __init__(self, entries: Iterable[tuple[str, _T]], where: str) -> None:
         self._where = where
         self._exact: dict[str, _T] = {}
-        self._patterns: list[tuple[re.Pattern[str], _T]] = []
+        patterns: list[str] = []
+        self._values: list[_T] = []
         for pattern, value in entries:
             # One pattern for every parameter is what AutoTP writes: thousands of them, all exact.
             name = re.sub(r"\\(.)", r"\1", pattern[1:-1], flags=re.DOTALL)
             if pattern == f"^{re.escape(name)}$":
                 self._exact.setdefault(name, value)
             else:
-                self._patterns.append((_compiled(pattern, where), value))
+                patterns.append(pattern)
+                self._values.append(value)
+        try:
+            self._expressions = Expressions(patterns)
+        except PatternError as error:
+            number, why = error.args
+            raise self._unknown(patterns[number], why) from None
 
     def get(self, name: str) -> _T | None:
         """The value of the first pattern that matches `name`."""
-        if name in self._exact:
-            return self._exact[name]
-        if self._patterns and len(name) > _LONGEST_NAME:
-            raise UnsupportedError(f"{self._where}: the name {name[:40]!r}… is too long to be matched with patterns.")
-        return next((value for pattern, value in self._patterns if pattern.match(name)), None)
+        if name in self._exact or not self._values:
+            return self._exact.get(name)
+        try:
+            found = self._expressions.first(name)
+        except PatternError as error:
+            raise self._unknown("", str(error)) from None
+        return None if found is None else self._values[found]
 
-
-def _compiled(pattern: str, where: str) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise CorruptError(
-            f"{where}: {brief(pattern, 80)} in universal_checkpoint_info is no pattern: {error}."
-        ) from error
-    # A repeated group can take a matcher longer than the age of the universe, and names need none.
-    if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > 4:
-        raise UnsupportedError(
-            f"{where}: {brief(pattern, 80)} in universal_checkpoint_info repeats groups, or repeats too much.",
-            PER_RANK,
-        )
-    return compiled
+    def _unknown(self, pattern: str, why: str) -> CorruptError | UnsupportedError:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError):
+            return CorruptError(
+                f"{self._where}: {brief(pattern, 80)} in universal_checkpoint_info is no pattern: {why}."
+            )
+        what = f"the pattern {brief(pattern, 80)}" if pattern else "patterns"
+        return UnsupportedError(f"{self._where}: {what} in universal_checkpoint_info cannot be used: {why}.", PER_RANK)
 
 
 # ------------------------------------------------------------------------------------------------ tensor parallel

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckptconv.errors import UnsafeError
+from ckptconv.errors import UnsafeError, UnsupportedError
 from ckptconv.formats import zero_files
 from ckptconv.formats.source import Training
 from ckptconv.plan import Data, FilePlan, Literal
@@ -22,11 +22,15 @@ from .torch_tree import plan_tree
 LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"
 
+# What file systems take, in bytes.
+_LONGEST_NAME = 255
+
 
 def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Mapping[str, Any]) -> Iterator[FilePlan]:
     """The files of a universal checkpoint, by names relative to its directory.
 
-    `states` are the optimizer's, by parameter. Raises UnsafeError for a parameter whose name is no file name.
+    `states` are the optimizer's, by parameter. Raises UnsafeError for a parameter whose name is a path, and
+    UnsupportedError for a name that no directory can have.
     """
     # What has no elements no optimizer has, though it can be trained.
     trained = [name for name in training.parameters if weights[name].numel or training.stage == 3]
@@ -50,7 +54,7 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
 
 def latest(directory: str) -> FilePlan:
     """The file beside a universal checkpoint that names it."""
-    data = basename(directory).encode()
+    data = os.fsencode(basename(directory))
     return FilePlan(LATEST, len(data), (Literal(0, data),))
 
 
@@ -67,7 +71,16 @@ def _wrapped(tensor: LazyTensor, training: Training) -> Any:
 
 def _checked(name: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise UnsafeError(f"A parameter is named {name!r}, which cannot be the name of a directory.")
+        raise UnsafeError(f"A parameter is named {name[:100]!r}, which cannot be the name of a directory.")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = _LONGEST_NAME + 1
+    if size > _LONGEST_NAME:
+        raise UnsupportedError(
+            f"A parameter is named {name[:100]!r}, which is no Unicode text, or too long. In a universal checkpoint it "
+            "would be the name of a directory. Nothing was written."
+        )
     return name
 
 

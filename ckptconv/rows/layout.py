@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from ckptconv import strict_json
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.tensors import DTYPES, DType
 
@@ -367,8 +368,8 @@ def parse(text: str, where: str) -> tuple[Layout, str]:
     """The layout, and the table's name, of the record `text`. Raises CorruptError for one that is malformed or
     contradicts itself, UnsupportedError for a version that is not known."""
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
+        record = strict_json.parse(text)
+    except ValueError:
         record = None
     if type(record) is not dict:
         raise _malformed(where, "is no JSON object")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tarfile
 import zipfile
@@ -259,7 +260,8 @@ def _index(
         (place.parent / "outside.bin").write_bytes(_shard("b"))
         change(place, canary)
         path = place / "pytorch_model.bin.index.json"
-        path.write_text(index if isinstance(index, str) else json.dumps(index))
+        made = index() if callable(index) else index
+        path.write_text(made if isinstance(made, str) else json.dumps(made))
         return path
 
     _add("index", exit_code, f"index_{file}", why, make, live)
@@ -277,7 +279,21 @@ _index(UNSAFE, "dots", "an entry that is the directory above", _mapping(b=".."))
 _index(CORRUPT, "missing", "an entry that is not there", _mapping(b="pytorch_model-00009-of-00009.bin"))
 _index(UNSUPPORTED, "number", "an entry that is a number", _mapping(b=7))
 _index(UNSUPPORTED, "null", "an entry that is null", _mapping(b=None))
-_index(UNSUPPORTED, "empty_entry", "an entry that is empty", _mapping(b=""))
+_index(UNSAFE, "empty_entry", "an entry that is empty", _mapping(b=""))
+_index(UNSAFE, "control", "an entry with a line's end", _mapping(b=SHARDS[1] + "\n"))
+_index(UNSAFE, "drive", "an entry on a drive", _mapping(b="C:outside.bin"))
+_index(UNSAFE, "chained", "an entry of several file systems", _mapping(b="simplecache::memory://x"))
+_index(CORRUPT, "percent", "an entry that is escaped as in a URL", _mapping(b="%2e%2e/outside.bin"))
+_index(CORRUPT, "long", "an entry of 5,000 characters", _mapping(b="x" * 5000))
+_index(CORRUPT, "huge", "five million tensors", lambda: (
+    '{"weight_map":{' + ",".join(f'"{n}":"x"' for n in range(5_000_000)) + "}}"
+))  # fmt: skip
+_index(CORRUPT, "lists", "ten million lists", lambda: '{"metadata":[' + "[]," * 10_000_000 + '0],"weight_map":{}}')
+_index(CORRUPT, "number_huge", "a number beyond every float", '{"metadata":{"total_size":1e999},"weight_map":{}}')
+_index(
+    CORRUPT, "pipe", "a shard that is a pipe", _mapping(),
+    lambda place, canary: ((place / SHARDS[1]).unlink(), os.mkfifo(place / SHARDS[1])),
+)  # fmt: skip
 _index(CORRUPT, "other_shard", "a tensor that is in another shard", _mapping(b=SHARDS[0]))
 _index(CORRUPT, "unknown_tensor", "a tensor that is in no shard", _mapping(c=SHARDS[0]))
 _index(UNSUPPORTED, "list", "an index that is a list", [1, 2])

@@ -81,6 +81,29 @@ _sound(
     "dunder", "a tensor named as a method", held({"w": entry(), "__reduce__": entry("U8", [1], [24, 25])}, DATA + b"x")
 )
 
+E0 = json.dumps(entry("U8", [0], [24, 24]))
+
+
+def _with(skipped: str) -> str:
+    """A header of "w" whose object has one more member, of this JSON."""
+    return f'{{"w":{json.dumps(entry())[:-1]},"more":{skipped}}}}}'
+
+
+_sound("skipped_minus_zero", "minus zero where nothing counts", held(_with("-0")))
+_sound("skipped_deep", "125 levels where nothing counts", held(_with("[" * 125 + "]" * 125)))
+_sound("skipped_float", "a large float where nothing counts", held(_with("1e308")))
+_sound("escaped_names", "names and a dtype that are escaped", held(
+    '{"\\u0077":{"\\u0064type":"\\u004632","shape":[2,3],"data_offsets":[0,24]}}'
+))  # fmt: skip
+_sound("pair", "a name with a surrogate pair", held(f'{{"w":{json.dumps(entry())},"\\ud83d\\ude00":{E0}}}'))
+_sound("brace_in_names", "names with braces, commas and quotes", held(
+    f'{{"w":{json.dumps(entry())},"}},\\"":{E0},"{{}}}}":{E0}}}'
+))  # fmt: skip
+_sound("spread", "a header over several lines", held(json.dumps({"w": entry()}, indent="\t") + "\n \r\n"))
+_sound("many_empty", "30,000 tensors without elements in one place", held(
+    {"w": entry(), **{f"e{n}": entry("U8", [0], [24, 24]) for n in range(30_000)}}
+))  # fmt: skip
+
 W24 = json.dumps(entry())
 for _file, _why, _header in (
     ("name_twice", "a name twice", f'{{"w":{W24},"w":{W24}}}'),
@@ -146,8 +169,52 @@ for _file, _why, _header in (
     ("empty_inside", "an empty tensor inside another", {"a": entry(), "b": entry(shape=[0], offsets=[8, 8])}),
     ("nothing_said", "data that no tensor has", "{}"),
     ("odd_bits", "three elements of four bits", {"w": entry("F4", [3], [0, 2])}),
+    ("minus_zero", "an offset of minus zero", f'{{"w":{W24.replace("[0, 24]", "[-0, 24]")}}}'),
+    ("minus_zero_shape", "an extent of minus zero", f'{{"w":{W24},"e":{E0.replace("[0]", "[-0]")}}}'),
+    ("minus_zero_spaced", "an offset of minus zero among spaces", f'{{"w":{W24.replace("[0, 24]", "[ -0 , 24]")}}}'),
+    ("leading_zero", "an offset with a zero before it", f'{{"w":{W24.replace("24]", "024]")}}}'),
+    ("plus", "an offset with a plus", f'{{"w":{W24.replace("24]", "+24]")}}}'),
+    ("underscore", "an offset with an underscore", f'{{"w":{W24.replace("24]", "2_4]")}}}'),
+    ("hexadecimal", "an offset in hexadecimal", f'{{"w":{W24.replace("24]", "0x18]")}}}'),
+    ("other_digits", "an offset in Arabic digits", f'{{"w":{W24.replace("24]", "٢٤]")}}}'),
+    ("other_space", "a space that is none in JSON", f'{{"w":\u00a0{W24}}}'),
+    ("comment", "a comment", f'{{"w":{W24}/* */}}'),
+    ("nul_behind", "zeros behind the object", json.dumps({"w": entry()}) + "\0\0"),
+    ("feed_behind", "form feeds behind the object", json.dumps({"w": entry()}) + "\f\f"),
+    ("metadata_zero", "metadata that is 0", f'{{"__metadata__":0,"w":{W24}}}'),
+    ("metadata_false", "metadata that is false", f'{{"__metadata__":false,"w":{W24}}}'),
+    ("metadata_empty_text", "metadata that is an empty text", f'{{"__metadata__":"","w":{W24}}}'),
+    ("metadata_empty_list", "metadata that is an empty list", f'{{"__metadata__":[],"w":{W24}}}'),
+    ("metadata_null_value", "metadata of null", {"__metadata__": {"a": None}, "w": entry()}),
+    ("metadata_surrogate", "metadata with half of a pair", f'{{"__metadata__":{{"a":"\\ud800"}},"w":{W24}}}'),
+    ("skipped_surrogate", "half of a pair where nothing counts", _with('"\\udc00"')),
+    ("skipped_surrogate_inside", "the same, further in", _with('[{"a":["\\ud800x"]}]')),
+    ("skipped_name_surrogate", "the same in a name", _with('{"\\ud800":1}')),
+    ("skipped_too_deep", "126 levels where nothing counts", _with("[" * 126 + "]" * 126)),
+    ("skipped_objects_too_deep", "126 objects where nothing counts", _with('{"a":' * 126 + "1" + "}" * 126)),
+    ("skipped_huge", "1e999 where nothing counts", _with("1e999")),
+    ("skipped_digits", "400 digits where nothing counts", _with("9" * 400)),
+    ("skipped_nan", "NaN where nothing counts", _with("NaN")),
+    ("skipped_twice", "a name twice where nothing counts", _with('{"a":1,"a":1}')),
+    ("skipped_many", "ten million lists where nothing counts", lambda: _with("[" + "[]," * 10_000_000 + "0]")),
+    ("many_lists", "ten million lists for tensors", lambda: '{"w":[' + "[]," * 10_000_000 + "[]]}"),
+    ("many_numbers", "ten million numbers for a shape", lambda: (
+        f'{{"w":{W24.replace("[2, 3]", "[" + "1," * 10_000_000 + "6]")}}}'
+    )),
+    ("many_names", "three million members of the metadata", lambda: (
+        '{"__metadata__":{' + ",".join(f'"{n}":""' for n in range(3_000_000)) + f'}},"w":{W24}}}'
+    )),
+    ("many_numbered", "two million numbers for tensors", lambda: (
+        "{" + ",".join(f'"{n}":1' for n in range(2_000_000)) + "}"
+    )),
+    ("name_twice_far", "a name twice, a megabyte apart", lambda: (
+        "{" + ",".join([f'"e":{E0}', *(f'"e{n}":{E0}' for n in range(30_000)), f'"e":{E0}', f'"w":{W24}']) + "}"
+    )),
+    ("metadata_twice_far", "metadata twice, a megabyte apart", lambda: (
+        '{"__metadata__":{},' + ",".join(f'"e{n}":{E0}' for n in range(30_000)) + f',"__metadata__":{{}},"w":{W24}}}'
+    )),
 ):  # fmt: skip
-    _add(CORRUPT, _file, _why, held(_header))
+    _add(CORRUPT, _file, _why, (lambda canary, made=_header: held(made())) if callable(_header) else held(_header))
 for _code in ("F6_E2M3", "F16x", "f32", "", "os.system", "X" * 10_000):
     _add(UNSUPPORTED, f"dtype_{_code[:9]}", f"dtype {_code[:20]!r}", held({"w": entry(_code)}))
 _add(UNSUPPORTED, "dims_65", "65 dimensions", held({"w": entry(shape=[1] * 65, offsets=[0, 4])}, DATA[:4]))
@@ -199,6 +266,8 @@ for _file, _why, _text in (
     ("deep", "100,000 lists inside one another", '{"version":1,"root":' + "[" * 100_000),
     ("deep_closed", "the same, closed", '{"version":1,"root":' + '["list",' * 99_999 + "1" + "]" * 99_999 + "}"),
     ("digits", "a number of 100,000 digits", '{"version":1,"root":' + "9" * 100_000 + "}"),
+    ("many", "ten million lists", '{"version":1,"root":[' + "[]," * 10_000_000 + "[]]}"),
+    ("root_twice", "its root twice", '{"version":1,"root":["dict","w",{}],"root":["dict","w",{}]}'),
     ("nodes_object", "nodes that are an object", '{"version":1,"root":["dict","w",{}],"nodes":{}}'),
 ):  # fmt: skip
     _add(CORRUPT, f"record_{_file}", f"a record with {_why}", with_record(_text))
@@ -506,7 +575,8 @@ def _set(
         (place.parent / "outside.safetensors").write_bytes(held({"b": entry()}))
         change(place)
         path = place / "model.safetensors.index.json"
-        path.write_text(index if isinstance(index, str) else json.dumps(index))
+        made = index() if callable(index) else index
+        path.write_text(made if isinstance(made, str) else json.dumps(made))
         return path
 
     SETS[f"st_set_{file}"] = Directory(f"st_set_{file}", "safetensors set", exit_code, why, make)
@@ -525,10 +595,26 @@ for _file, _entry in {
     "parent": "../outside.safetensors", "absolute": "/etc/passwd", "inside_and_out": "x/../../outside.safetensors",
     "dots": "..", "windows": "..\\outside.safetensors", "drive": "C:\\outside.safetensors", "share": "\\\\host\\share",
     "url": "http://example.com/x.safetensors", "file_url": "file:///etc/passwd", "nul": "a\0b", "empty": "",
-    "memory_url": "memory://x", "chained": "simplecache::file:///etc/passwd",
+    "memory_url": "memory://x", "chained": "simplecache::file:///etc/passwd", "newline": SHARDS[1] + "\n",
+    "escape": "\x1b[2J", "space": " ", "drive_relative": "C:x", "inner_parent": "x/../" + SHARDS[1],
 }.items():  # fmt: skip
     _set(UNSAFE, _file, f"an entry that is {_entry!r}", _mapping(b=_entry))
 _set(CORRUPT, "surrogate", "an entry that is half of a surrogate pair", _mapping(b="\ud800"))
+_set(CORRUPT, "percent", "an entry that is escaped as in a URL", _mapping(b="%2e%2e/outside.safetensors"))
+_set(CORRUPT, "long", "an entry of 5,000 characters", _mapping(b="x" * 5000))
+_set(CORRUPT, "twice_far", "a tensor twice, 100,000 entries apart", lambda: (
+    '{"weight_map":{"a":"x",' + ",".join(f'"{n}":"x"' for n in range(100_000)) + ',"a":"y"}}'
+))  # fmt: skip
+_set(CORRUPT, "huge", "five million tensors", lambda: (
+    '{"weight_map":{' + ",".join(f'"{n}":"x"' for n in range(5_000_000)) + "}}"
+))  # fmt: skip
+_set(CORRUPT, "nan", "NaN in the metadata", '{"metadata":{"total_size":NaN},"weight_map":{}}')
+_set(DONE, "odd_names", "files with odd names", _mapping(a="a %2e#?é.safetensors"), lambda place: (
+    (place / SHARDS[0]).rename(place / "a %2e#?é.safetensors")
+))  # fmt: skip
+_set(CORRUPT, "pipe", "a file that is a pipe", _mapping(), lambda place: (
+    (place / SHARDS[1]).unlink(), os.mkfifo(place / SHARDS[1])
+))  # fmt: skip
 _set(CORRUPT, "missing", "an entry that is not there", _mapping(b="model-00009-of-00009.safetensors"))
 _set(CORRUPT, "itself", "an entry that is the index", _mapping(b="model.safetensors.index.json"))
 _set(CORRUPT, "directory", "an entry that is the directory", _mapping(b="."))

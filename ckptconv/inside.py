@@ -1,0 +1,61 @@
+"""Names of files that stand in a file: an index's shards, the places of a `.metadata`, what `latest` names.
+
+Each is to name something below the directory of the file it stands in, for whoever reads it: this program, another
+system, a server, and whatever stands before that. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .errors import UnsafeError
+from .storage import is_remote
+
+_LONGEST = 200
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_DRIVE = re.compile(r"[A-Za-z]:")
+# In a URL these mean something else than themselves.
+_OF_URLS = re.compile(r"[?#]|%[0-9A-Fa-f]{2}")
+
+
+def leads_out(name: str, directory: str = "") -> str:
+    """Why `name` may not be looked for below `directory`, in words; "" if it may.
+
+    More characters have a meaning in a URL than on a disk.
+    """
+    parts = name.split("/")
+    if not name.strip():
+        return "it is empty"
+    if _CONTROL.search(name) or not _is_unicode(name):
+        return "it has characters that no such name has"
+    if not parts[0] or _DRIVE.match(name):
+        return "it is an absolute path"
+    if "\\" in name or "::" in name or "://" in name:
+        return "it is a URL, or a path of another system"
+    if ".." in parts:
+        return "it leads out of that"
+    if is_remote(directory) and _OF_URLS.search(name):
+        return "a part of it means something else in a URL"
+    return ""
+
+
+def check_inside(name: str, where: str, directory: str, *, nested: bool = True) -> None:
+    """Raise UnsafeError unless `name`, which the file `where` says, is that of something below `directory`; or right
+    in it, where it may not be `nested`."""
+    why = leads_out(name, directory)
+    if not why and not nested and (name == "." or "/" in name):
+        why = "it is a path"
+    if why:
+        raise UnsafeError(
+            f"{where} names {name[:_LONGEST]!r}, which does not lie in its directory: {why}. No honest checkpoint does "
+            "that, and nothing was read from there.",
+            "Do not trust its source.",
+        )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
