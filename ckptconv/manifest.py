@@ -132,15 +132,6 @@ def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, A
     return out.getvalue()
 
 
-def read_record(data: bytes) -> dict[str, Any] | None:
-    """A record that was read back; None for anything else, such as half of one."""
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) and {"name", "size", "spans"} <= value.keys() else None
-
-
 def made(found: Mapping[str, Any]) -> Made:
     """What a record says was made."""
     return Made(found["size"], {name: crc for _, _, crc, name in found["spans"] if name is not None})

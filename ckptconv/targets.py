@@ -21,6 +21,13 @@ from .uploads import check_writable
 OUTPUT_NAMES = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
 )
+
+
+def is_output_name(name: str) -> bool:
+    """Whether an output of ours has a file of that name."""
+    return OUTPUT_NAMES.fullmatch(name) is not None
+
+
 # One file of a sharded set is called as it would be among the others.
 _SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
