@@ -95,9 +95,6 @@ class PendingUploads(UploadStaging):
     def describe(self, data: bytes) -> None:
         self._put(DESCRIPTION, data)
 
-    def leave(self) -> None:
-        """Nothing to do: nothing here is held by a process."""
-
     def create(self, name: str, size: int) -> Writer:
         with explained(self._url(name)):
             self._forget(name)

@@ -100,7 +100,7 @@ def description(data: bytes, plan_id: str, kind: str, is_file: Callable[[str], b
 
 def check_names(names: Iterable[str]) -> None:
     """Raise ValueError unless each is there once, and leads to a file below the directory of the output."""
-    for name, count in Counter(names).items():
+    for name, count in Counter(list(names)).items():
         if count > 1:
             raise ValueError(f"{name!r} is there {count} times")
         if {"", ".", ".."}.intersection(name.split("/")) or "\0" in name or _OF_STAGING.fullmatch(name):
