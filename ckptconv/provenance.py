@@ -259,7 +259,8 @@ def _members(path: str, example: str) -> dict[str, int]:
     if not zipfile.is_zipfile(path):
         return {}
     with zipfile.ZipFile(path) as archive:
-        return {found.filename: found.CRC for found in archive.infolist() if "/data/" in found.filename}
+        records = (found for found in archive.infolist() if found.file_size and "/data/" in found.filename)
+        return {found.filename: found.CRC for found in records}
 
 
 def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -389,6 +390,11 @@ class StagedDirectory(Staging):
                 with place.open() as directory:
                     _sync(directory, place.name)
                 self.confirm(name)
+            facts = {"inode": now.st_ino, "mtime": now.st_mtime_ns}
+            if found != {**found, **facts}:
+                # A copy, by which it has to be known when it has its final name.
+                found |= facts
+                self._staging.write_whole(_record_of(name, synced or self.durable), json.dumps(found).encode())
             self._noted.add(name)
             if renamed:
                 self._renamed[name] = found

@@ -116,7 +116,13 @@ def files_behind(source: Source) -> list[str]:
     own = [] if within == source.path else [source.path]
     beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in _POINTERS]
     copies = [file.path for file in source.training.copies] if source.training else []
-    return [*own, *source.shards, *named_inputs(source), *copies, *source.pointers, *beside]
+    is_ours = source.family == safetensors_input.FAMILY
+    listed = os.listdir(within or ".") if (source.shards or is_ours) and not is_remote(within) else []
+    # An index of ours, beside shards of torch, is of an earlier output.
+    indices = [
+        join(within, name) for name in listed if name.endswith(".index.json") and (is_ours or not is_output_name(name))
+    ]
+    return [*own, *source.shards, *indices, *named_inputs(source), *copies, *source.pointers, *beside]
 
 
 def named_inputs(source: Source) -> list[str]:
