@@ -736,8 +736,9 @@ def inspect_(
             summary["conversion"] = forecast(source, dtype, limit)
     if html:
         from .page import write_page
+        from .targets import files_behind
 
-        size = write_page(html, path, summary)
+        size = write_page(html, path, summary, files_behind(source))
         output.note(f"wrote {html} ({format_size(size)})")
     output.inspected(path, summary, levels)
 

@@ -23,8 +23,18 @@ from .planning import Output, check_growth, check_output, optimizer_output, univ
 from .publishing import Done, files_of, final_path, last_path, publish
 from .spool import is_pipe
 from .staging import FileStaging
-from .storage import dirname, is_remote, join, look, normalize, peak_rss, real_place
-from .targets import Target, beside, check_spool, default_output, of_rank, resolve_output
+from .storage import is_remote, normalize, peak_rss, real_place
+from .targets import (
+    Spared,
+    Target,
+    beside,
+    check_spool,
+    default_output,
+    files_behind,
+    named_inputs,
+    of_rank,
+    resolve_output,
+)
 from .tensors import File
 from .uploads import notes
 
@@ -151,9 +161,10 @@ def produce(
     read_by = [each.plan.inputs() for each in outputs]
     read = list(dict.fromkeys(itertools.chain.from_iterable(read_by)))
     inputs = list(dict.fromkeys(file.stored for file in read))
+    spared = Spared([*(path for one in sources for path in files_behind(one)), *(file.path for file in inputs)])
     for each, files in zip(outputs, read_by, strict=True):
         check_growth(each, sum(file.size for file in files))
-        check_output(each, [one.path for one in sources if not one.shards] + [file.path for file in inputs], chosen)
+        check_output(each, spared, chosen)
     equal = [pair for one in sources for pair in one.equal]
     if chosen.optimizer or chosen.universal:
         equal.extend(pair for one in sources for pair in one.equal_states)
@@ -266,12 +277,10 @@ def _depfile(
         raise UsageError(f"{path}: a rule for make is written to a local file.")
     read = [file.path for file in inputs]
     for source in sources:
-        within = source.path if look(source.path).kind == "directory" else dirname(source.path)
-        read.extend(join(within, name) for name in source.inputs)
-        read.extend(source.pointers)
+        read.extend([*named_inputs(source), *source.pointers])
     # A pipe is not there to be looked at again, nor is what is far away.
     read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
-    text = rule([last_path(each) for each in outputs], read).encode()
+    text = os.fsencode(rule([last_path(each) for each in outputs], read))
     with FileStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
         staging.seal(staging.put("", text))
         yield

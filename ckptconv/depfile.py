@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Iterable, Sequence
 
 from .errors import UsageError
@@ -16,8 +18,13 @@ _ESCAPED = {
     ";": "\\$(if ,,;)",
     **{character: "\\" + character for character in " #:*?[|"},
 }
-# These there is no way to write (parentheses are members of an archive); in a target, nor those.
-_NOWHERE, _IN_NO_TARGET = frozenset("\n\r\t\\()"), frozenset("%|")
+# These there is no way to write (parentheses are members of an archive), nor control characters, some of which end a
+# name; in a target, nor those.
+_NOWHERE, _IN_NO_TARGET = frozenset("\\()\x7f"), frozenset("%|")
+# As a target such a name, as .IGNORE or .ONESHELL, changes how make runs; make itself takes "./" away from it. With the
+# directory in front, blanks in which have their backslash, it is a file like any other.
+_SPECIAL = re.compile(r"\.[A-Z_]+")
+_HERE = "$(subst $() ,\\ ,$(CURDIR))/"
 _WIDTH = 120
 
 
@@ -27,7 +34,7 @@ def rule(targets: Sequence[str], inputs: Iterable[str]) -> str:
     Raises UsageError for names that no Makefile can hold.
     """
     for target in targets:
-        if _IN_NO_TARGET.intersection(target):
+        if _IN_NO_TARGET.intersection(target) or _SPECIAL.fullmatch(target):
             raise _unspeakable(target)
     names = [escaped(name) for name in dict.fromkeys(inputs)]
     lines = [*_wrapped(f"{' '.join(map(escaped, targets))}:", names), *(f"{name}:" for name in names)]
@@ -36,9 +43,10 @@ def rule(targets: Sequence[str], inputs: Iterable[str]) -> str:
 
 def escaped(name: str) -> str:
     """A name as a Makefile has it."""
-    if not name or name.startswith("~") or _NOWHERE.intersection(name):
+    if not name or name.startswith("~") or _NOWHERE.intersection(name) or min(name) < " ":
         raise _unspeakable(name)
-    return "".join(_ESCAPED.get(character, character) for character in name)
+    plain = "".join(_ESCAPED.get(character, character) for character in name)
+    return _HERE + plain if _SPECIAL.fullmatch(posixpath.normpath(name)) else plain
 
 
 def _unspeakable(name: str) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -10,19 +11,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from . import pending, strict_json
+from . import pending
 from .conversion import OutputFile, Report
 from .errors import CorruptError, FailedError, UsageError
 from .manifest import NAME, Made, document, together
 from .move import Progress
 from .options import Options
-from .outputs import universal
+from .outputs import safetensors, universal
 from .parts import assign
 from .pending import PendingUploads
-from .publishing import directory_staging, pending_staging, tree_staging
-from .staging import FilePartStaging, FileStaging, StagedDirectory, Staging, described
-from .storage import is_remote, join, normalize, peak_rss, real_place
-from .targets import check_file
+from .publishing import commit, directory_staging, pending_staging, tree_staging
+from .schema import MOST_RECORD, Description, description
+from .staging import Described, FilePartStaging, FileStaging, StagedDirectory, Staging, described
+from .storage import is_remote, join, look, normalize, peak_rss, read_text, real_place
+from .targets import check_file, is_output_name
 
 _RANK = re.compile(r"mp_rank_\d+")
 # Of files that are missing so many are named for a part.
@@ -33,26 +35,31 @@ _NAMED = 3
 class _Planned:
     """An output whose parts are staged, as those who made them have described it.
 
-    `files` are names, sizes in bytes, and how many tensors each holds.
+    `published`: a run before has put them together, and was only to clean up.
     """
 
     path: str
-    plan_id: str
-    kind: str
-    parts: int
-    shift: int
-    heading: dict[str, Any]
-    files: list[tuple[str, int, int]]
+    told: Description
+    published: bool
+
+    @property
+    def kind(self) -> str:
+        return self.told.kind
+
+    @property
+    def files(self) -> list[tuple[str, int, int]]:
+        """Names, sizes in bytes, and how many tensors each holds."""
+        return self.told.files
 
     def staging(self, durable: bool, storage_options: Mapping[str, Any]) -> StagedDirectory | PendingUploads:
         if is_remote(self.path):
             memory = Options().buffers(far=True)
-            return pending_staging(self.path, self.plan_id, self.kind == "file", memory, storage_options)
+            return pending_staging(self.path, self.told.plan_id, self.kind == "file", memory, storage_options)
         if self.kind == "file":
-            return FilePartStaging(self.path, self.plan_id, durable)
+            return FilePartStaging(self.path, self.told.plan_id, durable)
         if self.kind == "tree":
-            return tree_staging(self.path, self.plan_id, durable)
-        return directory_staging(self.path, self.plan_id, durable)
+            return tree_staging(self.path, self.told.plan_id, durable)
+        return directory_staging(self.path, self.told.plan_id, durable)
 
     def final(self, name: str) -> str:
         if self.kind == "tree" and name == universal.LATEST:
@@ -94,14 +101,17 @@ def finish(
     with ExitStack() as stack:
         for each in planned:
             staging = each.staging(fsync, known)
-            if isinstance(staging, StagedDirectory):
-                staging.lenient = True
+            staging.finishing = True
             staging.__enter__()
             stack.callback(staging.leave)
+            if each.published:
+                documents.append(_published(each, manifest))
+                staging.committed = True
+                continue
             made = _collected(each, staging)
             if checksum and isinstance(staging, StagedDirectory):
                 _check(each, staging, progress)
-            data = document(each.heading, made)
+            data = document(each.told.heading, made)
             documents.append(data)
             names = list(made)
             if each.kind != "file":
@@ -111,16 +121,15 @@ def finish(
         written = _staged_manifest(manifest, planned, documents, fsync, stack)
         if publishing:
             publishing()
-        for staging, names in works:
-            staging.commit(names)
+        commit(works)
         if written:
             written.commit([""])
     return Report(
-        input=", ".join(list(planned[0].heading["source"]["inputs"])[:1]),
+        input=", ".join(list(planned[0].told.heading["source"]["inputs"])[:1]),
         outputs=[OutputFile(each.final(name), size, count) for each in planned for name, size, count in each.files],
-        format=planned[0].heading["source"]["format"],
+        format=planned[0].told.heading["source"]["format"],
         tensors=sum(count for each in planned for _, _, count in each.files),
-        aliases={alias: kept for each in planned for alias, kept in each.heading["aliases"].items()},
+        aliases={alias: kept for each in planned for alias, kept in each.told.heading["aliases"].items()},
         counts={},
         opaque=[],
         warnings=[],
@@ -131,12 +140,34 @@ def finish(
     )
 
 
-def _described(path: str, storage_options: Mapping[str, Any]) -> list[tuple[str, bytes]]:
-    return list(pending.described(path, storage_options) if is_remote(path) else described(path))
+def _published(planned: _Planned, manifest: str) -> bytes:
+    """The manifest of an output that is complete, which was only to be cleaned up after."""
+    for name, size, _ in planned.files:
+        entry = look(planned.final(name))
+        if entry.kind != "file" or entry.file.size != size:
+            raise FailedError(
+                f"{planned.path} was complete, and {planned.final(name)} was changed or removed since.",
+                "Convert it again.",
+            )
+    path = planned.path if planned.kind == "file" else join(planned.path, NAME)
+    if planned.kind == "file" or look(path).kind != "file":
+        if manifest:
+            raise FailedError(
+                f"{planned.path} is complete, and what its manifest was to be made of is gone.",
+                "Convert it again with --manifest if you need one.",
+            )
+        return b""
+    return read_text(path, MOST_RECORD).encode()
+
+
+def _described(path: str, storage_options: Mapping[str, Any]) -> list[Described]:
+    return pending.described(path, storage_options) if is_remote(path) else described(path)
 
 
 def _directories(path: str) -> list[str]:
-    return sorted(os.listdir(path)) if os.path.isdir(path) else []
+    with contextlib.suppress(OSError), os.scandir(path) as found:
+        return sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+    return []
 
 
 def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
@@ -153,28 +184,33 @@ def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
             "Give the OUTPUT that the parts were given, and a conversion with --part before.",
         )
     if len(found) > 1:
-        places = " and ".join(place for place, _ in found)
+        places = " and ".join(each.place for each in found)
         raise UsageError(
             f"Parts of {len(found)} different conversions are staged for {path}: {places}. The input has changed in "
             "between, or the parts were given different options, or different releases of this program.",
             "Remove what is not wanted, and run the missing parts of the other.",
         )
-    place, data = found[0]
+    (each,) = found
     try:
-        told = strict_json.parse(data.decode(), surrogates=True)
-        files = [(str(name), int(size), int(count)) for name, size, count in told["files"]]
-        known = (told["plan"], told["kind"], told["parts"], told["shift"], told["heading"])
-        return [_Planned(real_place(path) if told["kind"] == "tree" else path, *known, files)]
-    except (ValueError, KeyError, TypeError):
+        told = description(each.data, each.plan_id, each.kind, is_output_name, safetensors.INDEX)
+    except ValueError as error:
         raise CorruptError(
-            f"The description of the parts in {place} cannot be read.",
+            f"The description of the parts in {each.place} is damaged: {error}. Nothing was put under a final name.",
             "Run one of the parts again, which writes it anew.",
         ) from None
+    return [_Planned(real_place(path) if told.kind == "tree" else path, told, each.published)]
 
 
 def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
     """What was made of every file. Raises FailedError where some are missing."""
     made = {name: found for name, size, _ in planned.files if (found := staging.finished(name, size)) is not None}
+    for name, _, count in planned.files:
+        if name in made and len(made[name].crcs) != count:
+            raise CorruptError(
+                f"The record of {name!r} in {planned.path} is damaged: it tells of {len(made[name].crcs)} tensors, and "
+                f"the plan of {count}. Nothing was put under a final name.",
+                f"Run {_by_part(planned, [name])} again, then finish.",
+            )
     missing = [name for name, _, _ in planned.files if name not in made]
     if missing:
         raise FailedError(
@@ -201,7 +237,7 @@ def _check(planned: _Planned, staging: StagedDirectory, progress: Progress | Non
 
 
 def _parts_of(planned: _Planned, names: Sequence[str]) -> dict[int, list[str]]:
-    parts = assign([size for _, size, _ in planned.files], planned.parts, planned.shift)
+    parts = assign([size for _, size, _ in planned.files], planned.told.parts, planned.told.shift)
     found: dict[int, list[str]] = {}
     for (name, _, _), part in zip(planned.files, parts, strict=True):
         if name in names:
@@ -211,7 +247,7 @@ def _parts_of(planned: _Planned, names: Sequence[str]) -> dict[int, list[str]]:
 
 def _by_part(planned: _Planned, names: Sequence[str]) -> str:
     return "; ".join(
-        f"part {part}/{planned.parts} ({', '.join(lacking[:_NAMED])}"
+        f"part {part}/{planned.told.parts} ({', '.join(lacking[:_NAMED])}"
         f"{f' and {len(lacking) - _NAMED} more' if len(lacking) > _NAMED else ''})"
         for part, lacking in _parts_of(planned, names).items()
     )
@@ -223,7 +259,7 @@ def _staged_manifest(
     if not path:
         return None
     check_file(normalize(path), "--manifest")
-    staging = FileStaging(normalize(path), planned[0].plan_id, fsync)
+    staging = FileStaging(normalize(path), planned[0].told.plan_id, fsync)
     stack.enter_context(staging)
     data = together(documents)
     staging.seal(staging.put("", data))

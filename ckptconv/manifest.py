@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from . import __version__, strict_json
+from . import __version__
 from .formats.source import Source
 from .options import Options
 from .plan import Data, FilePlan, Late, Literal
@@ -130,15 +130,6 @@ def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, A
         out.write(f"{',' if number else ''}[{at},{size},{json.dumps(crc)},{json.dumps(name)}]".encode())
     out.write(b"]}")
     return out.getvalue()
-
-
-def read_record(data: bytes) -> dict[str, Any] | None:
-    """A record that was read back; None for anything else, such as half of one."""
-    try:
-        value = strict_json.parse(data.decode(), surrogates=True)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) and {"name", "size", "spans"} <= value.keys() else None
 
 
 def made(found: Mapping[str, Any]) -> Made:

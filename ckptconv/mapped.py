@@ -180,7 +180,8 @@ def _map(file: File) -> mmap.mmap | None:
     if file.packed or is_remote(file.path) or look(file.path).kind != "file":
         return None
     try:
-        with open(file.path, "rb") as opened:
+        # To open a pipe would otherwise wait for somebody who writes to it.
+        with open(file.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
             if os.fstat(opened.fileno()).st_size != file.size:
                 raise CorruptError(f"{file.path} changed while it was opened.", "Load it again.")
             try:

@@ -12,7 +12,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
@@ -21,6 +21,7 @@ from .errors import UsageError
 from .overview import printable
 from .staging import FileStaging
 from .storage import dirname, is_remote, look, normalize
+from .targets import Spared
 from .units import format_size
 
 _TEMPLATE = "page.html"
@@ -46,10 +47,11 @@ def page_of(path: str, summary: Mapping[str, Any]) -> str:
     return _FIELD.sub(lambda match: fields[match[1]], template)
 
 
-def write_page(target: str, path: str, summary: Mapping[str, Any]) -> int:
+def write_page(target: str, path: str, summary: Mapping[str, Any], read: Iterable[str] = ()) -> int:
     """Write the page to the file `target`, which has its name only when it is whole; its size in bytes.
 
-    Raises UsageError for what can be no such file, FailedError where it cannot be written.
+    `read` are the files of the checkpoint. Raises UsageError for what can be no such file, FailedError where it cannot
+    be written.
     """
     target = normalize(target)
     if is_remote(target):
@@ -57,8 +59,7 @@ def write_page(target: str, path: str, summary: Mapping[str, Any]) -> int:
     kind = look(target).kind
     if kind not in ("file", "missing"):
         raise UsageError(f"{target} is {look(target).described}, where the page was to be written.")
-    if os.path.exists(path) and kind == "file" and os.path.samefile(target, path):
-        raise UsageError(f"The page would replace {path}, the checkpoint itself.", "Write it to another place.")
+    Spared([path, *read]).check(target, "The page")
     if look(dirname(target)).kind != "directory":
         raise UsageError(f"{target} cannot be written: there is no directory {dirname(target)}.", "Make it first.")
     data = page_of(path, summary).encode()

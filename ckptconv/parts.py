@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Mapping, Sequence
 
@@ -74,10 +75,11 @@ def assign(sizes: Sequence[int], count: int, shift: int = 0) -> list[int]:
 
     `shift` has another part begin: outputs of one file each are not all made by the first.
     """
-    filled = [0] * count
+    # However many parts there are, no more of them get a file than there are files.
+    filled = [(0, part) for part in range(min(count, len(sizes)))]
     found = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        part = min(range(count), key=lambda part: (filled[part], part))
+        size, part = filled[0]
         found[index] = (part + shift) % count
-        filled[part] += sizes[index]
+        heapq.heapreplace(filled, (size + sizes[index], part))
     return found

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import remote
-from .manifest import Made, made, read_record, record
+from .errors import CorruptError
+from .manifest import Made, made, record
 from .plan import FilePlan
-from .staging import DESCRIPTION, PARTS, PREFIX, RECORD, Staging, hidden
+from .schema import MOST_DESCRIPTION, MOST_RECORD, upload_record
+from .staging import DESCRIPTION, PARTS, PREFIX, RECORD, Described, Staging, hidden, is_sibling
 from .storage import Writer, basename, dirname, join
 from .uploads import Options, S3Upload, Upload, UploadStaging, UploadWriter, explained
 
@@ -28,13 +30,18 @@ def can_wait(url: str, options: Options | None = None) -> bool:
     return "s3" in remote.protocols(fs)
 
 
-def described(path: str, options: Options | None = None) -> Iterator[tuple[str, bytes]]:
-    """Directories of plans for the output `path`, and the descriptions in them."""
-    for directory, prefix in ((path, PREFIX), (dirname(path), hidden(basename(path)))):
+def described(path: str, options: Options | None = None) -> list[Described]:
+    """Directories of plans for the output `path`, as `staging.described` gives those on a disk."""
+    found = []
+    for directory, prefix, kind in ((path, PREFIX, "directory"), (dirname(path), hidden(basename(path)), "file")):
         for name, is_directory in _names(directory, options):
-            data = _get(join(directory, name, DESCRIPTION), options) if name.startswith(prefix) else None
-            if is_directory and data is not None:
-                yield join(directory, name), data
+            if not is_directory or not is_sibling(name, prefix) or name.endswith(PARTS) != (kind == "file"):
+                continue
+            place = join(directory, name)
+            data = _get(join(place, DESCRIPTION), MOST_DESCRIPTION, options)
+            if data is not None:
+                found.append(Described(place, name[len(prefix) :].removesuffix(PARTS), kind, data, published=False))
+    return found
 
 
 def directories(path: str, options: Options | None = None) -> list[str]:
@@ -63,6 +70,8 @@ class PendingUploads(UploadStaging):
         self.shared = shared
         name = PREFIX + plan_id if is_ours else hidden(basename(path)) + plan_id + PARTS
         self._place = join(path if is_ours else dirname(path), name)
+        # As `StagedDirectory.finishing`.
+        self.finishing = False
         self._noted: dict[str, tuple[FilePlan, Mapping[str, int] | None]] = {}
         self._names: dict[Writer, str] = {}
         # Uploads that are sent, by whomever, and the files among them that are this run's.
@@ -85,9 +94,6 @@ class PendingUploads(UploadStaging):
 
     def describe(self, data: bytes) -> None:
         self._put(DESCRIPTION, data)
-
-    def leave(self) -> None:
-        """Nothing to do: nothing here is held by a process."""
 
     def create(self, name: str, size: int) -> Writer:
         with explained(self._url(name)):
@@ -122,7 +128,8 @@ class PendingUploads(UploadStaging):
         super().commit(names)
         # The output is there. The description goes first: without it there is nothing to finish.
         with contextlib.suppress(Exception):
-            for name in (DESCRIPTION, *(name for name, _ in _names(self._place, self._options))):
+            listed = (name for name, _ in _names(self._place, self._options))
+            for name in (DESCRIPTION, *(name for name in listed if name.startswith(RECORD))):
                 self._drop(name)
 
     def _is_published(self, name: str) -> bool:
@@ -164,10 +171,22 @@ class PendingUploads(UploadStaging):
         return found
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        data = _get(join(self._place, _record_of(name)), self._options)
-        found = read_record(data) if data is not None else None
-        known = found and (found["name"], found.get("plan")) == (name, self.plan_id) and {"upload", "parts"} <= {*found}
-        return found if known else None
+        url = join(self._place, _record_of(name))
+        data = _get(url, MOST_RECORD, self._options)
+        if data is None:
+            return None
+        try:
+            found = upload_record(data)
+            if (found["name"], found["plan"]) != (name, self.plan_id):
+                raise ValueError("it is of another file, or of another plan")
+        except ValueError as error:
+            if not self.finishing:
+                return None
+            raise CorruptError(
+                f"{url}, the record of {name!r}, is damaged: {error}. Nothing was put under its name.",
+                "Run its part again, then finish.",
+            ) from None
+        return found
 
     def _upload(self, name: str, found: Mapping[str, Any]) -> S3Upload:
         fs, inner = remote.filesystem(self._url(name), self._options)
@@ -205,9 +224,12 @@ def _names(url: str, options: Options | None) -> Iterator[tuple[str, bool]]:
             yield row["name"].rstrip("/").rpartition("/")[2], row["type"] == "directory"
 
 
-def _get(url: str, options: Options | None) -> bytes | None:
+def _get(url: str, most: int, options: Options | None) -> bytes | None:
+    """What is under `url`, of which no more than `most` bytes are read."""
     fs, inner = remote.filesystem(url, options)
     with explained(url), contextlib.suppress(FileNotFoundError):
-        data: bytes = remote.retrying(lambda: fs.cat_file(inner))
+        data: bytes = remote.retrying(lambda: fs.cat_file(inner, start=0, end=most + 1))
+        if len(data) > most:
+            raise CorruptError(f"{url} has more than {most} bytes, where none has as many.")
         return data
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -16,9 +15,9 @@ from .options import Options
 from .outputs import safetensors, universal
 from .plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
 from .restore import Restored, plan_restored
-from .storage import basename, dirname, is_remote, normalize
+from .storage import basename, is_remote, normalize
 from .structure import FILE_NAME, METADATA_KEY
-from .targets import OUTPUT_NAMES, Target, check_file, not_a_directory
+from .targets import Spared, Target, check_file, not_a_directory, resolved_name
 from .tensors import LazyTensor
 
 # An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
@@ -106,34 +105,32 @@ def output_of(
     return Output(target, Plan(files, plan_id), aliases, told, restored, idle or {})
 
 
-def _resolved(path: str) -> str:
-    return path.rstrip("/") if is_remote(path) else os.path.realpath(path)
-
-
-def check_output(output: Output, inputs: Iterable[str], options: Options) -> None:
-    """Raise UsageError for an output that would replace an input, or a file larger than was asked for."""
-    target = _resolved(output.target.path)
-    inputs = list(map(_resolved, inputs))
-    for option, what, asked in (
-        ("--manifest", "manifest", options.manifest),
-        ("--depfile", "rule for make", options.depfile),
-    ):
-        if asked and _resolved(normalize(asked)) in (target, *inputs):
-            raise UsageError(f"The {what} would replace {asked} itself.", "Write it to another place.")
-        if asked:
-            check_file(normalize(asked), option)
-    if options.manifest and options.depfile and _resolved(options.manifest) == _resolved(options.depfile):
-        raise UsageError(f"--manifest and --depfile both name {options.manifest}.", "Write one to another place.")
-    for path in inputs:
-        directory, name = dirname(path), basename(path)
-        if path == target or (directory == target and OUTPUT_NAMES.fullmatch(name)):
-            raise UsageError(f"The output would replace {path}, the input itself.", "Write it to another place.")
+def check_output(output: Output, spared: Spared, options: Options) -> None:
+    """Raise UsageError for an output that would replace a file that is `spared`, or one larger than was asked for."""
+    target = output.target
+    asked = {option: normalize(path) for option, path in _written_too(options) if path}
+    for option, path in asked.items():
+        spared.check(path, f"What {option} asks for")
+        check_file(path, option)
+        if resolved_name(path) == resolved_name(target.path):
+            raise UsageError(f"What {option} asks for would replace {path}, the output.", "Write it to another place.")
+    if len({resolved_name(path) for path in asked.values()}) < len(asked):
+        raise UsageError(f"{' and '.join(asked)} both name {options.manifest}.", "Write one to another place.")
+    if target.is_file:
+        spared.check(target.path, "The output")
+    else:
+        spared.check_directory(target, (file.name for file in output.plan.files), "The output")
     size, most = output.plan.nbytes, options.max_shard_size
     if output.target.is_file and most and size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT: it may hold several files.",
         )
+
+
+def _written_too(options: Options) -> tuple[tuple[str, str], ...]:
+    """The files that are written beside the outputs, by option."""
+    return ("--manifest", options.manifest), ("--depfile", options.depfile)
 
 
 def check_growth(output: Output, available: int) -> None:

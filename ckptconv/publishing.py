@@ -25,7 +25,7 @@ from .planning import Output
 from .spool import SpoolingReaders
 from .staging import DirectoryStaging, FilePartStaging, FileStaging, Staging, TreeStaging
 from .storage import Syncing, check_unchanged, is_remote, join, normalize
-from .targets import OUTPUT_NAMES, Target
+from .targets import Target, is_output_name
 from .tensors import File, LazyTensor
 from .uploads import UploadStaging
 from .worker import Tally
@@ -50,10 +50,6 @@ def final_path(target: Target, file: FilePlan) -> str:
     return target.path if target.is_file else join(target.path, file.name)
 
 
-def _is_ours(name: str) -> bool:
-    return OUTPUT_NAMES.fullmatch(name) is not None
-
-
 def last_path(output: Output) -> str:
     """The file that gets its name last: when it is there, so are the others."""
     names = [file.name for file in output.plan.files]
@@ -73,7 +69,7 @@ def _staging(output: Output, options: Options, elsewhere: bool) -> Staging:
         return _file_staging(path, plan_id, options)
     if is_remote(path):
         memory = options.buffers(far=True) // 2
-        return UploadStaging(path, plan_id, memory, options.storage_options, safetensors.INDEX, _is_ours)
+        return UploadStaging(path, plan_id, memory, options.storage_options, safetensors.INDEX, is_output_name)
     if output.target.is_tree:
         return tree_staging(path, plan_id, options.fsync, shared)
     return directory_staging(path, plan_id, options.fsync, shared)
@@ -85,7 +81,7 @@ def pending_staging(
     """Where an output on a store waits for its end."""
     if is_file:
         return PendingUploads(path, plan_id, memory, storage_options, shared=shared)
-    return PendingUploads(path, plan_id, memory, storage_options, safetensors.INDEX, _is_ours, shared)
+    return PendingUploads(path, plan_id, memory, storage_options, safetensors.INDEX, is_output_name, shared)
 
 
 def tree_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> TreeStaging:
@@ -95,7 +91,7 @@ def tree_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -
 
 def directory_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> DirectoryStaging:
     """Where a directory of safetensors grows."""
-    return DirectoryStaging(path, plan_id, _is_ours, safetensors.INDEX, durable, shared)
+    return DirectoryStaging(path, plan_id, is_output_name, safetensors.INDEX, durable, shared)
 
 
 def _file_staging(path: str, plan_id: str, options: Options) -> Staging:
@@ -201,7 +197,7 @@ def publish(
             sizes = [made.size for made in work.made.values()]
             done.reused += len(sizes)
             done.reused_bytes += sum(sizes)
-            work.staging.expect(work.nbytes - sum(sizes))
+            work.staging.expect(work.left)
         whole = sum(work.nbytes for work in works)
         if announce:
             # To verify is to go over all of it once more.
@@ -258,13 +254,25 @@ def publish(
             done.tally.bytes_verified += verify(places)
         if publishing:
             publishing()
-        for work, listed in zip(works, names, strict=True):
-            work.staging.commit(listed)
+        commit([(work.staging, listed) for work, listed in zip(works, names, strict=True)])
         if described:
             described.commit([""])
         if verify and sends:
             done.tally.bytes_verified += verify([None for _ in outputs])
     return done
+
+
+def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:
+    """Give the files of each output, all of which are staged, their final names."""
+    done: list[str] = []
+    for staging, names in works:
+        try:
+            staging.commit(names)
+        except CkptconvError as error:
+            if done:
+                error.message += f" Complete is {' and '.join(done)}."
+            raise
+        done.append(staging.path)
 
 
 def files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[list[FilePlan]]:

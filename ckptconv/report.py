@@ -190,7 +190,7 @@ class Progress:
 
     def working(self, name: str) -> None:
         """The output file `name` is begun."""
-        self.current = name.removesuffix(".safetensors")
+        self.current = printable(name.removesuffix(".safetensors"))
 
     def show(self, count: int) -> None:
         """Show that `count` more bytes are done."""

@@ -86,12 +86,20 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str
     stages = renaming(prefix, rules)
     if not stages:
         return {name: name for name in names}
+
+    def changed(name: str) -> str:
+        for _, change in stages:
+            name = change(name)
+        return name
+
+    return collected((old, changed(old)) for old in names)
+
+
+def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """New names by old, of (old, new). Raises UsageError where two names become one."""
     result: dict[str, str] = {}
     taken: dict[str, str] = {}
-    for old in names:
-        new = old
-        for _, change in stages:
-            new = change(new)
+    for old, new in pairs:
         if new in taken:
             raise UsageError(
                 f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}. Nothing was written.",

@@ -8,8 +8,6 @@ there. A compressed record is unpacked when the first of its bytes is asked for,
 from __future__ import annotations
 
 import bisect
-import contextlib
-import errno
 import io
 import os
 import re
@@ -21,6 +19,7 @@ from typing import NamedTuple
 
 from . import remote
 from .errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
+from .handles import Handle, unnamed
 from .storage import DescriptorReader, Options, Reader, Readers, check_space, hold, is_remote, reason
 from .tensors import File, Packed
 
@@ -112,22 +111,11 @@ class Spool:
 
 
 def _unnamed(directory: str) -> int:
-    """A new file that nobody else can open, and that needs no removal."""
     try:
-        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except (OSError, AttributeError) as error:
-        # Some file systems, and other systems, have no files without names.
-        unknown = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
-        if isinstance(error, OSError) and error.errno not in unknown:
-            raise _cannot_write(directory, error) from error
-    path = os.path.join(directory, f".ckptconv-spool-{os.urandom(8).hex()}")
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with Handle.open(directory) as handle:
+            return unnamed(handle)
     except OSError as error:
         raise _cannot_write(directory, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
 
 
 def _cannot_write(directory: str, error: OSError) -> FailedError:

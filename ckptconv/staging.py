@@ -11,22 +11,30 @@ import contextlib
 import copy
 import errno
 import hashlib
+import json
 import os
+import re
+import secrets
 import stat
+import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from .errors import CkptconvError, FailedError, StoppedError, UsageError
-from .manifest import Made, made, read_record, record
+from .errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
+from .handles import ForeignError, Handle, resolved
+from .manifest import Made, made, record
 from .plan import FilePlan
-from .storage import BusyError, LocalWriter, Writer, check_space, is_locked, lock, sync_directory, writing
+from .schema import MOST_DESCRIPTION, MOST_RECORD, file_record
+from .storage import BusyError, LocalWriter, Writer, check_space, is_locked, lock, reason, writing
 from .tensors import BLOCK
 
 # A full disk is not left full of what may never be wanted.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# Seconds to wait for another conversion that publishes into the same directory: it renames files, no more.
+PATIENCE = 60.0
 
 
 @dataclass
@@ -38,6 +46,10 @@ class Staging:
 
     plan_id: str
     durable: bool = True
+    # Whether files are being given their final names, and whether all have them.
+    publishing: bool = False
+    committed: bool = False
+    path: str = ""
     _writers: list[Writer] = field(default_factory=list)
 
     def finished(self, name: str, size: int) -> Made | None:
@@ -49,7 +61,7 @@ class Staging:
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Let what is staged stay as it is."""
+        """Let what is staged stay as it is; remove what is left of it after a commit."""
         raise NotImplementedError
 
     def elsewhere(self) -> Staging:
@@ -70,8 +82,8 @@ class Staging:
                     writer.close()
             self._writers.clear()
 
-    def expect(self, size: int) -> None:
-        """Raise FailedError where there is no room for `size` more bytes."""
+    def expect(self, files: Iterable[FilePlan]) -> None:
+        """Raise FailedError where there is no room for `files`, which are to be made."""
 
     def create(self, name: str, size: int) -> Writer:
         """A writer for the output file `name` of `size` bytes."""
@@ -115,6 +127,9 @@ class Staging:
         """Let what is finished stay for the next run, and nothing else; "" if nothing is, else what to say of it."""
         return ""
 
+    def close(self) -> None:
+        """Let go of what is open."""
+
     def __enter__(self) -> Staging:
         return self
 
@@ -125,26 +140,43 @@ class Staging:
             with contextlib.suppress(OSError, CkptconvError):
                 writer.close()
         self._writers.clear()
-        if error is None:
-            return
         with contextlib.suppress(OSError):
-            kept = self.keep() if may_go_on(error) else ""
-            if not kept:
-                self.discard()
-            elif isinstance(error, CkptconvError):
-                error.hint = f"{error.hint} {kept}".strip()
+            if self.committed:
+                self.leave()
+            elif error is not None:
+                kept = self.keep() if self.publishing or may_go_on(error) else ""
+                if not kept:
+                    self.discard()
+                elif isinstance(error, CkptconvError):
+                    error.hint = f"{error.hint} {kept}".strip()
+        self.close()
 
 
 def may_go_on(error: BaseException) -> bool:
     """Whether the same command may well succeed when it is run again: what it has finished is of use then."""
     if isinstance(error, FailedError):
-        return not isinstance(error, BusyError) and getattr(error.__cause__, "errno", None) not in _FULL
+        busy = isinstance(error, (BusyError, ForeignError))
+        return not busy and getattr(error.__cause__, "errno", None) not in _FULL
     return isinstance(error, (StoppedError, KeyboardInterrupt))
 
 
+# What hidden siblings of an output end in: the plan, or `BUSY`; parts; something by chance.
+_ENDING = re.compile(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
+# The bytes of a name that a hidden one repeats: with the rest it is no longer than a file system allows.
+_LONGEST = 200
+
+
 def hidden(name: str) -> str:
-    """What the hidden siblings of `name` begin with. A name may be as long as a file system allows: they may not."""
-    return f".{os.fsdecode(os.fsencode(name)[:200])}.ckptconv-"
+    """What the hidden siblings of `name` begin with."""
+    data = os.fsencode(name)
+    if len(data) > _LONGEST:
+        data = data[: _LONGEST - 17] + b"~" + hashlib.sha256(data).hexdigest()[:16].encode()
+    return f".{os.fsdecode(data)}.ckptconv-"
+
+
+def is_sibling(found: str, prefix: str) -> bool:
+    """Whether the name `found` is one that we give to hidden siblings that begin with `prefix`."""
+    return found.startswith(prefix) and _ENDING.fullmatch(found, len(prefix)) is not None
 
 
 class FileStaging(Staging):
@@ -152,33 +184,35 @@ class FileStaging(Staging):
 
     def __init__(self, path: str, plan_id: str, durable: bool = True) -> None:
         super().__init__(plan_id, durable)
-        self.path = os.path.realpath(path)
-        self.directory, name = os.path.split(self.path)
-        self._prefix = hidden(name)
-        self.temporary = os.path.join(self.directory, self._prefix + plan_id)
-        self._foreign = False
+        self.path = resolved(path)
+        self.directory, self._name = os.path.split(self.path)
+        self._prefix = hidden(self._name)
+        self._hidden = self._prefix + plan_id
+        self._home: Handle | None = None
+        self._writer: LocalWriter | None = None
 
-    def expect(self, size: int) -> None:
-        check_space(self.directory, size)
+    def expect(self, files: Iterable[FilePlan]) -> None:
+        with writing(self.path), Handle.open(self.directory) as home:
+            check_space(self.directory, sum(file.size for file in files) - _allocated(home, self._hidden))
 
     def create(self, name: str, size: int) -> Writer:
         with writing(self.path):
-            found = os.listdir(self.directory)
-        for stale in found:
-            path = os.path.join(self.directory, stale)
-            if stale.startswith(self._prefix) and path != self.temporary:
-                _remove_dead(path)
-        self.expect(size)
+            home = self._home = Handle.open(self.directory)
+            for stale in home.names():
+                if is_sibling(stale, self._prefix) and stale != self._hidden:
+                    _remove_dead(home, stale)
+            check_space(self.directory, size - _allocated(home, self._hidden))
         try:
-            writer = LocalWriter(self.temporary, size)
-        except BusyError:
-            self._foreign = True
-            raise
-        self._writers.append(writer)
-        return writer
+            self._writer = LocalWriter(os.path.join(self.directory, self._hidden), size, home)
+        except ForeignError:
+            # Somebody else has taken the name, which any other can stand in for.
+            self._hidden += f"-{secrets.token_hex(4)}"
+            self._writer = LocalWriter(os.path.join(self.directory, self._hidden), size, home)
+        self._writers.append(self._writer)
+        return self._writer
 
     def staged(self, name: str) -> str:
-        return self.temporary
+        return os.path.join(self.directory, self._hidden)
 
     def seal(self, writer: Writer) -> None:
         # The file stays open, and with it locked, until it has its name.
@@ -186,52 +220,118 @@ class FileStaging(Staging):
             writer.sync()
 
     def commit(self, names: Sequence[str]) -> None:
+        assert self._home is not None
+        assert self._writer is not None
+        if not self._writer.is_at(self._home, self._hidden):
+            raise FailedError(
+                f"{self.staged('')} is not the file any more that was written there: somebody else has replaced it. "
+                f"{self.path} was left as it is.",
+                "Write to a directory that only you can write to.",
+            )
         with writing(self.path):
-            os.replace(self.temporary, self.path)
+            self._home.replace(self._hidden, self._home, self._name)
+        self.committed = True
         if self.durable:
-            sync_directory(self.directory)
+            self._home.sync()
+
+    def leave(self) -> None:
+        self.close()
 
     def discard(self) -> None:
-        if not self._foreign:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.temporary)
+        if self._home is not None and self._writer is not None:
+            self._home.unlink(self._hidden)
+
+    def close(self) -> None:
+        if self._home is not None:
+            self._home.close()
+            self._home = None
+
+
+class _Place(NamedTuple):
+    """A directory by the names that lead to it from an open one, and a name in it."""
+
+    root: Handle
+    above: tuple[str, ...]
+    name: str
+
+    @contextlib.contextmanager
+    def open(self, make: bool = False) -> Iterator[Handle]:
+        with self.root.below(self.above, make) as directory:
+            yield directory
+
+    def stat(self) -> os.stat_result | None:
+        """What stands there, if anything does."""
+        with contextlib.suppress(OSError), self.open() as directory:
+            return directory.stat(self.name)
+        return None
 
 
 class StagedDirectory(Staging):
-    """Several files, or one in parts, that grow in a hidden directory: `staging`, with a lock and records of its own.
+    """Several files, or one in parts, that grow in a hidden directory, with a lock and records of its own.
 
-    Whoever makes a whole output has the directory to itself; those who make `shared` parts of it have it together.
+    That directory, `token`, lies in `home`, and is private to the user; its name begins with `prefix`, as those of
+    other plans do. Whoever makes a whole output has it alone; those who make `shared` parts of it have it together.
     """
 
-    def __init__(self, path: str, staging: str, plan_id: str, durable: bool, shared: bool) -> None:
+    def __init__(
+        self, path: str, home: str, prefix: str, plan_id: str, durable: bool, shared: bool, suffix: str = ""
+    ) -> None:
         super().__init__(plan_id, durable)
-        self.path = os.path.realpath(path)
-        self.staging = staging
+        self.path = path
+        self.home, self.prefix, self.token = home, prefix, prefix + plan_id + suffix
+        self.staging = os.path.join(home, self.token)
+        # Whoever publishes has this directory in `home` to itself.
+        self.busy = prefix + BUSY
         self.shared = shared
-        # Whether what another machine did not sync counts too: it said that it was done.
-        self.lenient = False
+        # Whether an output that was made in parts is put together: those who made them said that they were done,
+        # and what says something else is an error, and not made again.
+        self.finishing = False
+        # Whether something of an earlier output was replaced.
+        self._touched = False
+        self._home: Handle | None = None
+        self._staging: Handle | None = None
         self._guard = -1
         self._made: list[str] = []
         # Files of this run, or taken over from one before, that have a record; and those that have their final name.
         self._noted: set[str] = set()
-        self._renamed: set[str] = set()
+        self._renamed: dict[str, dict[str, Any]] = {}
         self._begun: set[str] = set()
         self._files = 0
 
+    # ---- where things are
+
+    def inside(self, name: str) -> tuple[str, ...]:
+        """The names that lead from the staging directory to where the file `name` grows."""
+        return (name,)
+
+    def outside(self, name: str) -> tuple[str, ...]:
+        """The names that lead from `home` to where it goes."""
+        raise NotImplementedError
+
+    def _place(self, name: str) -> _Place:
+        assert self._staging is not None
+        *above, last = self.inside(name)
+        return _Place(self._staging, tuple(above), last)
+
+    def _final(self, name: str) -> _Place:
+        assert self._home is not None
+        *above, last = self.outside(name)
+        return _Place(self._home, tuple(above), last)
+
     def place(self, name: str) -> str:
         """Where the file `name` grows."""
-        return os.path.join(self.staging, name)
+        return os.path.join(self.staging, *self.inside(name))
 
     def final(self, name: str) -> str:
         """Where it goes."""
-        return os.path.join(self.path, name)
+        return os.path.join(self.home, *self.outside(name))
 
     def staged(self, name: str) -> str:
         return self.final(name) if name in self._renamed else self.place(name)
 
-    def siblings(self) -> Iterator[str]:
-        """Staging areas of the same output, of this plan and of others."""
-        raise NotImplementedError
+    def siblings(self, home: Handle) -> Iterator[str]:
+        """The names of staging areas of the same output in `home`, of other plans."""
+        return (name for name in home.names() if is_sibling(name, self.prefix) and name not in (self.token, self.busy))
 
     def __enter__(self) -> Staging:
         try:
@@ -239,50 +339,84 @@ class StagedDirectory(Staging):
                 self._prepare()
         except BaseException:
             self.discard()
+            self.close()
             raise
         return self
 
     def _prepare(self) -> None:
-        missing = os.path.dirname(self.staging)
+        missing = self.home
         while not os.path.exists(missing):
             self._made.append(missing)
             missing = os.path.dirname(missing)
-        self._guard = _enter(self.staging, self.path, self.shared)
+        os.makedirs(self.home, exist_ok=True)
+        self._home = Handle.open(self.home)
+        self._staging, self._guard = _enter(self._home, self.token, self.path, self.shared)
         # Parts of another plan may be waiting for their end, and who makes parts of this one is not to decide on them.
-        for other in self.siblings() if not self.shared else ():
-            if other != self.staging:
-                _remove_dead(other)
+        for other in self.siblings(self._home) if not self.shared else ():
+            _remove_dead(self._home, other, self.recover)
+
+    def recover(self, staging: Handle) -> None:
+        """Save what a killed run has put into `staging`, which is about to be removed, and is not its own."""
+
+    # ---- what is there
 
     def finished(self, name: str, size: int) -> Made | None:
         self._files += 1
-        found = self._known(name, size)
+        with writing(self.path):
+            found = self._known(name, size)
         return made(found) if found else None
 
     def _known(self, name: str, size: int) -> dict[str, Any] | None:
         """The record of a file that is as it says."""
+        assert self._staging is not None
         synced = True
-        found = _read(self._record_of(name, synced))
+        found = self._read_record(name, synced)
         if found is None:
             synced = False
-            found = _read(self._record_of(name, synced))
-        if found is None or (found["name"], found["size"], found.get("plan")) != (name, size, self.plan_id):
+            found = self._read_record(name, synced)
+        if found is None:
             return None
-        for path in (self.place(name), self.final(name)):
-            try:
-                now = os.stat(path, follow_symlinks=False)
-            except OSError:
+        if (found["name"], found["size"], found["plan"]) != (name, size, self.plan_id):
+            self._no_record(name, "it is of another file, or of another plan")
+            return None
+        for place in (self._place(name), self._final(name)):
+            now = place.stat()
+            if now is None:
                 continue
-            renamed = path != self.place(name)
-            if not _is_as_recorded(now, found, synced or self.lenient, renamed):
+            renamed = place.root is self._home
+            if not _is_as_recorded(now, found, synced or self.finishing, renamed):
                 return None
-            if self.durable and not synced and not self.lenient:
-                _sync(path)
+            if self.durable and not synced:
+                with place.open() as directory:
+                    _sync(directory, place.name)
                 self.confirm(name)
+            facts = {"inode": now.st_ino, "mtime": now.st_mtime_ns}
+            if found != {**found, **facts}:
+                # A copy, by which it has to be known when it has its final name.
+                found |= facts
+                self._staging.write_whole(_record_of(name, synced or self.durable), json.dumps(found).encode())
             self._noted.add(name)
             if renamed:
-                self._renamed.add(name)
+                self._renamed[name] = found
             return found
         return None
+
+    def _read_record(self, name: str, synced: bool) -> dict[str, Any] | None:
+        assert self._staging is not None
+        try:
+            data = self._staging.read(_record_of(name, synced), MOST_RECORD)
+            return None if data is None else file_record(data)
+        except (OSError, ValueError, ForeignError) as error:
+            self._no_record(name, str(error))
+            return None
+
+    def _no_record(self, name: str, why: str) -> None:
+        """What to do about a record that is none: who can make the file again does."""
+        if self.finishing:
+            raise CorruptError(
+                f"The record of {name!r} in {self.staging} is damaged: {why}. Nothing was put under a final name.",
+                "Run its part again, then finish.",
+            )
 
     def check(self, name: str, size: int, progress: Callable[[int], None] | None = None) -> bool:
         """Read a finished file again: whether it still has the checksums of its record. If not, that is forgotten.
@@ -292,7 +426,10 @@ class StagedDirectory(Staging):
         found = self._known(name, size)
         if found is None:
             return False
-        with open(self.staged(name), "rb", buffering=0) as file:
+        place = self._final(name) if name in self._renamed else self._place(name)
+        with writing(self.path), place.open() as directory:
+            fd = directory.open_file(place.name)
+        with os.fdopen(fd, "rb", buffering=0) as file:
             for start, length, crc, _ in found["spans"]:
                 if crc is not None and _digest(file.fileno(), start, length) != crc:
                     self._forget(name)
@@ -302,114 +439,199 @@ class StagedDirectory(Staging):
         return True
 
     def describe(self, data: bytes) -> None:
+        assert self._staging is not None
         with writing(self.path):
-            write_whole(os.path.join(self.staging, DESCRIPTION), data)
+            self._staging.write_whole(DESCRIPTION, data)
+            self._staging.unlink(PUBLISHED)
 
     def leave(self) -> None:
-        if self.durable and self._guard >= 0:
-            sync_directory(self.staging)
-        self._release()
+        if self.committed:
+            self._end()
+        elif self.durable and self._guard >= 0 and self._staging is not None:
+            self._staging.sync()
+        self.close()
 
     def take_note(self, name: str) -> None:
         self._noted.add(name)
 
     def elsewhere(self) -> StagedDirectory:
         other = copy.copy(self)
-        other._guard, other._writers, other._made = -1, [], []
-        other._noted, other._renamed, other._begun = set(), set(), set()
+        other._home, other._staging, other._guard = None, None, -1
+        other._writers, other._made = [], []
+        other._noted, other._renamed, other._begun = set(), {}, set()
         return other
 
-    def expect(self, size: int) -> None:
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        # Where the staging directory is gone, nobody waits for the file any more.
+        with writing(self.path):
+            self._home = Handle.open(self.home)
+            self._staging = self._home.own(self.token)
+        try:
+            with super().working():
+                yield
+        finally:
+            self.close()
+
+    def expect(self, files: Iterable[FilePlan]) -> None:
         # What is staged and of no use is in the way.
         if not self.shared:
             self._clear(self._noted)
-        check_space(self.staging, size)
+        check_space(self.staging, sum(self._missing(file.name, file.size) for file in files))
+
+    def _missing(self, name: str, size: int) -> int:
+        """How many of the `size` bytes of a file the disk has yet to find room for."""
+        place = self._place(name)
+        with contextlib.suppress(OSError), place.open() as directory:
+            return max(size - _allocated(directory, place.name), 0)
+        return size
+
+    # ---- making files
 
     def create(self, name: str, size: int) -> Writer:
-        place = self.place(name)
-        with writing(self.path):
-            # Not the staging directory itself: where that is gone, nobody waits for the file any more.
-            os.stat(self.staging)
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-        check_space(self.staging, size)
+        place = self._place(name)
+        check_space(self.staging, self._missing(name, size))
         self._forget(name)
-        writer = LocalWriter(place, size)
+        path = self.place(name)
+        with writing(path), place.open(make=True) as directory:
+            try:
+                writer = LocalWriter(path, size, directory)
+            except ForeignError:
+                # In a directory of ours it is no more than a leftover.
+                directory.unlink(place.name)
+                writer = LocalWriter(path, size, directory)
         self._begun.add(name)
         self._writers.append(writer)
         return writer
 
     def note(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
+        assert self._staging is not None
+        place = self._place(file.name)
         with writing(self.path):
-            found = os.stat(self.place(file.name))
+            with place.open() as directory:
+                found = directory.stat(place.name)
             facts: dict[str, Any] = {"plan": self.plan_id, "inode": found.st_ino, "mtime": found.st_mtime_ns}
-            write_whole(self._record_of(file.name, False), record(file, crcs, facts | {"boot": _boot()}))
+            self._staging.write_whole(_record_of(file.name, False), record(file, crcs, facts | {"boot": _boot()}))
         self._noted.add(file.name)
 
     def confirm(self, name: str) -> None:
+        assert self._staging is not None
         if self.durable:
             with writing(self.path):
-                os.replace(self._record_of(name, False), self._record_of(name, True))
+                self._staging.replace(_record_of(name, False), self._staging, _record_of(name, True))
 
     def _forget(self, name: str) -> None:
+        assert self._staging is not None
         for synced in (False, True):
             with contextlib.suppress(OSError):
-                os.unlink(self._record_of(name, synced))
+                self._staging.unlink(_record_of(name, synced))
 
-    def _record_of(self, name: str, synced: bool) -> str:
-        kind = SYNCED if synced else RECORD
-        return os.path.join(self.staging, kind + hashlib.sha256(name.encode()).hexdigest()[:16])
+    # ---- publishing
 
     def publish(self, names: Sequence[str]) -> None:
         """Give the staged files their final names."""
         raise NotImplementedError
 
     def commit(self, names: Sequence[str]) -> None:
+        assert self._home is not None
         with writing(self.path):
-            self.publish(names)
-        self._end()
+            busy, guard = _wait_for(self._home, self.busy, self.path)
+        try:
+            self._check_renamed()
+            self.publishing = True
+            with writing(self.path):
+                try:
+                    self.publish(names)
+                except OSError as error:
+                    if not self._touched:
+                        self.publishing = False
+                        raise
+                    raise self._unfinished(names, error) from error
+        finally:
+            _remove_emptied(self._home, self.busy, busy)
+            busy.close()
+            os.close(guard)
+        self.committed = True
+
+    def _check_renamed(self) -> None:
+        """Raise FailedError where another conversion has replaced what an earlier run has put under a final name."""
+        for name, found in self._renamed.items():
+            now = self._final(name).stat()
+            if now is None or not _is_as_recorded(now, found, synced=True, renamed=True):
+                raise FailedError(
+                    f"{self.final(name)} was replaced by another conversion meanwhile, which has published its output "
+                    "there.",
+                    "Run this one again if its output is to be there instead.",
+                )
+
+    def _unfinished(self, names: Sequence[str], error: OSError) -> FailedError:
+        """What to say where publishing had to stop: what is there, and what is not."""
+        missing = [name for name in names if self._place(name).stat() is not None]
+        return FailedError(
+            f"{self.path} is not complete: {reason(error)}. Of {len(names)} files {len(names) - len(missing)} have "
+            f"their final names; {self.final(missing[-1])} has not, and what an earlier output had is replaced in "
+            f"part. The rest is in {self.staging}.",
+            "Run the same command again when that is mended: it goes on from there.",
+        )
 
     def discard(self) -> None:
-        if not self.shared:
+        if self._guard >= 0 and not self.shared:
             self._end()
         elif self._guard >= 0:
             # Others may be at work here.
             for name in self._begun:
                 self._forget(name)
-                with contextlib.suppress(OSError):
-                    os.unlink(self.place(name))
-            self._release()
+                self._drop(name)
+        self.close()
         for path in self._made:
             with contextlib.suppress(OSError):
                 os.rmdir(path)
 
     def keep(self) -> str:
-        # One file that could be made again as soon as all is kept only for its part in something larger.
-        if not self._noted or (self._files < 2 and not self.shared) or self._guard < 0:
+        if self._guard < 0:
             return ""
-        if self.shared:
-            for name in self._begun - self._noted:
-                with contextlib.suppress(OSError):
-                    os.unlink(self.place(name))
-        else:
-            self._clear(self._noted)
-        self._release()
+        if not self.publishing:
+            # One file that could be made again as soon as all is kept only for its part in something larger.
+            if not self._noted or (self._files < 2 and not self.shared):
+                return ""
+            if self.shared:
+                for name in self._begun - self._noted:
+                    self._drop(name)
+            else:
+                self._clear(self._noted)
+        self.close()
         files = "1 finished file is" if len(self._noted) == 1 else f"{len(self._noted)} finished files are"
         return f"{files} kept in {self.staging}: the same command goes on from there."
 
-    def _clear(self, kept: set[str]) -> None:
+    def _drop(self, name: str) -> None:
+        """Remove what there is of a staged file."""
+        place = self._place(name)
+        with contextlib.suppress(OSError), place.open() as directory:
+            directory.unlink(place.name)
+
+    def _clear(self, kept: Iterable[str]) -> None:
         """Remove what is staged, but for the files `kept` and their records."""
-        places = {self.place(name) for name in kept}
-        places |= {self._record_of(name, synced) for name in kept for synced in (False, True)}
-        places |= {os.path.join(self.staging, name) for name in (LOCK, DESCRIPTION)}
-        _remove_below(self.staging, places)
+        assert self._staging is not None
+        names = [os.path.join(*self.inside(name)) for name in kept]
+        records = [_record_of(name, synced) for name in kept for synced in (False, True)]
+        self._staging.clear({*names, *records, LOCK, DESCRIPTION})
 
     def _end(self) -> None:
-        if self._guard >= 0:
-            _remove_below(self.staging, {os.path.join(self.staging, LOCK)})
-            _remove_emptied(self.staging)
-        self._release()
+        if self._guard < 0:
+            return
+        assert self._home is not None
+        assert self._staging is not None
+        if self.committed:
+            # Whoever is killed from here on leaves word that all is done.
+            with contextlib.suppress(OSError):
+                self._staging.replace(DESCRIPTION, self._staging, PUBLISHED)
+        _remove_emptied(self._home, self.token, self._staging)
 
-    def _release(self) -> None:
+    def close(self) -> None:
+        for handle in (self._staging, self._home):
+            if handle is not None:
+                handle.close()
+        self._staging = self._home = None
         if self._guard >= 0:
             os.close(self._guard)
             self._guard = -1
@@ -431,39 +653,41 @@ class DirectoryStaging(StagedDirectory):
         durable: bool = True,
         shared: bool = False,
     ) -> None:
-        directory = os.path.realpath(path)
-        super().__init__(directory, os.path.join(directory, PREFIX + plan_id), plan_id, durable, shared)
+        home = resolved(path)
+        super().__init__(home, home, PREFIX, plan_id, durable, shared)
         self.index = index
         self.is_ours = is_ours
 
-    def siblings(self) -> Iterator[str]:
-        for name in os.listdir(self.path):
-            path = os.path.join(self.path, name)
-            if name.startswith(PREFIX) and os.path.isdir(path):
-                yield path
+    def outside(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    def siblings(self, home: Handle) -> Iterator[str]:
+        return (name for name in super().siblings(home) if stat.S_ISDIR(home.stat(name).st_mode))
 
     def publish(self, names: Sequence[str]) -> None:
-        previous = [name for name in os.listdir(self.path) if self.is_ours(name) and name not in names]
+        assert self._home is not None
+        assert self._staging is not None
+        home = self._home
+        previous = [name for name in home.names() if self.is_ours(name) and name not in names]
         if self.index not in self._renamed:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.path, self.index))
+            self._touched = home.has(self.index)
+            home.unlink(self.index)
         if self.durable:
-            sync_directory(self.path)
+            home.sync()
         for name in sorted(names, key=lambda name: name == self.index):
             if name == self.index:
                 for old in previous:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(os.path.join(self.path, old))
+                    home.unlink(old)
                 previous = []
                 if self.durable:
-                    sync_directory(self.path)
+                    home.sync()
             if name not in self._renamed:
-                os.replace(self.place(name), self.final(name))
+                self._staging.replace(name, home, name)
+                self._touched = True
         for old in previous:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.path, old))
+            home.unlink(old)
         if self.durable:
-            sync_directory(self.path)
+            home.sync()
 
 
 class TreeStaging(StagedDirectory):
@@ -476,100 +700,161 @@ class TreeStaging(StagedDirectory):
     def __init__(
         self, path: str, plan_id: str, marker: str, after: str, durable: bool = True, shared: bool = False
     ) -> None:
-        path = os.path.realpath(path)
-        self.parent, name = os.path.split(path)
-        self._prefix = hidden(name)
-        super().__init__(path, os.path.join(self.parent, self._prefix + plan_id), plan_id, durable, shared)
-        self.old = os.path.join(self.parent, self._prefix + "old")
+        path = resolved(path)
+        home, self.name = os.path.split(path)
+        super().__init__(path, home, hidden(self.name), plan_id, durable, shared)
         self.marker, self.after = marker, after
 
-    def place(self, name: str) -> str:
-        return os.path.join(self.staging, *([] if name == self.after else [TREE]), name)
+    def inside(self, name: str) -> tuple[str, ...]:
+        return (name,) if name == self.after else (TREE, *name.split("/"))
 
-    def final(self, name: str) -> str:
-        return os.path.join(self.parent if name == self.after else self.path, name)
-
-    def siblings(self) -> Iterator[str]:
-        for name in os.listdir(self.parent):
-            path = os.path.join(self.parent, name)
-            if name.startswith(self._prefix) and path != self.old and os.path.isdir(path):
-                yield path
+    def outside(self, name: str) -> tuple[str, ...]:
+        return (name,) if name == self.after else (self.name, *name.split("/"))
 
     def _prepare(self) -> None:
+        is_other = os.path.lexists(self.path) and not os.path.isdir(self.path)
         present = os.listdir(self.path) if os.path.isdir(self.path) else []
+        if is_other:
+            raise UsageError(f"{self.path} is a file, where a directory was to be. Nothing was written.")
         if present and self.marker not in present:
             raise UsageError(
                 f"{self.path} holds files of another kind, and would be replaced as a whole. Nothing was written.",
                 "Give a directory that does not exist yet.",
             )
         super()._prepare()
+        assert self._staging is not None
+        self.recover(self._staging)
+
+    def recover(self, staging: Handle) -> None:
+        """Put an earlier output back that a killed run has moved out of the way, where nothing took its place."""
+        assert self._home is not None
+        if staging.has(TREE) and not self._home.has(self.name):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(OLD, self.name, src_dir_fd=staging.fd, dst_dir_fd=self._home.fd)
 
     def publish(self, names: Sequence[str]) -> None:
-        tree = os.path.join(self.staging, TREE)
-        if self.durable:
-            for directory, _, _ in os.walk(tree):
-                sync_directory(directory)
+        assert self._home is not None
+        assert self._staging is not None
+        home, staging = self._home, self._staging
         inside = [name for name in names if name != self.after]
-        if self._renamed.intersection(inside):
+        if self._renamed.keys() & set(inside):
             # The tree had its name already when a run before was killed: some small files were made again.
             for name in inside:
                 if name not in self._renamed:
-                    os.replace(self.place(name), self.final(name))
+                    self._move(name)
         else:
-            _remove_tree(self.old)
-            if os.path.isdir(self.path):
-                os.rename(self.path, self.old)
-            os.rename(tree, self.path)
+            with staging.inside(TREE) as tree:
+                if self.durable:
+                    tree.sync_below()
+            staging.clear({name for name in staging.names() if name != OLD})
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.name, OLD, src_dir_fd=home.fd, dst_dir_fd=staging.fd)
+            try:
+                os.rename(TREE, self.name, src_dir_fd=staging.fd, dst_dir_fd=home.fd)
+            except OSError:
+                self.recover(staging)
+                raise
+            self._touched = True
         if self.after not in self._renamed:
-            os.replace(self.place(self.after), self.final(self.after))
+            self._move(self.after)
         if self.durable:
-            sync_directory(self.parent)
-        _remove_tree(self.old)
+            home.sync()
+
+    def _move(self, name: str) -> None:
+        """Put one staged file where it goes."""
+        source, goal = self._place(name), self._final(name)
+        with source.open() as before, goal.open() as after:
+            before.replace(source.name, after, goal.name)
 
 
 class FilePartStaging(StagedDirectory):
     """One output file that several processes may have to do with: it grows in a hidden directory beside its place."""
 
     def __init__(self, path: str, plan_id: str, durable: bool = True, shared: bool = False) -> None:
-        path = os.path.realpath(path)
-        self.parent, name = os.path.split(path)
-        self._prefix = hidden(name)
-        super().__init__(path, os.path.join(self.parent, self._prefix + plan_id + PARTS), plan_id, durable, shared)
+        path = resolved(path)
+        home, self.name = os.path.split(path)
+        super().__init__(path, home, hidden(self.name), plan_id, durable, shared, PARTS)
 
-    def final(self, name: str) -> str:
-        return self.path
-
-    def siblings(self) -> Iterator[str]:
-        for name in os.listdir(self.parent):
-            if name.startswith(self._prefix):
-                yield os.path.join(self.parent, name)
+    def outside(self, name: str) -> tuple[str, ...]:
+        return (self.name,)
 
     def publish(self, names: Sequence[str]) -> None:
+        assert self._home is not None
+        assert self._staging is not None
         for name in names:
             if name not in self._renamed:
-                os.replace(self.place(name), self.path)
+                self._staging.replace(name, self._home, self.name)
         if self.durable:
-            sync_directory(self.parent)
+            self._home.sync()
 
 
 # ------------------------------------------------------------------------------------------------ staging directories
 
 PREFIX = ".ckptconv-"
 LOCK, DESCRIPTION, RECORD, SYNCED = ".lock", ".plan.json", ".record-", ".synced-"
-# The tree in a staging directory; what the name of one for a single file ends in.
-TREE, PARTS = "tree", "-parts"
+# What a description is called once its output has its final name.
+PUBLISHED = ".published.json"
+# The tree in a staging directory, and the one it replaces; what the name of one for a single file ends in; and that of
+# one which whoever publishes has to itself.
+TREE, OLD, PARTS, BUSY = "tree", "old", "-parts", "publishing"
 
 
-def described(path: str) -> Iterator[tuple[str, bytes]]:
-    """Staging directories of the output `path` in which parts are, and the descriptions of their plans."""
-    path = os.path.realpath(path)
+class Described(NamedTuple):
+    """A staging directory of an output in parts: where it is, the plan and the kind of output that its name tells, and
+    the description in it. `published`: whoever put the parts together had done so, and was only to clean up."""
+
+    place: str
+    plan_id: str
+    kind: str
+    data: bytes
+    published: bool
+
+
+def described(path: str) -> list[Described]:
+    """Staging directories of the output `path` in which parts are.
+
+    Raises ForeignError where there are some that are not this user's, and no others, and CorruptError for a
+    description that is none.
+    """
+    path = resolved(path)
     parent, name = os.path.split(path)
+    all_found: list[Described] = []
+    foreign: list[ForeignError] = []
     for directory, prefix in ((path, PREFIX), (parent, hidden(name))):
-        with contextlib.suppress(OSError):
-            for found in sorted(os.listdir(directory)):
-                if found.startswith(prefix):
-                    with contextlib.suppress(OSError), open(os.path.join(directory, found, DESCRIPTION), "rb") as file:
-                        yield os.path.join(directory, found), file.read()
+        with contextlib.suppress(OSError), Handle.open(directory) as home:
+            for token in sorted(name for name in home.names() if is_sibling(name, prefix)):
+                ending = token[len(prefix) :]
+                kind = "directory" if prefix == PREFIX else "file" if ending.endswith(PARTS) else "tree"
+                try:
+                    found = list(_description_in(home, token, ending.removesuffix(PARTS), kind))
+                except ForeignError as error:
+                    foreign.append(error)
+                else:
+                    all_found.extend(found)
+    if foreign and not all_found:
+        raise foreign[0]
+    return all_found
+
+
+def _description_in(home: Handle, token: str, plan_id: str, kind: str) -> Iterator[Described]:
+    if not stat.S_ISDIR(home.stat(token).st_mode):
+        return
+    with home.own(token) as staging:
+        for name in (DESCRIPTION, PUBLISHED):
+            try:
+                data = staging.read(name, MOST_DESCRIPTION)
+            except ValueError as error:
+                raise CorruptError(
+                    f"{os.path.join(staging.path, name)} is not the description of parts: {error}.",
+                    "Run one of the parts again, which writes it anew.",
+                ) from None
+            if data is not None:
+                yield Described(staging.path, plan_id, kind, data, name == PUBLISHED)
+                return
+
+
+def _record_of(name: str, synced: bool) -> str:
+    return (SYNCED if synced else RECORD) + hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def _digest(fd: int, start: int, length: int) -> int:
@@ -579,58 +864,87 @@ def _digest(fd: int, start: int, length: int) -> int:
     return crc
 
 
-def _enter(staging: str, path: str, shared: bool) -> int:
-    """Make the directory `staging` where it is not there, and lock it. Raises BusyError if others are in it."""
-    guard = os.path.join(staging, LOCK)
+def _allocated(directory: Handle, name: str) -> int:
+    """How many bytes of the disk the file `name` has already."""
+    with contextlib.suppress(OSError):
+        return directory.stat(name).st_blocks * 512
+    return 0
+
+
+def _enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int]:
+    """The directory `name` of ours, made where it is not there, and its lock. Raises BusyError if others are in it."""
     while True:
-        os.makedirs(staging, exist_ok=True)
-        try:
-            fd = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:
-            continue  # removed just now
-        try:
-            lock(fd, path, shared)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(guard)):
-                    return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # whoever removed it had it locked until now
+        with contextlib.suppress(FileExistsError):
+            home.make_private(name)
+        # What is removed just now is made again.
+        with contextlib.suppress(FileNotFoundError):
+            staging = home.own(name)
+            try:
+                guard = staging.open_or_create(LOCK, 0o600)
+                try:
+                    lock(guard, path, shared)
+                    # Whoever removed it had it locked until now.
+                    if os.path.samestat(os.fstat(guard), staging.stat(LOCK)):
+                        return staging, guard
+                except BaseException:
+                    os.close(guard)
+                    raise
+                os.close(guard)
+            except BaseException:
+                staging.close()
+                raise
+            staging.close()
 
 
-def _remove_dead(path: str) -> None:
-    """Remove a staging area, a file or a directory, that no living process has locked."""
-    with contextlib.suppress(OSError):
-        if not stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
-            if not is_locked(path):
-                os.unlink(path)
-            return
-        guard = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def _wait_for(home: Handle, name: str, path: str) -> tuple[Handle, int]:
+    """As `_enter`, when no other process is in it any more. Raises BusyError where that takes too long."""
+    until = time.monotonic() + PATIENCE
+    while True:
         try:
-            lock(guard, path)
-            _remove_below(path, {os.path.join(path, LOCK)})
-            _remove_emptied(path)
+            return _enter(home, name, path, shared=False)
         except BusyError:
-            pass
-        finally:
-            os.close(guard)
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.02)
 
 
-def _remove_emptied(staging: str) -> None:
-    """Remove a staging directory in which only the lock is left, which is held."""
+def _remove_dead(home: Handle, name: str, recover: Callable[[Handle], None] | None = None) -> None:
+    """Remove a staging area, a file or a directory, that is this user's and that no living process has locked.
+
+    A directory without our lock in it is only removed if it is empty. `recover` is called with it before.
+    """
+    with contextlib.suppress(OSError, FailedError):
+        if not stat.S_ISDIR(home.stat(name).st_mode):
+            fd = home.open_own(name)
+            try:
+                if not is_locked(fd) and os.path.samestat(os.fstat(fd), home.stat(name)):
+                    home.unlink(name)
+            finally:
+                os.close(fd)
+            return
+        with home.own(name) as staging:
+            try:
+                guard = staging.open_own(LOCK)
+            except FileNotFoundError:
+                os.rmdir(name, dir_fd=home.fd)
+                return
+            try:
+                lock(guard, name)
+                if recover:
+                    recover(staging)
+                _remove_emptied(home, name, staging)
+            finally:
+                os.close(guard)
+
+
+def _remove_emptied(home: Handle, name: str, staging: Handle) -> None:
+    """Remove a staging directory, whose lock is held: last what says that it is one of ours."""
+    staging.clear({LOCK, PUBLISHED})
+    for last in (PUBLISHED, LOCK):
+        with contextlib.suppress(OSError):
+            staging.unlink(last)
     with contextlib.suppress(OSError):
-        os.unlink(os.path.join(staging, LOCK))
-    with contextlib.suppress(OSError):
-        os.rmdir(staging)
-
-
-def _read(path: str) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb") as file:
-            return read_record(file.read())
-    except OSError:
-        return None
+        os.rmdir(name, dir_fd=home.fd)
 
 
 def _is_as_recorded(now: os.stat_result, found: Mapping[str, Any], synced: bool, renamed: bool) -> bool:
@@ -641,10 +955,10 @@ def _is_as_recorded(now: os.stat_result, found: Mapping[str, Any], synced: bool,
     """
     if not stat.S_ISREG(now.st_mode) or now.st_size != found["size"]:
         return False
-    same = now.st_mtime_ns == found.get("mtime")
+    same: bool = now.st_mtime_ns == found["mtime"]
     if renamed:
-        return same and now.st_ino == found.get("inode")
-    return synced or (same and found.get("boot") == _boot() != "")
+        return same and bool(now.st_ino == found["inode"])
+    return synced or (same and found["boot"] == _boot() != "")
 
 
 def _boot() -> str:
@@ -656,44 +970,9 @@ def _boot() -> str:
         return ""
 
 
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _sync(directory: Handle, name: str) -> None:
+    fd = directory.open_file(name)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def write_whole(path: str, data: bytes) -> None:
-    """Write a small file so that it is there with all of its content, or not at all.
-
-    It need not be synced: a power cut may take it away or spoil it, which shows, as it is JSON to the last byte.
-    """
-    temporary = f"{path}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-    finally:
-        os.close(fd)
-    os.replace(temporary, path)
-
-
-def _remove_tree(directory: str) -> None:
-    _remove_below(directory)
-    with contextlib.suppress(OSError):
-        os.rmdir(directory)
-
-
-def _remove_below(directory: str, kept: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Remove everything in a directory of ours but for the files `kept`; links are not followed."""
-    for place, directories, files in os.walk(directory, topdown=False):
-        for name in files:
-            path = os.path.join(place, name)
-            if path not in kept:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-        for name in directories:
-            with contextlib.suppress(OSError):
-                os.rmdir(os.path.join(place, name))

@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 
 from . import remote
 from .errors import CkptconvError, CorruptError, FailedError, UsageError
+from .handles import Handle, resolved
 from .tensors import File
 
 Options = dict[str, Any]
@@ -48,7 +49,7 @@ def is_remote(path: str) -> bool:
 def real_place(path: str) -> str:
     """Where a directory is that is called `path`: what names it stands beside that, not beside a link."""
     path = path.rstrip("/") or path
-    return os.path.realpath(path) if os.path.islink(path) else path
+    return resolved(path) if os.path.islink(path) else path
 
 
 def normalize(path: str | os.PathLike[str]) -> str:
@@ -296,9 +297,13 @@ class LocalReader(DescriptorReader):
     def __init__(self, file: File) -> None:
         held = _held.get(file.path)
         try:
-            fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC) if held is None else os.dup(held)
+            # To open a pipe would otherwise wait for somebody who writes to it.
+            fd = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if held is None else os.dup(held)
         except OSError as error:
             raise FailedError(f"{file.path} cannot be read: {reason(error)}.") from error
+        if held is None and not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise CorruptError(f"{file.path} is not a file any more, as it was when it was looked at.")
         super().__init__(file, fd)
 
     def close(self) -> None:
@@ -548,21 +553,31 @@ class Writer:
 
 
 class LocalWriter(Writer):
+    """Writes the file `path` of `size` bytes, which is made or taken over if it is this user's; `directory` is the open
+    directory that it lies in, by default the one that its path names."""
+
     positioned = True
 
-    def __init__(self, path: str, size: int) -> None:
+    def __init__(self, path: str, size: int, directory: Handle | None = None) -> None:
         self._path = path
-        with writing(path):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            with writing(path):
+        with writing(path), contextlib.ExitStack() as stack:
+            here = directory or stack.enter_context(Handle.open(os.path.dirname(path) or "."))
+            name = os.path.basename(path)
+            self._fd = here.open_or_create(name)
+            try:
                 lock(self._fd, path)
-                if not os.path.exists(path) or not os.path.samestat(os.fstat(self._fd), os.stat(path)):
+                if not self.is_at(here, name):
                     raise BusyError(path)  # and has put it under its final name just now
                 os.ftruncate(self._fd, size)
-        except BaseException:
-            os.close(self._fd)
-            raise
+            except BaseException:
+                os.close(self._fd)
+                raise
+
+    def is_at(self, directory: Handle, name: str) -> bool:
+        """Whether the file still stands under `name` in `directory`."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._fd), directory.stat(name))
+        return False
 
     def write_at(self, offset: int, data: memoryview) -> None:
         with writing(self._path):
@@ -693,29 +708,13 @@ def lock(fd: int, path: str, shared: bool = False) -> None:
             raise
 
 
-def is_locked(path: str) -> bool:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return True
+def is_locked(fd: int) -> bool:
+    """Whether a living process has the open file `fd` locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
-    else:
-        return False
-    finally:
-        os.close(fd)
-
-
-def sync_directory(path: str) -> None:
-    """Have the names in a directory survive a power cut, as far as its file system can; they stand in any case."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    return False
 
 
 def check_space(

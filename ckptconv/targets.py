@@ -14,13 +14,20 @@ from .formats.source import Source
 from .options import Options
 from .outputs import safetensors
 from .restore import SUFFIXES
-from .storage import dirname, is_remote, join, listing, look
+from .storage import basename, dirname, is_remote, join, listing, look
 from .uploads import check_writable
 
 # What an output of ours consists of; of these, a new output replaces what an earlier one left.
 OUTPUT_NAMES = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
 )
+
+
+def is_output_name(name: str) -> bool:
+    """Whether an output of ours has a file of that name."""
+    return OUTPUT_NAMES.fullmatch(name) is not None
+
+
 # One file of a sharded set is called as it would be among the others.
 _SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
@@ -97,6 +104,89 @@ def check_file(path: str, option: str) -> None:
             f"{option} {path} cannot be written: there is no directory {dirname(path)}. Nothing was written.",
             "Make it first.",
         )
+
+
+# Files beside a checkpoint, or in it, that say which one is meant.
+_POINTERS = ("latest", "latest_universal")
+
+
+def files_behind(source: Source) -> list[str]:
+    """The paths of the files that `source` was read from, and of those that lead to it; some may not be there."""
+    within = _within(source)
+    own = [] if within == source.path else [source.path]
+    beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in _POINTERS]
+    copies = [file.path for file in source.training.copies] if source.training else []
+    is_ours = source.family == safetensors_input.FAMILY
+    listed = os.listdir(within or ".") if (source.shards or is_ours) and not is_remote(within) else []
+    # An index of ours, beside shards of torch, is of an earlier output.
+    indices = [
+        join(within, name) for name in listed if name.endswith(".index.json") and (is_ours or not is_output_name(name))
+    ]
+    return [*own, *source.shards, *indices, *named_inputs(source), *copies, *source.pointers, *beside]
+
+
+def named_inputs(source: Source) -> list[str]:
+    """The paths of the files that tell `source` apart from others."""
+    within = _within(source)
+    return [join(within, name) for name in source.inputs]
+
+
+def _within(source: Source) -> str:
+    """The directory that a source is, or is in."""
+    is_directory = not is_remote(source.path) and os.path.isdir(source.path)
+    return source.path if is_directory else dirname(source.path)
+
+
+class Spared:
+    """The files of the checkpoint that is read, which no output may replace, under whatever name."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._paths = {resolved_name(path): path for path in paths if is_remote(path) or os.path.lexists(path)}
+        self._identities = {_identity(path): path for path in self._paths.values()}
+
+    def check(self, path: str, what: str) -> None:
+        """Raise UsageError where `what`, written to `path`, would replace one of the files."""
+        hit = self._paths.get(resolved_name(path))
+        if hit is None and not is_remote(path) and os.path.exists(path):
+            hit = self._identities.get(_identity(path))
+        if hit is not None:
+            raise self._refused(path if hit == path else f"{path}, which is {hit}", what)
+
+    def check_directory(self, target: Target, names: Iterable[str], what: str) -> None:
+        """Raise UsageError where `what`, written to a directory under `names`, would replace one of the files, or be in
+        the place of one under a name that outputs have."""
+        directory = resolved_name(target.path)
+        for place, path in self._paths.items():
+            if target.is_tree:
+                inside = place.startswith(f"{directory}/")
+            else:
+                inside = dirname(place) == directory and is_output_name(basename(place))
+            if inside:
+                raise self._refused(path, what)
+        if not is_remote(target.path):
+            present = os.listdir(target.path) if os.path.isdir(target.path) and not target.is_tree else []
+            for name in {*names, *filter(is_output_name, present)}:
+                self.check(join(target.path, name), what)
+
+    @staticmethod
+    def _refused(path: str, what: str) -> UsageError:
+        return UsageError(
+            f"{what} would replace {path}, the input itself. Nothing was written.", "Write it to another place."
+        )
+
+
+def resolved_name(path: str) -> str:
+    """What a path or URL is, however it is written."""
+    return path.rstrip("/") if is_remote(path) else os.path.realpath(path)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """What tells the file that `path` leads to from all others of this machine."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def check_spool(directory: str) -> None:

@@ -275,6 +275,9 @@ class RenamedUpload(Upload):
         self._hidden = f"{directory}/{HIDDEN}{name}"
         if directory.strip("/"):
             fs.makedirs(directory, exist_ok=True)
+        # What is there may be a link, and would be written through.
+        with contextlib.suppress(Exception):
+            fs.rm_file(self._hidden)
         self._file = fs.open(self._hidden, "wb")
 
     def send(self, number: int, data: memoryview) -> None:
@@ -520,13 +523,28 @@ class UploadStaging(Staging):
                 if self.index in present and not self._is_published(self.index):
                     remote.retrying(lambda: fs.rm_file(f"{inner}/{self.index}"))
                 previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
-        for name in (name for name in names if name != self.index):
-            self._complete(name)
-        for name in previous:
-            with explained(self._url(name)):
-                self._remove(fs, f"{inner}/{name}")
-        if self.index in names:
-            self._complete(self.index)
+
+        def remove_previous() -> None:
+            while previous:
+                with explained(self._url(previous[-1])):
+                    self._remove(fs, f"{inner}/{previous[-1]}")
+                previous.pop()
+
+        # The index comes last, when nothing is left beside it that it does not name.
+        for number, name in enumerate(sorted(names, key=lambda name: name == self.index)):
+            try:
+                if name == self.index:
+                    remove_previous()
+                self._complete(name)
+            except CkptconvError as error:
+                if len(names) > 1:
+                    error.message += (
+                        f" {self.path} is not complete: {number} of {len(names)} files have their final names, {name} "
+                        "has not, and what an earlier output had is replaced in part."
+                    )
+                raise
+        remove_previous()
+        self.committed = True
 
     def _directory(self) -> tuple[Any, str]:
         fs, inner = remote.filesystem(self.path, self._options)
@@ -540,6 +558,9 @@ class UploadStaging(Staging):
     def _remove(fs: Any, inner: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             remote.retrying(lambda: fs.rm_file(inner))
+
+    def leave(self) -> None:
+        """Nothing to do: nothing here is held by a process."""
 
     def discard(self) -> None:
         while self._uploads:

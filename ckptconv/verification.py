@@ -7,6 +7,7 @@ element (`reference`); nothing that plans, moves or casts the bytes of a convers
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import zipfile
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from . import foreign, keymap, select, writable
+from . import foreign, keymap, renaming, select, writable
 from .errors import CkptconvError, CorruptError, DifferenceError, FailedError, UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source, Training
@@ -25,23 +26,24 @@ from .garbage import no_garbage, settled
 from .nearby import Nearby
 from .options import Options
 from .outputs.torch_tree import KINDS
+from .provenance import (
+    MANIFEST,
+    OPTIONS,
+    Manifest,
+    Rules,
+    check_checksums,
+    check_planned,
+    check_safetensors,
+    has_checksum,
+    read_manifest,
+)
 from .reference import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
 from .restore import leaving_out
 from .spool import SpoolingReaders, is_pipe
 from .storage import basename, dirname, is_far, is_remote, join, look, normalize, peak_rss, read_text, real_place
 from .structure import dump, name_of, parse, tensors_of
 from .tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View, contiguous_strides, same_bytes, untagged
-from .written import (
-    MANIFEST,
-    OPTIONS,
-    SUFFIX,
-    Manifest,
-    Written,
-    check_manifest,
-    read_directory,
-    read_file,
-    read_manifest,
-)
+from .written import SUFFIX, Written, read_directory, read_file
 
 if TYPE_CHECKING:
     from .reference import Array
@@ -55,8 +57,6 @@ _RESERVED = ("format", "total_size", "ckptconv.structure")
 _SHOWN = 5
 # The file beside a universal checkpoint that names it.
 _LATEST = "latest_universal"
-# What a directory has beside what was converted: it says what was.
-_MANIFEST = ".ckptconv-manifest.json"
 _LONGEST_NAME = 4096
 
 
@@ -167,13 +167,15 @@ def verify(
     if asked.optimizer:
         targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="states"))
     if asked.universal:
-        targets.append(Target(real_place(normalize(asked.universal)), "universal"))
+        place = real_place(normalize(asked.universal))
+        told = read_manifest(join(place, MANIFEST), dict(asked.storage_options))
+        targets.append(Target(place, "universal", manifest=told))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: to look for garbage among them takes longer than to make them.
     with no_garbage():
         sources = [source] if isinstance(source, Source) else _open(normalize(source), targets, asked)
-    pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
+    pairs = [(one, _of_rank(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=progress, announce=announce)
     usual, deciding = Options(), targets[0].manifest
     done.options = {name: getattr(asked, name) for name in OPTIONS if getattr(asked, name) != getattr(usual, name)}
@@ -195,8 +197,9 @@ def verify_outputs(
     sources = {id(source): source for source, _ in outputs}.values()
     done.bytes_read = sum(source.bytes_read for source in sources)
     others = frozenset(target.path for _, target in outputs)
+    attested = _Attested()
     with no_garbage():
-        pairs = [pair for source, target in outputs for pair in _compare(source, target, asked, others, done)]
+        pairs = [pair for source, target in outputs for pair in _compare(source, target, asked, others, done, attested)]
     # What is warned of depends on what was asked for.
     done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
     if not done.tensors and not done.structure_records:
@@ -208,13 +211,54 @@ def verify_outputs(
         with Nearby(readers) as nearby:
             reference = Reference(nearby)
             for piece in nearby.over(_pieces(pairs), _needs):
-                _check_elements(reference, piece, progress)
+                _check_elements(reference, piece, progress, attested)
                 done.bytes_compared += piece.nbytes
         # What lies between is read along from far away.
         done.bytes_read += reference.bytes_read + nearby.bytes_fetched - nearby.bytes_given
+    done.warnings.extend(attested.check())
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
     return done
+
+
+class _Attested:
+    """What manifests say, which is checked when all they are about is known to be right; and the CRC-32 of tensors of
+    the output, as far as one is told."""
+
+    def __init__(self) -> None:
+        # Each raises what is wrong, and returns what to warn of.
+        self.checks: list[Callable[[], list[str]]] = []
+        self._manifests: dict[str, Manifest] = {}
+        self._crcs: dict[str, dict[str, int]] = {}
+
+    def expect(self, manifest: Manifest, found: Written) -> None:
+        """Have the checksums of `found` compared with those that `manifest` tells."""
+        for file in found.files:
+            self._manifests[file.path] = manifest
+            self._crcs[file.path] = {}
+        for name, home in found.homes.items():
+            if has_checksum(manifest, basename(home), name):
+                self._crcs[home][name] = 0
+
+    def add(self, pair: _Pair, data: bytes) -> None:
+        """Take in the next bytes of a tensor."""
+        crcs = self._crcs.get(pair.path, {})
+        if pair.name in crcs:
+            crcs[pair.name] = zlib.crc32(data, crcs[pair.name])
+
+    def read(self, reference: Reference, pair: _Pair) -> None:
+        """Take in a tensor that was compared in another order."""
+        if pair.name in self._crcs.get(pair.path, {}):
+            step = max(BLOCK // pair.got.dtype.itemsize, 1)
+            for start in range(0, pair.got.numel, step):
+                self.add(pair, reference.raw(pair.got, start, min(start + step, pair.got.numel)))
+
+    def check(self) -> list[str]:
+        """Raise DifferenceError unless all is as told; what to warn of."""
+        warnings = [warning for check in self.checks for warning in check()]
+        for path, crcs in self._crcs.items():
+            check_checksums(self._manifests[path], basename(path), crcs)
+        return warnings
 
 
 def _target(path: str, asked: Options) -> Target:
@@ -267,11 +311,13 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     return [source]
 
 
-def _of_rank(source: Source, target: Target) -> Target:
+def _of_rank(source: Source, target: Target, asked: Options) -> Target:
     """Where one tensor-parallel rank's output is: OUTPUT/mp_rank_NN."""
     if source.model_rank is None:
         return target
-    return target._replace(path=join(target.path, f"mp_rank_{source.model_rank:02d}"))
+    path = join(target.path, f"mp_rank_{source.model_rank:02d}")
+    told = target.manifest or read_manifest(join(path, MANIFEST), dict(asked.storage_options))
+    return target._replace(path=path, manifest=told)
 
 
 def _packed(pairs: Iterable[_Pair]) -> Counter[File]:
@@ -287,7 +333,7 @@ def _packed(pairs: Iterable[_Pair]) -> Counter[File]:
 
 
 def _compare(
-    source: Source, target: Target, asked: Options, others: frozenset[str], done: Verification
+    source: Source, target: Target, asked: Options, others: frozenset[str], done: Verification, attested: _Attested
 ) -> Iterator[_Pair]:
     """Compare all but the elements; the pairs of tensors whose elements are to be compared."""
     storage_options = dict(asked.storage_options)
@@ -296,10 +342,14 @@ def _compare(
     if entry.kind == "missing":
         raise UsageError(f"{target.path} does not exist: there is no output to verify.")
     if target.made_of == "universal":
-        yield from _compare_universal(source, target, asked, done)
+        yield from _compare_universal(source, target, asked, done, attested)
         return
     if target.path.endswith(TORCH_SUFFIXES) and entry.kind == "file":
         yield from _compare_torch(source, _expected_tree(source, asked), target.path, here, asked, done)
+        if target.manifest and not is_remote(here):
+            places = {basename(target.path): here}
+            of_torch = target.manifest, source, dict(source.inputs), "weights", target.path, places
+            attested.checks.append(functools.partial(check_planned, *of_torch))
         return
     if target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None):
         found = read_file(target.path, storage_options, here)
@@ -314,7 +364,9 @@ def _compare(
     _check_structure(expected, found)
     _check_shards(found, asked)
     if target.manifest:
-        check_manifest(target.manifest, found)
+        told = target.manifest, source, dict(source.inputs), target.made_of, found, storage_options
+        attested.checks.append(functools.partial(check_safetensors, *told))
+        attested.expect(target.manifest, found)
     counted = Counter(found.homes.values())
     done.outputs.extend(VerifiedFile(file.path, file.size, counted[file.path]) for file in found.files)
     done.tensors += len(expected.tensors)
@@ -414,6 +466,8 @@ def _names(source: Source, flat: Mapping[str, Any], asked: Options) -> dict[str,
     if lost:
         raise CorruptError(f"{source.path} names parameters whose data is nowhere in it: {_some(lost)}.")
     chosen = select.matching(flat, asked.include, asked.exclude)
+    if isinstance(asked.rename, Rules):
+        return renaming.renamed(chosen, asked.strip_prefix, asked.rename, "The manifest")
     return select.renamed(chosen, asked.strip_prefix, asked.rename)
 
 
@@ -546,7 +600,9 @@ def _unreadable(path: str, why: str) -> DifferenceError:
     return DifferenceError(f"{path} cannot be read: {why}", "Convert again.", what="file", file=path)
 
 
-def _compare_universal(source: Source, target: Target, asked: Options, done: Verification) -> Iterator[_Pair]:
+def _compare_universal(
+    source: Source, target: Target, asked: Options, done: Verification, attested: _Attested
+) -> Iterator[_Pair]:
     """The same for a universal checkpoint: a file for every parameter's weights and each of its states, and others."""
     if source.training is None:
         raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
@@ -559,7 +615,7 @@ def _compare_universal(source: Source, target: Target, asked: Options, done: Ver
         lacking = DifferenceError(f"{target.path} lacks {_some(missing)}.", what="missing", file=at[missing[0]])
         raise lacking
     if target.at is None:
-        _check_no_more(target.path, {*names, _LATEST, _MANIFEST})
+        _check_no_more(target.path, {*names, _LATEST, MANIFEST})
     for name, tree in trees.items():
         yield from _compare_torch(source, tree, join(target.path, name), at[name], asked, done)
     for name, file in copies.items():
@@ -576,6 +632,9 @@ def _compare_universal(source: Source, target: Target, asked: Options, done: Ver
             expected=basename(target.path),
             found=text,
         )
+    if target.manifest:
+        told = target.manifest, source, dict(source.inputs), "universal", target.path, at
+        attested.checks.append(functools.partial(check_planned, *told))
 
 
 def _universal_trees(source: Source, training: Training) -> dict[str, Any]:
@@ -692,11 +751,11 @@ def _needs(piece: _Piece) -> Sequence[Span]:
     return [span for spans in told for span in spans if span.file.packed is None and is_far(span.file.path)]
 
 
-def _check_elements(reference: Reference, piece: _Piece, progress: Progress | None) -> None:
+def _check_elements(reference: Reference, piece: _Piece, progress: Progress | None, attested: _Attested) -> None:
     """Raise DifferenceError, for the first in C order, unless all elements are the same bits."""
     pair = piece.pair
     first = _first_in_tiles if piece.scattered else _first_in_order
-    index = first(reference, piece, progress or (lambda count: None))
+    index = first(reference, piece, progress or (lambda count: None), attested)
     if index is None:
         return
     expected, found = (reference.flat(tensor, index, index + 1).tobytes() for tensor in (pair.want, pair.got))
@@ -714,7 +773,7 @@ def _check_elements(reference: Reference, piece: _Piece, progress: Progress | No
     )
 
 
-def _first_in_order(reference: Reference, piece: _Piece, progress: Progress) -> int | None:
+def _first_in_order(reference: Reference, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
     """The first element that differs, by its number in C order."""
     (want, got, _, _), start, stop, _, _ = piece
     one, other = reference.raw(want, start, stop), reference.raw(got, start, stop)
@@ -722,11 +781,12 @@ def _first_in_order(reference: Reference, piece: _Piece, progress: Progress) -> 
         raise AssertionError(f"a reference gave {len(one)} and {len(other)} bytes of {stop - start} elements")
     if one != other:
         return start + next(at for at in range(len(one)) if one[at] != other[at]) // got.dtype.itemsize
+    attested.add(piece.pair, other)
     progress(piece.nbytes)
     return None
 
 
-def _first_in_tiles(reference: Reference, piece: _Piece, progress: Progress) -> int | None:
+def _first_in_tiles(reference: Reference, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
     """The same for a whole tensor, in another order."""
     want, got, _, _ = piece.pair
     strides = contiguous_strides(got.shape)
@@ -742,6 +802,8 @@ def _first_in_tiles(reference: Reference, piece: _Piece, progress: Progress) -> 
                 first = at if first is None else min(first, at)
                 break  # the first of a box in C order is the first of it in the tensor's
         progress(one.nbytes)
+    if first is None:
+        attested.read(reference, piece.pair)
     return first
 
 

@@ -22,7 +22,6 @@ from .weight_map import read_index
 SUFFIX = ".safetensors"
 INDEX = f"model{SUFFIX}.index.json"
 SINGLE = f"model{SUFFIX}"
-MANIFEST = ".ckptconv-manifest.json"
 METADATA = "__metadata__"
 # What is read of a header, a manifest and a record at most.
 _MAX_HEADER, _MAX_MANIFEST, _MAX_RECORD = 100_000_000, 256 << 20, 1 << 30
@@ -129,83 +128,6 @@ def read_directory(
 
 def _listed(path: str, options: Options | None) -> dict[str, str]:
     return {name: join(path, name) for name, entry in listing(path, options).items() if entry.kind == "file"}
-
-
-# ----------------------------------------------------------------------------------------------------- the manifest
-
-
-class Manifest(NamedTuple):
-    """What an output says of how it was made: "weights", "optimizer" or "universal"; the family of its source; the
-    options that decided what it holds; {removed: kept}; and of every file the size and the names of its tensors."""
-
-    path: str
-    kind: str
-    family: str
-    options: dict[str, Any]
-    aliases: dict[str, str]
-    files: dict[str, tuple[int, frozenset[str]]]
-
-
-# The options that a manifest may have, by type. That an attack is to be taken is nothing a file has a say in.
-OPTIONS: dict[str, type] = {
-    "dtype": str, "max_shard_size": int, "key": str, "include": list, "exclude": list, "strip_prefix": str,
-    "rename": list, "tied": str, "tag": str, "exclude_frozen_parameters": bool, "opaque": str, "drop_opaque": bool,
-    "inert": bool,
-}  # fmt: skip
-_IGNORED = frozenset({"inert"})
-
-
-def read_manifest(path: str, options: Options | None = None) -> Manifest | None:
-    """The manifest `path`; None if there is none. Raises DifferenceError for one that is damaged, UsageError for one
-    with options that are not known here."""
-    if look(path, options).kind != "file":
-        return None
-    try:
-        told = strict_json.parse(read_text(path, _MAX_MANIFEST, options), surrogates=True)
-        chosen, files = told["options"], told["files"]
-        sizes = {name: (each["size"], frozenset(each["tensors"])) for name, each in files.items()}
-        found = Manifest(path, told["kind"], told["source"]["family"], chosen, told["aliases"], sizes)
-        texts = (found.kind, found.family, *found.aliases, *found.aliases.values())
-        if not all(type(text) is str for text in texts) or not all(type(size) is int for size, _ in sizes.values()):
-            raise TypeError("a text or a size is none")
-    except (CorruptError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DifferenceError(f"{path} is no sound manifest: {error}.", _AGAIN, what="manifest", file=path) from error
-    for name, value in chosen.items():
-        if type(value) is not OPTIONS.get(name) or (
-            type(value) is list and any(type(each) is not str for each in value)
-        ):
-            raise UsageError(
-                f"{path} says that the conversion had the option {name!r}: {str(value)[:100]!r}, which is not known.",
-                "Give the options of the conversion yourself.",
-            )
-    options_of = {n: tuple(v) if type(v) is list else v for n, v in chosen.items() if n not in _IGNORED}
-    return found._replace(options=options_of)
-
-
-def check_manifest(manifest: Manifest, found: Written) -> None:
-    """Raise DifferenceError unless the manifest says of an output what is so."""
-    sizes = {basename(file.path): file.size for file in found.files}
-    names: dict[str, set[str]] = {name: set() for name in sizes}
-    for name, home in found.homes.items():
-        names[basename(home)].add(name)
-    for name in sorted(manifest.files.keys() | sizes.keys()):
-        size, tensors = manifest.files.get(name, (None, frozenset()))
-        if name == INDEX and name in sizes and size is not None:
-            continue  # what it says has been compared with the files; how it is written is no matter
-        if size != sizes.get(name) or tensors != names.get(name, set()):
-            raise _not_so(manifest, f"the file {name}", None if size is None else f"{size} bytes")
-    if manifest.aliases != found.aliases:
-        raise _not_so(manifest, "tied names", manifest.aliases)
-
-
-def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:
-    return DifferenceError(
-        f"{manifest.path} is not of this output: what it says of {what} is not so.",
-        _STALE,
-        what="manifest",
-        file=manifest.path,
-        found=told,
-    )
 
 
 # -------------------------------------------------------------------------------------------------------- the index

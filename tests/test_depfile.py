@@ -51,6 +51,27 @@ def test_a_target_is_made_when_an_input_is_newer_and_else_not(target: str, input
             os.utime(place / name, (500, 500))
 
 
+@pytest.mark.parametrize("name", [".IGNORE", ".ONESHELL", ".PHONY", ".SUFFIXES", ".DEFAULT", ".POSIX", "./.SILENT"])
+def test_inputs_that_are_called_as_what_make_does_are_files_like_others(name: str, tmp_path: Path) -> None:
+    for place in (tmp_path / "plain", tmp_path / "with blanks"):
+        place.mkdir()
+        for each, changed in ((name, 1000), ("out", 2000), ("other", 500)):
+            (place / each).touch()
+            os.utime(place / each, (changed, changed))
+        (place / "rule.d").write_text(rule(["out"], ["other", name]))
+        assert not is_made(place, "out")
+        os.utime(place / name, (3000, 3000))
+        assert is_made(place, "out")
+        (place / name).unlink()
+        assert is_made(place, "out")
+        makefile = "all: out other2\nother2:\n\t@false\n\t@touch went-on\nout:\n\t@cd / \n\t@pwd\ninclude rule.d\n"
+        (place / "Makefile").write_text(makefile)
+        run = subprocess.run(["make", "-k", "-C", place], capture_output=True, text=True, check=False)
+        assert run.returncode == 2
+        assert not (place / "went-on").exists()
+        assert str(place) in run.stdout.splitlines()
+
+
 def test_an_input_that_is_gone_does_not_stop_make(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     (tmp_path / "rule.d").write_text(rule(["out"], ["in 1", "in 2"]))
@@ -70,8 +91,12 @@ def test_long_rules_are_of_several_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "name"), [("a%b", "c"), ("a|b", "c"), ("a", "b\nc"), ("a", "~b"), ("a", "b\\c"), ("a", "b (1)")]
-)
+    ("target", "name"),
+    [
+        ("a%b", "c"), ("a|b", "c"), ("a", "b\nc"), ("a", "~b"), ("a", "b\\c"), ("a", "b (1)"),
+        (".PHONY", "c"), ("a", "b\vc"), ("a", "b\fc"), ("a", "b\x7f"), ("a\0", "b"),
+    ],
+)  # fmt: skip
 def test_names_that_make_cannot_hold_are_refused(target: str, name: str) -> None:
     with pytest.raises(UsageError, match="cannot be named in a Makefile"):
         rule([target], [name])

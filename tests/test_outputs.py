@@ -196,12 +196,12 @@ def test_a_kill_during_commit_leaves_no_index_rather_than_a_wrong_one_and_the_ne
     steps = 0
 
     def dying(call: Callable[..., None]) -> Callable[..., None]:
-        def step(*arguments: object) -> None:
+        def step(*arguments: object, **options: object) -> None:
             nonlocal steps
             steps += 1
             if steps == fatal:
                 os._exit(9)
-            call(*arguments)
+            call(*arguments, **options)
 
         return step
 
@@ -230,10 +230,13 @@ def contents_of_files(directory: Path) -> dict[str, bytes]:
 
 def test_staging_of_a_dead_process_is_cleaned_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (out / ".ckptconv-dead").mkdir(parents=True)
-    (out / ".ckptconv-dead" / "model").write_bytes(b"half")
-    living = DirectoryStaging(str(out), "living", is_ours, "model.index")
-    with living:
+    out.mkdir()
+    dead = DirectoryStaging(str(out), "dead", is_ours, "model.index")
+    dead.__enter__()
+    dead.create("model", 4)
+    dead.close()
+    assert (out / ".ckptconv-dead" / "model").stat().st_size == 4
+    with DirectoryStaging(str(out), "living", is_ours, "model.index") as living:
         living.create("model", 1)
         publish(out, {"model": b"new"})
         assert sorted(path.name for path in out.iterdir()) == [".ckptconv-living", "model"]

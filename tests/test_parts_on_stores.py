@@ -19,7 +19,7 @@ from checkpoints import ZERO
 from remote import BUCKET, S3, Proxy, fresh, proxy_to, s3_server
 
 from ckptconv import convert
-from ckptconv.errors import FailedError, UsageError
+from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.finishing import finish
 
 MANIFEST = ".ckptconv-manifest.json"
@@ -169,6 +169,37 @@ def test_an_upload_that_is_gone_is_missed_before_anything_is_touched(
     with pytest.raises(FailedError, match="model-00003-of-00006"):
         finish([output], storage_options=s3.options)
     assert {name: data for name, data in contents(output, s3).items() if "/" not in name} == expected
+
+
+@pytest.mark.parametrize("what", ["name", "plan", "parts", "upload", "number", "not JSON", "record of another"])
+def test_what_is_read_back_is_checked_before_it_is_used(
+    what: str, model: Path, expected: dict[str, bytes], output: str, s3: S3
+) -> None:
+    part(model, output, s3, 0, 1)
+    prefix = output.removeprefix(f"s3://{BUCKET}/") + "/"
+    description = next(key for key in s3.keys(prefix) if key.endswith("/.plan.json"))
+    record = next(key for key in s3.keys(prefix) if "/.record-" in key)
+    key = description if what in ("name", "plan", "parts", "not JSON") else record
+    told = json.loads(s3.get(key))
+    if what == "name":
+        told["files"][0][0] = "../../elsewhere"
+    elif what == "plan":
+        told["plan"] = "../x"
+    elif what == "parts":
+        told["parts"] = 10**20
+    elif what == "upload":
+        told["upload"] = ["x"]
+    elif what == "number":
+        told["parts"][0]["PartNumber"] = "1"
+    elif what == "record of another":
+        told["name"] = "model-00099-of-00006.safetensors"
+    s3.client.put_object(Bucket=BUCKET, Key=key, Body=b"[" * 9999 if what == "not JSON" else json.dumps(told).encode())
+    with pytest.raises(CorruptError):
+        finish([output], storage_options=s3.options)
+    assert not any("/" not in name for name in contents(output, s3))
+    part(model, output, s3, 0, 1)
+    finish([output], storage_options=s3.options)
+    assert contents(output, s3) == expected
 
 
 def test_a_part_run_twice_sends_nothing_again(model: Path, output: str, s3: S3) -> None:

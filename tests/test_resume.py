@@ -76,12 +76,12 @@ AT_RENAME = """
 from ckptconv import staging
 replace = os.replace
 left = [{}]
-def dying(*arguments):
+def dying(*arguments, **options):
     if not os.path.basename(arguments[1]).startswith((".record-", ".synced-")):
         left[0] -= 1
         if left[0] < 0:
             os.kill(os.getpid(), signal.SIGKILL)
-    replace(*arguments)
+    replace(*arguments, **options)
 os.replace = dying
 """
 

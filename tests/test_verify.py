@@ -200,6 +200,93 @@ def test_a_manifest_tells_the_options_and_has_to_be_true(tmp_path: Path) -> None
             library.verify(source, tmp_path / "model")
 
 
+def _changes(told: dict[str, Any]) -> dict[str, Any]:
+    """For every field of a manifest a change of it."""
+    file = next(name for name, found in told["files"].items() if found["tensors"])
+    tensor, source = next(iter(told["files"][file]["tensors"])), next(iter(told["source"]["inputs"]))
+    return {
+        "release": lambda m: m.update(ckptconv="0.0.1"),
+        "plan": lambda m: m.update(plan="0" * 16),
+        "kind": lambda m: m.update(kind="weights" if m["kind"] == "universal" else "universal"),
+        "format": lambda m: m["source"].update(format="torch tar archive"),
+        "rank": lambda m: m["source"].update(model_rank=3),
+        "size of an input": lambda m: m["source"]["inputs"][source].update(size=1),
+        "identity": lambda m: m["source"]["inputs"][source].update(identity="0" * 16),
+        "an input less": lambda m: m["source"]["inputs"].pop(source),
+        "an input more": lambda m: m["source"]["inputs"].update(x={"size": 3, "identity": "0" * 16}),
+        "options": lambda m: m["options"].update(inert=True),
+        "alias": lambda m: m["aliases"].update(one="other"),
+        "checksum": lambda m: m["files"][file]["tensors"].update({tensor: "00000001"}),
+        "no checksum": lambda m: m["files"][file]["tensors"].update({tensor: None}),
+        "size": lambda m: m["files"][file].update(size=m["files"][file]["size"] + 1),
+        "a size that is none": lambda m: m["files"][file].update(size=float("nan")),
+        "a size below zero": lambda m: m["files"][file].update(size=-1),
+        "order": lambda m: m.update(files=dict(reversed(m["files"].items()))),
+        "a field more": lambda m: m.update(more=1),
+    }
+
+
+@pytest.mark.parametrize("made", ["weights", "states", "universal", "file", "torch"])
+def test_every_field_of_a_manifest_is_checked(made: str, saved: Path, tmp_path: Path) -> None:
+    source: Path = ZERO / "z2_bf16_w2/checkpoint"
+    path = tmp_path / "out" / MANIFEST
+    settings: dict[str, Any] = {}
+    output: Path | None = tmp_path / "out"
+    if made == "weights":
+        convert(source, output, max_shard_size=300)
+    elif made == "states":
+        convert(source, tmp_path / "weights", optimizer=str(output), max_shard_size=300)
+    elif made == "universal":
+        convert(source, universal=str(output))
+        settings, output = {"universal": str(output)}, None
+    else:
+        source, path, settings = saved, tmp_path / "m.json", {"manifest": str(tmp_path / "m.json")}
+        convert(saved, tmp_path / "a.safetensors", manifest=str(path))
+        output = tmp_path / "a.safetensors"
+        if made == "torch":
+            source, output = output, tmp_path / "back.pt"
+            convert(source, output, manifest=str(path))
+    told = json.loads(path.read_text())
+    assert not verified(source, output, **settings).warnings
+    for what, change in _changes(told).items():
+        changed = json.loads(json.dumps(told))
+        change(changed)
+        if list(changed.items()) == list(told.items()) and list(changed["files"]) == list(told["files"]):
+            continue
+        path.write_text(json.dumps(changed))
+        if made == "torch" and what == "identity":
+            # A source without checksums is known by its time, which a copy does not keep.
+            assert "another time of change" in verified(source, output, **settings).warnings[0]
+        elif what == "order" and (made in ("universal", "torch") or len(told["files"]) < 2):
+            continue
+        else:
+            # Of another kind, it is compared with something else.
+            assert difference(source, output, **settings)["what"] == "manifest" or what == "kind", what
+    path.write_text(json.dumps(told))
+    verified(source, output, **settings)
+
+
+def test_a_source_that_was_copied_is_still_what_the_output_was_made_of(sharded: tuple[Path, Path]) -> None:
+    source, output = sharded
+    os.utime(source, (1, 1))
+    assert not verified(source, output).warnings
+
+
+@pytest.mark.parametrize(
+    "rule", ["(a?){40}a{40}$=x", "(a+)+$=x", "(.*)*(.*)*(.*)*(.*)*b=x", "((((=x", "=" + "x" * 4000]
+)
+def test_rules_for_renaming_from_a_manifest_take_no_longer_than_they_may(rule: str, tmp_path: Path) -> None:
+    source, output = tmp_path / "source.pt", tmp_path / "output"
+    torch.save({"a" * 41 + "!": torch.ones(3), "c": torch.ones(3)}, source)
+    convert(source, output, rename=["^c$=d"])
+    assert verified(source, output).options == {"rename": ("^c$=d",)}
+    told = json.loads((output / MANIFEST).read_text())
+    rules = [rule] * (3 if rule.startswith("=") else 1)
+    (output / MANIFEST).write_text(json.dumps({**told, "options": {"rename": rules}}))
+    with pytest.raises((UsageError, DifferenceError), match=r"--rename|lacks"):
+        library.verify(source, output)
+
+
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"include": ["model.t*"]}, {"key": "model"}])
 def test_files_of_torch_are_equal_to_the_safetensors_they_are_made_of(
     saved: Path, options: dict[str, Any], tmp_path: Path

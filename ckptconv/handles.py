@@ -1,0 +1,303 @@
+"""Directories by handle, for places that others can write to as well.
+
+A handle is an open directory. Names given to it are single components, and no link is followed: what others rename,
+or put in the place of a name, meanwhile leads nowhere else. What is used or removed as a leftover of our own has to
+belong to the user who runs this, and nobody else may have been able to write into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from .errors import FailedError, UnsafeError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# Neither a link nor a pipe with nobody at its other end leads anywhere.
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# No directory of ours is as deep.
+_DEEPEST = 32
+# As many links as the system follows.
+_MOST_LINKS = 40
+# What others may do with a file or directory.
+_OTHERS = 0o077
+_PROBE = ".ckptconv-spool-"
+
+
+class ForeignError(FailedError):
+    """What stands under a name of ours is not ours: it is neither used nor removed."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(
+            f"{path} is in the way: it is {what}, and is neither used nor removed. Nothing was put under a final name.",
+            "Remove it if you know whose it is, or write to another place. Parts have to be made by one user.",
+        )
+
+
+class Handle:
+    """An open directory. `path` is for messages. A context that closes it.
+
+    Methods raise OSError as the functions of `os` do.
+    """
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd, self.path = fd, path
+
+    @classmethod
+    def open(cls, path: str) -> Handle:
+        """The directory that the user named; links on the way to it are followed."""
+        return cls(os.open(path, _DIRECTORY), path)
+
+    def inside(self, name: str) -> Handle:
+        """The directory `name` in this one, which is no link."""
+        return Handle(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd), os.path.join(self.path, name))
+
+    @contextlib.contextmanager
+    def below(self, names: Sequence[str], make: bool = False) -> Iterator[Handle]:
+        """The directory that `names` lead to, one inside the other, made where they are not there if `make`."""
+        here = self
+        try:
+            for name in names:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, dir_fd=here.fd)
+                inner = here.inside(name)
+                if here is not self:
+                    here.close()
+                here = inner
+            yield here
+        finally:
+            if here is not self:
+                here.close()
+
+    def own(self, name: str) -> Handle:
+        """The directory `name` in this one, if it is private to this user.
+
+        Raises FileNotFoundError if there is none, ForeignError for anything else.
+        """
+        path = os.path.join(self.path, name)
+        try:
+            inner = self.inside(name)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise ForeignError(path, "no directory") from None
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise ForeignError(path, "a directory of another user's") from None
+            raise
+        try:
+            found = os.fstat(inner.fd)
+            if not self._is_ours(found):
+                private = "" if found.st_uid == os.geteuid() else "of another user's"
+                raise ForeignError(path, f"a directory {private or 'that others can open or write to'}")
+        except BaseException:
+            inner.close()
+            raise
+        return inner
+
+    def _is_ours(self, found: os.stat_result) -> bool:
+        """Whether what was `found` in this directory is private to whoever runs this.
+
+        There are file systems that give everything one owner, or one mode: there, what is made here tells them.
+        """
+        others = found.st_mode & _OTHERS
+        if found.st_uid == os.geteuid() and not others:
+            return True
+        fd = unnamed(self)
+        try:
+            made = os.fstat(fd)
+        finally:
+            os.close(fd)
+        return found.st_uid == made.st_uid and not others & ~made.st_mode
+
+    def make_private(self, name: str) -> None:
+        """Make the directory `name`, which only this user can open."""
+        os.mkdir(name, 0o700, dir_fd=self.fd)
+
+    def names(self) -> list[str]:
+        return os.listdir(self.fd)
+
+    def stat(self, name: str) -> os.stat_result:
+        """What stands under `name`; a link is not followed."""
+        return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+
+    def has(self, name: str) -> bool:
+        """Whether anything stands under `name`."""
+        with contextlib.suppress(OSError):
+            self.stat(name)
+            return True
+        return False
+
+    def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """The regular file `name`, opened. Raises FileNotFoundError if there is none, ForeignError for all else."""
+        path = os.path.join(self.path, name)
+        try:
+            fd = os.open(name, flags | _SAFELY, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise ForeignError(path, "no regular file") from None
+            raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise ForeignError(path, "no regular file")
+        return fd
+
+    def open_own(self, name: str) -> int:
+        """The regular file `name`, opened to be written, if it is this user's and has no other name."""
+        try:
+            fd = self.open_file(name, os.O_RDWR)
+        except PermissionError:
+            raise ForeignError(os.path.join(self.path, name), "a file of another user's") from None
+        found = os.fstat(fd)
+        if found.st_nlink > 1 or not (found.st_uid == os.geteuid() or self._is_ours(found)):
+            os.close(fd)
+            what = "a file that has another name too" if found.st_nlink > 1 else "a file of another user's"
+            raise ForeignError(os.path.join(self.path, name), what)
+        return fd
+
+    def create(self, name: str, mode: int = 0o666) -> int:
+        """A new file `name`, opened to be written. Raises FileExistsError if something is there."""
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, mode, dir_fd=self.fd)
+
+    def open_or_create(self, name: str, mode: int = 0o666) -> int:
+        """The file `name` of this user's, opened to be written, and made where it is not there."""
+        while True:
+            with contextlib.suppress(FileExistsError):
+                return self.create(name, mode)
+            with contextlib.suppress(FileNotFoundError):
+                return self.open_own(name)
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """The content of the file `name`; None if there is none. Raises ValueError for more than `most` bytes."""
+        try:
+            fd = self.open_file(name)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            data: bytes = file.read(most + 1)
+        if len(data) > most:
+            raise ValueError(f"it has more than {most} bytes")
+        return data
+
+    def write_whole(self, name: str, data: bytes) -> None:
+        """Write a small file so that it is there with all of its content, or not at all.
+
+        It need not be synced: a power cut may take it away or spoil it, which shows, as it is JSON to the last byte.
+        """
+        temporary = f"{name}.{secrets.token_hex(4)}"
+        fd = self.create(temporary)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
+        self.replace(temporary, self, name)
+
+    def replace(self, name: str, other: Handle, new: str) -> None:
+        """Rename `name` to `new` in the directory `other`, and replace what is there; a link is replaced itself."""
+        os.replace(name, new, src_dir_fd=self.fd, dst_dir_fd=other.fd)
+
+    def unlink(self, name: str) -> None:
+        """Remove the file `name`, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def clear(self, kept: Collection[str] = (), prefix: str = "", deepest: int = _DEEPEST) -> None:
+        """Remove everything in here but for the files `kept`, paths that begin with `prefix`, as far as that can be.
+
+        Links are removed, not followed, and what is mounted here stays.
+        """
+        device = os.fstat(self.fd).st_dev
+        for name in self.names():
+            path = prefix + name
+            if path in kept:
+                continue
+            with contextlib.suppress(OSError):
+                found = self.stat(name)
+                if not stat.S_ISDIR(found.st_mode):
+                    os.unlink(name, dir_fd=self.fd)
+                    continue
+                if deepest and found.st_dev == device:
+                    with self.inside(name) as inner:
+                        inner.clear(kept, f"{path}/", deepest - 1)
+                os.rmdir(name, dir_fd=self.fd)
+
+    def sync(self) -> None:
+        """Have the names in here survive a power cut, as far as the file system can; they stand in any case."""
+        with contextlib.suppress(OSError):
+            os.fsync(self.fd)
+
+    def sync_below(self, deepest: int = _DEEPEST) -> None:
+        """The same for all directories in here."""
+        for name in self.names():
+            with contextlib.suppress(OSError):
+                if deepest and stat.S_ISDIR(self.stat(name).st_mode):
+                    with self.inside(name) as inner:
+                        inner.sync_below(deepest - 1)
+        self.sync()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def unnamed(directory: Handle) -> int:
+    """A new file in `directory` that nobody else can open, and that needs no removal."""
+    try:
+        return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=directory.fd)
+    except (OSError, AttributeError) as error:
+        # Some file systems, and other systems, have no files without names.
+        unknown = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+        if isinstance(error, OSError) and error.errno not in unknown:
+            raise
+    for name in directory.names():
+        # Whoever was killed between the two steps below has left one.
+        if name.startswith(_PROBE):
+            with contextlib.suppress(OSError, FailedError):
+                os.close(directory.open_own(name))
+                directory.unlink(name)
+    name = _PROBE + secrets.token_hex(8)
+    fd = directory.create(name, 0o600)
+    with contextlib.suppress(OSError):
+        directory.unlink(name)
+    return fd
+
+
+def resolved(path: str) -> str:
+    """Where `path` leads, all links followed.
+
+    Raises UnsafeError for a link at its end that a stranger has put into a directory where everybody may, such as /tmp.
+    """
+    here = path
+    for _ in range(_MOST_LINKS):
+        above = os.path.dirname(here.rstrip("/")) or "."
+        try:
+            found, around = os.lstat(here.rstrip("/") or here), os.stat(above)
+            if not stat.S_ISLNK(found.st_mode):
+                break
+            leads = os.readlink(here.rstrip("/"))
+        except (OSError, ValueError):
+            break
+        shared = around.st_mode & stat.S_ISVTX and around.st_mode & stat.S_IWOTH
+        if shared and found.st_uid not in (os.geteuid(), around.st_uid):
+            raise UnsafeError(
+                f"{here} is a link that another user has put there, to {leads}. Nothing was written.",
+                "Write to another place.",
+            )
+        here = os.path.join(above, leads)
+    return os.path.realpath(path)

@@ -1,0 +1,274 @@
+"""Whether a manifest says of a source and an output what is so: for verification, which believes nothing of it.
+
+The options that it names are those of the conversion, unless others are given; what they are has to be true as well:
+the plan id, which is worked out anew, tells of all that decides an output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from . import __version__
+from .errors import CorruptError, DifferenceError, UsageError
+from .formats.source import Source
+from .options import Options
+from .schema import check_manifest, parse_json
+from .storage import basename, dirname, join, look, open_reader, read_text
+from .structure import FILE_NAME
+from .tensors import BLOCK
+from .written import INDEX, SUFFIX, Written
+
+MANIFEST = ".ckptconv-manifest.json"
+_MAX_MANIFEST = 256 << 20
+# The options that a manifest may have, by type. That an attack is to be taken is nothing a file has a say in.
+OPTIONS: dict[str, type] = {
+    "dtype": str, "max_shard_size": int, "key": str, "include": list, "exclude": list, "strip_prefix": str,
+    "rename": list, "tied": str, "tag": str, "exclude_frozen_parameters": bool, "opaque": str, "drop_opaque": bool,
+    "inert": bool,
+}  # fmt: skip
+_IGNORED = frozenset({"inert"})
+# So many patterns, of so many characters, are taken from a file.
+_MOST_PATTERNS, _LONGEST = 1000, 4096
+# What a manifest calls the outputs that are made of a source.
+_KINDS = {"weights": "weights", "states": "optimizer", "universal": "universal"}
+_STALE = "It is of another version of these files; convert again."
+_AGAIN = "The file was damaged or changed since it was written; convert again."
+_YOURSELF = "Give the options of the conversion yourself."
+
+
+class Rules(tuple[str, ...]):
+    """Rules for renaming that a file has given: they may be made to take for ever."""
+
+
+class Manifest(NamedTuple):
+    """What an output says of how it was made: `told` is all of it, and the rest what is used of that: "weights",
+    "optimizer" or "universal"; the family of its source; the options that decided what it holds."""
+
+    path: str
+    told: dict[str, Any]
+    kind: str
+    family: str
+    options: dict[str, Any]
+
+
+def read_manifest(path: str, options: Mapping[str, Any]) -> Manifest | None:
+    """The manifest `path`; None if there is none. Raises DifferenceError for one that is damaged, UsageError for one
+    with options that are not known here."""
+    if look(path, dict(options)).kind != "file":
+        return None
+    try:
+        told = parse_json(read_text(path, _MAX_MANIFEST, dict(options)).encode(errors="surrogatepass"))
+        check_manifest(told)
+    except (CorruptError, ValueError) as error:
+        raise DifferenceError(f"{path} is no sound manifest: {error}.", _AGAIN, what="manifest", file=path) from error
+    for name, value in told["options"].items():
+        if not _is_option(name, value):
+            raise UsageError(
+                f"{path} says that the conversion had the option {name!r}: {str(value)[:100]!r}, which is not known.",
+                _YOURSELF,
+            )
+    given = {name: value for name, value in _options_of(told).items() if name not in _IGNORED}
+    return Manifest(path, told, told["kind"], told["source"]["family"], given)
+
+
+def _is_option(name: str, value: Any) -> bool:
+    if type(value) is not OPTIONS.get(name):
+        return False
+    texts = value if type(value) is list else [value] if type(value) is str else []
+    return len(texts) <= _MOST_PATTERNS and all(type(text) is str and len(text) <= _LONGEST for text in texts)
+
+
+def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as `Options` has them."""
+    made = {name: tuple(value) if type(value) is list else value for name, value in told["options"].items()}
+    return {**made, "rename": Rules(made["rename"])} if "rename" in made else made
+
+
+# --------------------------------------------------------------------------------------------- what it is checked with
+
+
+def check_safetensors(
+    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, found: Written, options: Any
+) -> list[str]:
+    """Raise DifferenceError unless the manifest says of `source` and of its output what is so, but for checksums.
+
+    `inputs` are the source's as they were known when this output was planned: more is known when more of it is read.
+    Returns what to warn of.
+    """
+    names: dict[str, set[str]] = {basename(file.path): set() for file in found.files}
+    for name, home in found.homes.items():
+        names[basename(home)].add(name)
+    literals = {basename(file.path): _literal(file.path, options) for file in found.files}
+    # How an index is written is no matter, once what it says has been compared.
+    sizes = {basename(file.path): file.size for file in found.files}
+    sizes.update({name: len(data) for name, data in literals.items() if name == INDEX})
+    told = manifest.told
+    for name in sorted(told["files"].keys() | sizes.keys()):
+        _check_file(manifest, name, sizes.get(name), names.get(name, set()))
+    if told["aliases"] != found.aliases:
+        raise _not_so(manifest, "tied names", told["aliases"])
+
+    def plan_id() -> str:
+        digest = hashlib.sha256(repr((told["ckptconv"], told["kind"], source.model_rank, told["options"])).encode())
+        for name, entry in told["files"].items():
+            digest.update(repr((name, entry["size"])).encode())
+            digest.update(literals[name])
+        for name in sorted(inputs):
+            digest.update(repr((name, inputs[name])).encode())
+        return digest.hexdigest()[:16]
+
+    return _check_source(manifest, source, inputs, made_of, plan_id)
+
+
+def check_planned(
+    manifest: Manifest,
+    source: Source,
+    inputs: Mapping[str, Hashable],
+    made_of: str,
+    path: str,
+    files: Mapping[str, str],
+) -> list[str]:
+    """The same for files of torch, which are read at the places that `files` gives by name, checksums included.
+
+    Their plans are made anew: what torch reads does not tell how it is laid out.
+    """
+    for name in sorted(manifest.told["files"].keys() | files.keys()):
+        entry = manifest.told["files"].get(name)
+        if entry is None or name not in files:
+            raise _not_so(manifest, f"the file {name}", None)
+        crcs = _members(files[name], next(iter(entry["tensors"]), ""))
+        _check_file(manifest, name, look(files[name]).file.size, set(crcs))
+        check_checksums(manifest, name, crcs)
+    if manifest.told["aliases"]:
+        raise _not_so(manifest, "tied names", manifest.told["aliases"])
+
+    def plan_id() -> str:
+        from .planning import universal_output, weights_output
+        from .targets import Target
+
+        planner = universal_output if made_of == "universal" else weights_output
+        target = Target(path, is_file=made_of != "universal", is_tree=made_of == "universal", is_torch=True)
+        as_it_was = replace(source, inputs=dict(inputs))
+        found = planner(as_it_was, target, Options(**_options_of(manifest.told))).plan.plan_id
+        if manifest.told["ckptconv"] == __version__:
+            return found
+        # Plans are those of this release: what another one has made of the same has another id.
+        return "" if found == manifest.told["plan"] else manifest.told["plan"]
+
+    return _check_source(manifest, source, inputs, made_of, plan_id)
+
+
+def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> None:
+    """Raise DifferenceError unless the manifest has these CRC-32 for the tensors of `file`, as far as it has any."""
+    for name, crc in manifest.told["files"][file]["tensors"].items():
+        if crc is not None and int(crc, 16) != crcs.get(name):
+            raise _not_so(manifest, f"the checksum of {name!r} in {file}", crc)
+
+
+def has_checksum(manifest: Manifest | None, file: str, name: str) -> bool:
+    """Whether a manifest tells the CRC-32 of the tensor `name` in `file`."""
+    entry = manifest.told["files"].get(file) if manifest else None
+    return bool(entry and entry["tensors"].get(name) is not None)
+
+
+def _check_file(manifest: Manifest, name: str, size: int | None, tensors: set[str]) -> None:
+    entry = manifest.told["files"].get(name)
+    if entry is None or entry["size"] != size or entry["tensors"].keys() != tensors:
+        raise _not_so(manifest, f"the file {name}", None if entry is None else f"{entry['size']} bytes")
+
+
+def _check_source(
+    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, plan_id: Callable[[], str]
+) -> list[str]:
+    told, files = manifest.told["source"], manifest.told["files"].values()
+    # Checksums are made of all tensors or of none, and of all where several files have some.
+    crcs = [crc for entry in files for crc in entry["tensors"].values()]
+    if None in crcs and (any(crcs) or sum(bool(entry["tensors"]) for entry in files) > 1):
+        raise _not_so(manifest, "the checksums", None)
+    if manifest.kind != _KINDS[made_of]:
+        raise _not_so(manifest, "the kind of output", manifest.kind)
+    for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):
+        if told.get(what) != one:
+            raise _not_so(manifest, f"its source's {what.replace('model_', '')}", told.get(what))
+    known = {name: _identity(found) for name, found in inputs.items()}
+    unsure: list[str] = []
+    for name in sorted(known.keys() | told["inputs"].keys()):
+        if known.get(name) == told["inputs"].get(name):
+            continue
+        if name not in told["inputs"] or not _may_be(source, inputs, name, told["inputs"][name]):
+            raise _not_so(manifest, f"the input {name}", told["inputs"].get(name))
+        unsure.append(name)
+    if unsure:
+        since = f"{manifest.path} was written when {unsure[0]} had another time of change"
+        return [f"{since}: what it says of its plan cannot be checked."]
+    if plan_id() != manifest.told["plan"]:
+        raise _not_so(manifest, "its plan or options", manifest.told["plan"])
+    return []
+
+
+def _may_be(source: Source, inputs: Mapping[str, Hashable], name: str, told: Mapping[str, Any]) -> bool:
+    """Whether an input may be as it was, though it is told by another time: files without checksums of their own are
+    known by that; and one that was not read now may have been read then."""
+    found = inputs.get(name)
+    if found is None:
+        entries = (look(join(place, name)) for place in (source.path, dirname(source.path)))
+        return any(entry.kind == "file" and entry.file.size == told["size"] for entry in entries)
+    by_time = isinstance(found, tuple) and any(isinstance(fact, str) for fact in found)
+    return by_time and _identity(found)["size"] == told["size"]
+
+
+def _identity(found: Hashable) -> dict[str, Any]:
+    """An input as a manifest has it: its size, and a hash of all that tells its content apart."""
+    size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
+    return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
+
+
+def _literal(path: str, options: Any) -> bytes:
+    """What of an output file is known before any data is read, as its plan has it."""
+    reader = open_reader(path, options)
+    try:
+        if path.endswith(SUFFIX):
+            return reader.read_at(0, 8 + int.from_bytes(reader.read_at(0, 8), "little"))
+        data = reader.read_at(0, reader.file.size)
+    finally:
+        reader.close()
+    return (
+        data
+        if basename(path) == FILE_NAME
+        else (json.dumps(parse_json(data), indent=2, sort_keys=True) + "\n").encode()
+    )
+
+
+def _members(path: str, example: str) -> dict[str, int]:
+    """The CRC-32 of what a manifest calls the tensors of a file of torch: the storages in it, by the names of their
+    records; or all of it, if it was copied as it is."""
+    if example and "/" not in example:
+        reader = open_reader(path)
+        try:
+            crc = 0
+            for at in range(0, reader.file.size, BLOCK):
+                crc = zlib.crc32(reader.read_at(at, min(BLOCK, reader.file.size - at)), crc)
+        finally:
+            reader.close()
+        return {basename(path): crc}
+    if not zipfile.is_zipfile(path):
+        return {}
+    with zipfile.ZipFile(path) as archive:
+        records = (found for found in archive.infolist() if found.file_size and "/data/" in found.filename)
+        return {found.filename: found.CRC for found in records}
+
+
+def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:
+    return DifferenceError(
+        f"{manifest.path} is not of this output: what it says of {what} is not so.",
+        _STALE,
+        what="manifest",
+        file=manifest.path,
+        found=told,
+    )

@@ -1,0 +1,229 @@
+"""What descriptions of parts, records of files and manifests may say: checked before anything of it is used. Pure.
+
+They are read back from directories that others may have written to, or that came with a download. Whatever is not as
+we write it is an error (ValueError), whose text says what is wrong with "it".
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import strict_json
+
+# Bytes that are read of each. A record has a line for every tensor of a file.
+MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20
+# No file system and no store holds more in a file.
+_MOST_SIZE = (1 << 63) - 1
+MOST_PARTS = 10**9 - 1
+
+# A plan id, and the CRC-32 of a tensor as a manifest has it.
+PLAN = re.compile(r"[0-9a-f]{16}")
+_CRC = re.compile(r"[0-9a-f]{8}")
+_SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
+KINDS = ("file", "directory", "tree")
+# Names in staging directories that are not those of files.
+_OF_STAGING = re.compile(
+    r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.(record|synced)-[0-9a-f]{16}(\.[0-9a-f]+)?"
+)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `finish` has to know of a plan: its id, the kind of output ("file", "directory" or "tree"), into how many
+    parts it was cut and with which shift, the heading of its manifest, and (name, size in bytes, tensors) of each
+    file."""
+
+    plan_id: str
+    kind: str
+    parts: int
+    shift: int
+    heading: dict[str, Any]
+    files: list[tuple[str, int, int]]
+
+
+def parse_json(data: bytes) -> Any:
+    """The value that `data` describes, with every name of an object once. Raises ValueError for anything else.
+
+    Names of files that are not UTF-8 have halves of surrogate pairs in them.
+    """
+    try:
+        return strict_json.parse(data.decode(), surrogates=True)
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+
+
+def description(data: bytes, plan_id: str, kind: str, is_file: Callable[[str], bool], last: str) -> Description:
+    """The description of a plan that was read from the staging directory of `plan_id` and `kind`.
+
+    `is_file(name)` tells which names an output directory may have, and `last` is that of its index.
+    """
+    told = _object(parse_json(data), "it", {"plan", "kind", "parts", "shift", "heading", "files"})
+    if (told["plan"], told["kind"]) != (plan_id, kind):
+        raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {kind}")
+    if not PLAN.fullmatch(plan_id):
+        raise ValueError("its plan is none")
+    parts, shift = _count(told["parts"], "its number of parts", MOST_PARTS), _count(told["shift"], "its shift")
+    if not parts:
+        raise ValueError("it has no parts")
+    check_heading(told["heading"])
+    if told["heading"]["plan"] != plan_id:
+        raise ValueError("its heading is of another plan")
+    rows = told["files"]
+    if type(rows) is not list or not rows:
+        raise ValueError("it names no files")
+    files = []
+    for row in rows:
+        if type(row) is not list or len(row) != 3:
+            raise ValueError("one of its files is not described by name, size and tensors")
+        name = _text(row[0], "the name of a file")
+        files.append((name, _count(row[1], f"the size of {name!r}"), _count(row[2], f"the tensors of {name!r}")))
+    names = [name for name, _, _ in files]
+    check_names(names)
+    if kind == "file" and len(names) != 1:
+        raise ValueError(f"it has {len(names)} files, and the output is one")
+    if kind != "tree":
+        for name in names:
+            if "/" in name or (kind == "directory" and not is_file(name)):
+                raise ValueError(f"{name!r} is not the name of a file of such an output")
+    if kind == "directory":
+        _check_shards(names, last)
+    return Description(plan_id, kind, parts, shift, told["heading"], files)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ValueError unless each is there once, and leads to a file below the directory of the output."""
+    for name, count in Counter(list(names)).items():
+        if count > 1:
+            raise ValueError(f"{name!r} is there {count} times")
+        if {"", ".", ".."}.intersection(name.split("/")) or "\0" in name or _OF_STAGING.fullmatch(name):
+            raise ValueError(f"{name[:200]!r} is not the name of a file of an output")
+
+
+def _check_shards(names: list[str], index: str) -> None:
+    shards = [match for name in names if (match := _SHARD.fullmatch(name))]
+    counts = {int(match[2]) for match in shards}
+    numbers = sorted(int(match[1]) for match in shards)
+    if shards and (len(counts) != 1 or numbers != list(range(1, counts.pop() + 1)) or index not in names):
+        raise ValueError("its shards are not those of one output")
+
+
+def check_heading(told: Any) -> None:
+    """Raise ValueError unless `told` is what a manifest says before its files."""
+    _object(told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"})
+    for name in ("ckptconv", "plan", "kind"):
+        _text(told[name], name)
+    source = told["source"]
+    _object(source, "its source", {"format", "family", "inputs"}, {"model_rank"})
+    _text(source["format"], "the format of its source")
+    _text(source["family"], "the family of its source")
+    _count(source.get("model_rank", 0), "the rank of its source")
+    if type(source["inputs"]) is not dict:
+        raise ValueError("its inputs are no object")
+    for name, found in source["inputs"].items():
+        _object(found, f"what it says of {name!r}", {"size", "identity"})
+        if found["size"] is not None:
+            _count(found["size"], f"the size of {name!r}")
+        if not PLAN.fullmatch(_text(found["identity"], f"the identity of {name!r}")):
+            raise ValueError(f"the identity of {name!r} is none")
+    if type(told["options"]) is not dict:
+        raise ValueError("its options are no object")
+    _texts(told["aliases"], "its aliases")
+
+
+def check_manifest(told: Any) -> None:
+    """Raise ValueError unless `told` is a manifest."""
+    if type(told) is not dict or type(told.get("files")) is not dict:
+        raise ValueError("it names no files")
+    check_heading({name: value for name, value in told.items() if name != "files"})
+    if not PLAN.fullmatch(told["plan"]):
+        raise ValueError("its plan is none")
+    check_names(told["files"])
+    for name, found in told["files"].items():
+        _object(found, f"what it says of {name!r}", {"size", "tensors"})
+        _count(found["size"], f"the size of {name!r}")
+        if type(found["tensors"]) is not dict:
+            raise ValueError(f"the tensors of {name!r} are no object")
+        for tensor, crc in found["tensors"].items():
+            if crc is not None and not _CRC.fullmatch(_text(crc, f"the checksum of {tensor!r}")):
+                raise ValueError(f"the checksum of {tensor!r} is none")
+
+
+def file_record(data: bytes) -> dict[str, Any]:
+    """The record of a file in a staging directory of this machine's disks."""
+    return _record(data, {"inode": int, "mtime": int, "boot": str})
+
+
+def upload_record(data: bytes) -> dict[str, Any]:
+    """The record of a file whose upload waits on a store."""
+    found = _record(data, {"upload": str, "parts": list})
+    for number, part in enumerate(found["parts"]):
+        _object(part, "a part", {"PartNumber", "ETag"}, {key for key in part if str(key).startswith("Checksum")})
+        if part["PartNumber"] != number + 1:
+            raise ValueError("its parts are not numbered from 1 on")
+        _texts({key: value for key, value in part.items() if key != "PartNumber"}, "a part")
+    return found
+
+
+def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
+    found = _object(parse_json(data), "it", {"name", "size", "plan", "spans", *facts})
+    _text(found["name"], "its name")
+    _text(found["plan"], "its plan")
+    size = _count(found["size"], "its size")
+    for name, kind in facts.items():
+        if type(found[name]) is not kind:
+            raise ValueError(f"its {name} is none")
+    if type(found["spans"]) is not list:
+        raise ValueError("its spans are no list")
+    names = set()
+    tensors = 0
+    for span in found["spans"]:
+        if type(span) is not list or len(span) != 4:
+            raise ValueError("one of its spans is not of four values")
+        at, length, crc, name = span
+        if _count(at, "the start of a span") + _count(length, "the length of a span") > size:
+            raise ValueError("one of its spans ends behind the file")
+        if crc is not None:
+            _count(crc, "a checksum", (1 << 32) - 1)
+        if name is not None:
+            names.add(_text(name, "the name of a tensor"))
+            tensors += 1
+    if len(names) != tensors:
+        raise ValueError("the name of a tensor is there twice")
+    return found
+
+
+def _object(value: Any, what: str, needed: set[str], allowed: Iterable[str] = ()) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise ValueError(f"{what} is no object")
+    for name in needed - value.keys():
+        raise ValueError(f"{what} lacks {name!r}")
+    for name in value.keys() - needed - set(allowed):
+        raise ValueError(f"{what} has {name[:100]!r}, which is not known")
+    return value
+
+
+def _count(value: Any, what: str, most: int = _MOST_SIZE) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{what} is no count: {_shown(value)}")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{what} is no text: {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    if type(value) is int and value.bit_length() > 200:
+        return "a number of very many digits"
+    return repr(value)[:40] if isinstance(value, (int, float, str, bool, type(None))) else f"a {type(value).__name__}"
+
+
+def _texts(value: Any, what: str) -> None:
+    if type(value) is not dict or not all(type(text) is str for text in value.values()):
+        raise ValueError(f"{what} are not texts")

@@ -1,0 +1,717 @@
+"""Directories that others can write to: what they leave there is neither used, nor followed, nor removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
+from test_crash import counted, failing, in_child
+
+import ckptconv
+from ckptconv import handles, staging
+from ckptconv.errors import CkptconvError, FailedError, UnsafeError
+from ckptconv.staging import FileStaging
+from ckptconv.storage import LocalReader, look
+
+NOBODY = 65534
+SHARDED = ("--max-shard-size", "1MB")
+INDEX = "model.safetensors.index.json"
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of others")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory of the user's that nothing here may touch."""
+    place = tmp_path / "home"
+    (place / "sub").mkdir(parents=True)
+    (place / "sub" / "precious").write_bytes(b"precious")
+    (place / "precious").write_bytes(b"precious")
+    return place
+
+
+def is_untouched(home: Path) -> bool:
+    return contents(home) == {"precious": b"precious", "sub/precious": b"precious"}
+
+
+def convert(model: Path, output: Path, *options: object) -> Run:
+    return ckptconv_here("pt2safetensors", model, output, *SHARDED, *options)
+
+
+def done(run: Run) -> Run:
+    assert run.code == 0, run.err
+    return run
+
+
+def staged(model: Path, output: Path, *options: object) -> Path:
+    """The staging directory of an output of which all parts are made."""
+    done(convert(model, output, "--part", "0/1", *options))
+    (place,) = (path for path in output.glob(".ckptconv-*") if path.is_dir())
+    return place
+
+
+def plan_of(model: Path, output: Path) -> str:
+    return staged(model, output).name.removeprefix(".ckptconv-")
+
+
+# ------------------------------------------------------------------------------------------- what a stranger has left
+
+
+def a_link(place: Path, home: Path) -> None:
+    place.symlink_to(home)
+
+
+def a_link_to_a_file(place: Path, home: Path) -> None:
+    place.symlink_to(home / "precious")
+
+
+def a_hard_link(place: Path, home: Path) -> None:
+    os.link(home / "precious", place)
+
+
+def a_pipe(place: Path, home: Path) -> None:
+    os.mkfifo(place)
+
+
+def a_directory_of_a_stranger(place: Path, home: Path) -> None:
+    place.mkdir()
+    (place / "theirs").write_bytes(b"theirs")
+    os.chown(place, NOBODY, NOBODY)
+
+
+def a_directory_that_others_can_write_to(place: Path, home: Path) -> None:
+    place.mkdir()
+    place.chmod(0o777)
+    (place / "theirs").write_bytes(b"theirs")
+
+
+def a_directory_that_was_moved_there(place: Path, home: Path) -> None:
+    place.mkdir(mode=0o700)
+    (place / "important").write_bytes(b"important")
+
+
+ANY = [
+    a_link,
+    a_link_to_a_file,
+    a_hard_link,
+    a_pipe,
+    pytest.param(a_directory_of_a_stranger, marks=as_root),
+    a_directory_that_others_can_write_to,
+    a_directory_that_was_moved_there,
+]
+
+
+def seen(place: Path) -> Any:
+    found = place.lstat()
+    inside = sorted(os.listdir(place)) if stat.S_ISDIR(found.st_mode) else None
+    return stat.S_IFMT(found.st_mode), found.st_ino, found.st_uid, found.st_nlink, inside
+
+
+@pytest.mark.parametrize("leave", ANY)
+@pytest.mark.parametrize("output", ["out", "out.safetensors"])
+def test_leftovers_that_are_not_ours_stay_as_they_are(
+    leave: Callable[[Path, Path], None], output: str, model: Path, tmp_path: Path, home: Path
+) -> None:
+    out = tmp_path / output
+    if out.suffix:
+        planted = tmp_path / ".out.safetensors.ckptconv-0123456789abcdef"
+    else:
+        out.mkdir()
+        planted = out / ".ckptconv-0123456789abcdef"
+    leave(planted, home)
+    before = seen(planted)
+    done(ckptconv_here("pt2safetensors", model, out, *(() if out.suffix else SHARDED)))
+    assert seen(planted) == before
+    assert is_untouched(home)
+
+
+@pytest.mark.parametrize("leave", [*ANY[:4], *ANY[4:6]])
+def test_a_staging_directory_that_is_not_ours_is_not_used(
+    leave: Callable[[Path, Path], None], model: Path, tmp_path: Path, home: Path
+) -> None:
+    out = tmp_path / "out"
+    planted = out / f".ckptconv-{plan_of(model, out)}"
+    shutil.rmtree(planted)
+    leave(planted, home)
+    before = seen(planted)
+    for options in ((), ("--part", "0/1")):
+        run = convert(model, out, *options)
+        assert run.code == 1
+        assert "neither used nor removed" in run.err
+        assert seen(planted) == before
+    run = ckptconv_here("finish", out)
+    assert run.code in (1, 2)
+    assert [path.name for path in out.iterdir()] == [planted.name]
+    assert is_untouched(home)
+
+
+@pytest.mark.parametrize("leave", ANY)
+def test_a_page_and_a_file_get_another_hidden_name_where_theirs_is_taken(
+    leave: Callable[[Path, Path], None], model: Path, tmp_path: Path, home: Path
+) -> None:
+    planted = tmp_path / ".page.html.ckptconv-page"
+    leave(planted, home)
+    before = seen(planted)
+    done(ckptconv_here("inspect", "--html", tmp_path / "page.html", model))
+    assert (tmp_path / "page.html").read_text().startswith("<!")
+    assert seen(planted) == before
+    assert is_untouched(home)
+    assert {path.name for path in tmp_path.iterdir()} == {"page.html", "home", planted.name}
+
+
+def test_what_is_staged_is_private_and_what_is_published_follows_the_umask(model: Path, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        place = staged(model, tmp_path / "out")
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+        done(ckptconv_here("finish", tmp_path / "out"))
+        done(ckptconv_here("zero-to-fp32", ZERO / "z3_bf16_w2/checkpoint", "--universal", tmp_path / "u"))
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {0o644}
+    for path in (tmp_path / "u", *(tmp_path / "u").rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644), path
+
+
+@as_root
+def test_a_link_that_a_stranger_put_into_a_directory_for_all_is_not_followed(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    (tmp_path / "precious.safetensors").write_bytes(b"precious")
+    link = tmp_path / "tmp" / "model.safetensors"
+    link.symlink_to(tmp_path / "precious.safetensors")
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    run = ckptconv_here("pt2safetensors", model, link)
+    assert run.code == UnsafeError.exit_code
+    assert "another user" in run.err
+    assert (tmp_path / "precious.safetensors").read_bytes() == b"precious"
+    os.chown(link, os.geteuid(), -1, follow_symlinks=False)
+    done(ckptconv_here("pt2safetensors", model, link))
+    assert link.is_symlink()
+
+
+@as_root
+def test_parts_of_another_user_are_not_put_together(model: Path, tmp_path: Path) -> None:
+    place = staged(model, tmp_path / "out")
+    os.chown(place, NOBODY, NOBODY)
+    for command in (("finish", tmp_path / "out"), ("pt2safetensors", model, tmp_path / "out", *SHARDED)):
+        run = ckptconv_here(*command)
+        assert run.code == 1
+        assert "another user" in run.err
+    os.chown(place, os.geteuid(), -1)
+    done(ckptconv_here("finish", tmp_path / "out"))
+
+
+def test_where_a_file_system_knows_no_owners_what_is_made_tells_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a share of Windows has it: all belongs to one user, and anybody may open it."""
+    usual = os.fstat
+
+    def mapped(fd: int) -> os.stat_result:
+        found = list(usual(fd))
+        found[0] |= 0o077
+        found[4] = 1234
+        return os.stat_result(found)
+
+    (tmp_path / "private").mkdir(mode=0o700)
+    with handles.Handle.open(str(tmp_path)) as here:
+        monkeypatch.setattr(os, "fstat", mapped)
+        here.own("private").close()
+        monkeypatch.setattr(os, "geteuid", lambda: 77)
+        here.own("private").close()
+    monkeypatch.undo()
+    (tmp_path / "private").chmod(0o777)
+    with handles.Handle.open(str(tmp_path)) as here, pytest.raises(handles.ForeignError):
+        here.own("private")
+
+
+def test_names_that_only_begin_as_ours_do_stay(model: Path, tmp_path: Path) -> None:
+    """The staging of another output, and of one whose long name begins alike."""
+    long = "x" * 230
+    done(ckptconv_here("pt2safetensors", model, tmp_path / "m.ckptconv-y.safetensors", "--part", "0/1"))
+    done(ckptconv_here("pt2safetensors", model, tmp_path / f"{long}1.safetensors", "--part", "0/1"))
+    before = {path.name for path in tmp_path.glob(".*")}
+    assert len(before) == 2
+    done(ckptconv_here("pt2safetensors", model, tmp_path / "m"))
+    done(ckptconv_here("pt2safetensors", model, tmp_path / f"{long}2.safetensors"))
+    assert {path.name for path in tmp_path.glob(".*")} == before
+
+
+def test_a_pipe_in_the_place_of_an_input_does_not_hold_the_work_up(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    shutil.copyfile(model, path)
+    file = look(str(path)).file
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CkptconvError, match="not a file"):
+        LocalReader(file)
+    run = ckptconv_here("pt2safetensors", path, tmp_path / "out")
+    assert run.code != 0
+    assert not (tmp_path / "out").exists()
+
+
+# --------------------------------------------------------------------------------------- descriptions and records
+
+
+def changed(path: Path, change: Callable[[Any], Any]) -> None:
+    told = json.loads(path.read_text())
+    new = change(told)
+    path.write_text(json.dumps(told if new is None else new))
+
+
+def renamed_to(name: object) -> Callable[[Any], Any]:
+    return lambda told: told["files"][0].__setitem__(0, name)
+
+
+DESCRIPTIONS: list[Callable[[Any], Any]] = [
+    *map(
+        renamed_to, ["../home/precious", "/etc/precious", "..", ".", "", "a/b", "x\0", ".lock", "config.json", 3, None]
+    ),
+    renamed_to("model-00002-of-00007.safetensors"),
+    renamed_to("model-00009-of-00007.safetensors"),
+    lambda told: told.update(plan="../../home"),
+    lambda told: told.update(plan="0" * 16),
+    lambda told: told.update(kind="tree"),
+    lambda told: told.update(kind=["directory"]),
+    lambda told: told.update(parts=10**18),
+    lambda told: told.update(parts=0),
+    lambda told: told.update(parts="2"),
+    lambda told: told.update(shift=-1),
+    lambda told: told.update(heading=None),
+    lambda told: told["heading"].update(plan="0" * 16),
+    lambda told: told["heading"].update(aliases=[]),
+    lambda told: told["heading"].update(aliases={"a": 3}),
+    lambda told: told["heading"]["source"].update(inputs=[]),
+    lambda told: told["heading"]["source"].pop("format"),
+    lambda told: told.update(files={}),
+    lambda told: told.update(files=[]),
+    lambda told: told.update(files=[[]]),
+    lambda told: told["files"][0].__setitem__(1, float("nan")),
+    lambda told: told["files"][0].__setitem__(1, -1),
+    lambda told: told["files"][0].__setitem__(1, True),
+    lambda told: told["files"][0].__setitem__(2, 10**30),
+    lambda told: told["files"].append(told["files"][0]),
+    lambda told: told["files"].pop(),
+    lambda told: told.update(more=1),
+    lambda told: [told],
+]
+
+
+@pytest.mark.parametrize("change", DESCRIPTIONS, ids=range(len(DESCRIPTIONS)))
+def test_a_description_that_is_none_is_refused_and_nothing_touched(
+    change: Callable[[Any], Any], model: Path, tmp_path: Path, home: Path
+) -> None:
+    out = tmp_path / "out"
+    changed(staged(model, out) / ".plan.json", change)
+    before = contents(out)
+    run = ckptconv_here("finish", out)
+    assert run.code == 4, run.err
+    assert len(run.err.splitlines()) == 1
+    assert contents(out) == before
+    assert is_untouched(home)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[" * 100_000, "[]," * 6_000_000, '{"plan": 1, "plan": 2}', "9" * 10_000, " " * (33 << 20), "\xff"],
+)
+def test_a_description_that_is_no_json_is_refused(text: str, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (staged(model, out) / ".plan.json").write_bytes(text.encode("latin-1"))
+    run = ckptconv_here("finish", out)
+    assert run.code == 4, run.err
+    assert len(run.err) < 1000
+
+
+def test_the_most_parts_there_can_be_take_no_longer_than_one(model: Path, tmp_path: Path) -> None:
+    """Nobody is to wait for a list of them."""
+    done(convert(model, tmp_path / "out", "--part", "0/999999999"))
+    assert ckptconv_here("finish", tmp_path / "out").code == 1
+
+
+RECORDS: list[Callable[[Any], Any]] = [
+    lambda told: told.update(name="../../home/precious"),
+    lambda told: told.update(size=-1),
+    lambda told: told.update(size=None),
+    lambda told: told.update(plan=[]),
+    lambda told: told.update(spans=3),
+    lambda told: told.update(spans=[[0, 1]]),
+    lambda told: told["spans"][1].__setitem__(0, -5),
+    lambda told: told["spans"][1].__setitem__(1, 1 << 80),
+    lambda told: told["spans"][1].__setitem__(2, "crc"),
+    lambda told: told["spans"][1].__setitem__(3, ["name"]),
+    lambda told: told["spans"].append(told["spans"][1]),
+    lambda told: told["spans"].pop(),
+    lambda told: told.update(mtime="now"),
+    lambda told: told.pop("inode"),
+    lambda told: [told],
+]
+
+
+@pytest.mark.parametrize("change", RECORDS, ids=range(len(RECORDS)))
+def test_a_record_that_is_none_is_refused_and_its_file_made_again(
+    change: Callable[[Any], Any], model: Path, tmp_path: Path, home: Path
+) -> None:
+    out = tmp_path / "out"
+    record = next(path for path in staged(model, out).glob(".synced-*") if "00003-" in path.read_text())
+    changed(record, change)
+    run = ckptconv_here("finish", out)
+    assert run.code == 4, run.err
+    assert len(run.err.splitlines()) == 1
+    assert not list(out.glob("*.safetensors"))
+    if change is not RECORDS[11]:  # one that lacks a tensor shows only where the plan is known
+        assert convert(model, out, "--part", "0/1", "--json").json["reused"] == SHARDS
+        done(ckptconv_here("finish", out))
+    assert is_untouched(home)
+
+
+@pytest.mark.parametrize("what", [".plan.json", "record", "model-00003-of-00007.safetensors"])
+@pytest.mark.parametrize("leave", [a_link_to_a_file, a_pipe])
+def test_links_and_pipes_in_a_staging_directory_are_not_followed(
+    what: str, leave: Callable[[Path, Path], None], model: Path, tmp_path: Path, home: Path
+) -> None:
+    """As a download can bring them."""
+    out = tmp_path / "out"
+    place = staged(model, out)
+    path = next(place.glob(".synced-*")) if what == "record" else place / what
+    path.unlink()
+    leave(path, home)
+    assert ckptconv_here("finish", out).code in (1, 4)
+    assert not list(out.glob("*.safetensors"))
+    done(convert(model, out, "--part", "0/1"))
+    done(ckptconv_here("finish", out))
+    assert all(path.is_file() and not path.is_symlink() for path in out.iterdir())
+    assert is_untouched(home)
+
+
+# --------------------------------------------------------------------------------------------------------- publishing
+
+
+def test_two_conversions_into_one_directory_publish_one_after_the_other(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is held up in the middle of its shards; the second waits, and then replaces all of them."""
+    out = tmp_path / "out"
+    expected = ckptconv.convert(model, tmp_path / "expected", max_shard_size=2_000_000)
+    usual = staging.DirectoryStaging.publish
+    events: list[str] = []
+    held, go_on = threading.Event(), threading.Event()
+
+    def publish(self: Any, names: Any) -> None:
+        events.append(f"begin {len(names)}")
+        if not held.is_set():
+            held.set()
+            assert go_on.wait(60)
+        usual(self, names)
+        events.append(f"end {len(names)}")
+
+    monkeypatch.setattr(staging.DirectoryStaging, "publish", publish)
+    first = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 1_000_000})
+    first.start()
+    assert held.wait(60)
+    second = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 2_000_000})
+    second.start()
+    # Where it did not wait, it would be done by then.
+    time.sleep(0.5)
+    go_on.set()
+    first.join()
+    second.join()
+    assert [event.split()[0] for event in events] == ["begin", "end", "begin", "end"]
+    assert contents(out) == contents(tmp_path / "expected")
+    assert len(expected.outputs) < SHARDS
+
+
+def test_who_has_waited_too_long_says_so(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(staging, "PATIENCE", 0.0)
+    with handles.Handle.open(str(out)) as here:
+        place, guard = staging._enter(here, ".ckptconv-publishing", str(out), shared=False)
+        run = convert(model, out)
+        place.close()
+        os.close(guard)
+    assert run.code == 1
+    assert "another process" in run.err
+    assert not list(out.glob("model*"))
+    done(convert(model, out))
+    assert not list(out.glob(".ckptconv-[!m]*"))
+
+
+def test_what_another_conversion_has_replaced_meanwhile_is_not_counted_as_there(model: Path, tmp_path: Path) -> None:
+    """A commit that was killed has put shards under their names, and another conversion puts its own there."""
+    out = tmp_path / "out"
+    place = staged(model, out)
+    os.rename(place / "model-00001-of-00007.safetensors", out / "model-00001-of-00007.safetensors")
+    plan = staging.DirectoryStaging(str(out), place.name.removeprefix(".ckptconv-"), lambda name: False, INDEX)
+    with plan:
+        size = (out / "model-00001-of-00007.safetensors").stat().st_size
+        assert plan.finished("model-00001-of-00007.safetensors", size)
+        (out / "theirs").write_bytes(bytes(size))
+        os.rename(out / "theirs", out / "model-00001-of-00007.safetensors")
+        with pytest.raises(FailedError, match="another conversion"):
+            plan.commit([])
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, SHARDS])
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_rename_that_fails_is_told_as_it_is_and_the_next_run_completes_it(
+    after: int, parts: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    done(convert(model, tmp_path / "expected"))
+    done(convert(model, out, "--exclude", "layer0"))
+    if parts:
+        staged(model, out)
+    publish = staging.DirectoryStaging.publish
+
+    def failing_at(self: Any, names: Any) -> None:
+        with failing(monkeypatch, "replace", after, OSError(28, "No space left on device")):
+            publish(self, names)
+
+    again = ("finish", out) if parts else ("pt2safetensors", model, out, *SHARDED, "--json")
+    with monkeypatch.context() as patched:
+        patched.setattr(staging.DirectoryStaging, "publish", failing_at)
+        run = ckptconv_here(*again)
+    assert run.code == 1
+    assert f"{after} have their final names" in run.err
+    assert str(out / ".ckptconv-") in run.err
+    assert not (out / INDEX).exists()
+    run = done(ckptconv_here(*again))
+    if not parts:
+        assert run.json["reused"] == SHARDS
+    assert contents(out) == contents(tmp_path / "expected")
+
+
+def test_a_tree_that_cannot_be_put_in_its_place_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = ZERO / "z3_bf16_w2/checkpoint", tmp_path / "u"
+    done(ckptconv_here("zero-to-fp32", ZERO / "z2_bf16_w2/checkpoint", "--universal", out))
+    before = contents(out)
+    usual = os.rename
+    calls = [0]
+
+    def rename(*arguments: Any, **options: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError(5, "Input/output error")
+        usual(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", rename)
+        assert ckptconv_here("zero-to-fp32", source, "--universal", out).code == 1
+    assert contents(out) == before
+
+    def killed() -> None:
+        at = iter(range(9))
+        os.rename = lambda *names, **options: (  # type: ignore[assignment]
+            os.kill(os.getpid(), signal.SIGKILL) if next(at) == 1 else usual(*names, **options)
+        )
+        ckptconv.convert(source, universal=str(out))
+
+    assert in_child(killed) == -signal.SIGKILL
+    assert not out.exists()
+    # Whoever comes next puts the earlier one back before it begins.
+    full = type("Full", (), {"f_bavail": 0, "f_frsize": 1})()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", lambda path: full)
+        assert ckptconv_here("zero-to-fp32", ZERO / "z3_fp32_w4/checkpoint", "--universal", out).code == 1
+    assert contents(out) == before
+    done(ckptconv_here("zero-to-fp32", source, "--universal", out))
+    done(ckptconv_here("verify", source, "--universal", out))
+    assert {path.name for path in tmp_path.iterdir()} == {"u", "latest_universal"}
+
+
+def test_finish_that_is_killed_at_any_call_is_completed_by_the_next(model: Path, tmp_path: Path) -> None:
+    expected = tmp_path / "expected"
+    done(convert(model, expected))
+    made = tmp_path / "made"
+    staged(model, made)
+    report = tmp_path / "calls"
+
+    def count() -> None:
+        found = counted(-1, lambda: None)
+        ckptconv.finish([tmp_path / "counted"])
+        report.write_text(str(found[0]))
+
+    copied(made, tmp_path / "counted")
+    assert in_child(count) == 0
+    calls = int(report.read_text())
+    assert calls > 2 * SHARDS
+    for at in range(1, calls + 1):
+        out = copied(made, tmp_path / "out")
+
+        def work(at: int = at, out: Path = out) -> None:
+            counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            ckptconv.finish([out])
+
+        ended = in_child(work)
+        is_complete = (out / INDEX).exists() and not list(out.glob(".ckptconv-[0-9a-f]*/*.json"))
+        run = ckptconv_here("finish", out)
+        # Where nothing is left of it, it was finished.
+        assert run.code == 0 or (run.code == 2 and is_complete), (at, ended, run.err)
+        assert {name: data for name, data in contents(out).items() if "/" not in name} == contents(expected), at
+        done(convert(model, out))
+        assert not [path for path in out.iterdir() if path.is_dir()], at
+        shutil.rmtree(out)
+
+
+def copied(made: Path, out: Path) -> Path:
+    """A copy of what is staged, as a shared disk would have it."""
+    shutil.copytree(made, out)
+    return out
+
+
+def test_errors_in_the_clean_up_leave_what_the_next_run_removes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    staged(model, out)
+    with failing(monkeypatch, "unlink", 3, OSError(5, "Input/output error")):
+        done(ckptconv_here("finish", out))
+    assert list(out.glob(".ckptconv-*/*")) or list(out.glob(".ckptconv-*"))
+    before = contents(out)
+    run = ckptconv_here("finish", out)
+    assert run.code == 0 or "nothing to finish" in run.err
+    assert {n: d for n, d in contents(out).items() if "/" not in n} == {n: d for n, d in before.items() if "/" not in n}
+    done(convert(model, out))
+    assert not [path for path in out.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_finish_puts_on_the_disk_what_was_made_without(
+    synced: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged(model, tmp_path / "out", "--no-fsync")
+    found: list[str] = []
+    usual = os.fsync
+
+    def fsync(fd: int) -> None:
+        found.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        usual(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    done(ckptconv_here("finish", tmp_path / "out", *([] if synced else ["--no-fsync"])))
+    assert {f"model-0000{n + 1}-of-00007.safetensors" for n in range(SHARDS)} <= set(found) or not synced
+    assert synced or not found
+
+
+def test_only_what_is_still_to_be_written_has_to_fit(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that was begun, and a file whose writing was killed, have their room already."""
+    usual = os.statvfs
+    room = [1 << 40]
+
+    def small(path: Any) -> Any:
+        found = usual(path)
+        fields = {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
+        return type("Found", (), {**fields, "f_bavail": room[0], "f_frsize": 1})()
+
+    monkeypatch.setattr(os, "statvfs", small)
+    staged(model, tmp_path / "out")
+    room[0] = 10_000
+    done(convert(model, tmp_path / "out", "--part", "0/1"))
+    done(ckptconv_here("finish", tmp_path / "out"))
+    path = str(tmp_path / "one")
+    with FileStaging(path, "plan") as begun:
+        room[0] = 1 << 40
+        begun.create("", 1_000_000).write_at(0, memoryview(bytes(1_000_000)))
+        hidden = begun.staged("")
+        shutil.copyfile(hidden, tmp_path / "kept")
+    os.replace(tmp_path / "kept", hidden)
+    room[0] = 10_000
+    with FileStaging(path, "plan") as again:
+        again.create("", 1_000_000)
+        again.commit([""])
+    assert os.path.getsize(path) == 1_000_000
+
+
+# ------------------------------------------------------------------------------- what is written beside the outputs
+
+
+def the_same(path: Path, place: Path) -> Path:
+    return path
+
+
+def a_symbolic_link_to_it(path: Path, place: Path) -> Path:
+    (place / "link").symlink_to(path)
+    return place / "link"
+
+
+def another_name_of_it(path: Path, place: Path) -> Path:
+    os.link(path, place / "name")
+    return place / "name"
+
+
+def by_a_detour(path: Path, place: Path) -> Path:
+    return path.parent / ".." / path.parent.name / path.name
+
+
+@pytest.mark.parametrize("way", [the_same, a_symbolic_link_to_it, another_name_of_it, by_a_detour])
+@pytest.mark.parametrize("option", ["--manifest", "--depfile", "--html", "--optimizer", "OUTPUT"])
+def test_no_output_replaces_a_file_of_the_checkpoint(
+    option: str, way: Callable[[Path, Path], Path], tmp_path: Path
+) -> None:
+    checkpoint = Path(shutil.copytree(ZERO / "z2_bf16_w2/checkpoint", tmp_path / "checkpoint"))
+    before = contents(checkpoint)
+    files = [path for path in checkpoint.rglob("*") if path.is_file() and path.suffix in ("", ".pt")]
+    assert len(files) > 3
+    for number, path in enumerate(files):
+        place = tmp_path / f"place{number}"
+        place.mkdir()
+        if option in ("--optimizer", "OUTPUT"):
+            # Such an output has a name of its own, under which a file of the checkpoint may be too.
+            goal = place / "x.safetensors"
+            os.link(path, goal) if way is another_name_of_it else goal.symlink_to(path)
+        else:
+            goal = way(path, place)
+        if option == "--html":
+            run = ckptconv_here("inspect", "--html", goal, checkpoint)
+        elif option == "OUTPUT":
+            run = ckptconv_here("zero-to-fp32", checkpoint, goal)
+        else:
+            run = ckptconv_here("zero-to-fp32", checkpoint, place / "out", option, goal)
+        assert run.code == 2, (path, run.err)
+        assert "would replace" in run.err
+        assert contents(checkpoint) == before
+        assert not (place / "out").exists()
+
+
+def test_the_index_of_shards_and_the_pointer_past_a_tag_are_of_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(ZERO / "z2_bf16_w2/checkpoint", tmp_path / "checkpoint"))
+    tag = (checkpoint / "latest").read_text()
+    run = ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "o", "-t", tag, "--manifest", checkpoint / "latest")
+    assert run.code == 2
+    ckptconv.convert(seven_shards(tmp_path / "model.pt"), tmp_path / "shards", max_shard_size=1_000_000)
+    for source in (tmp_path / "shards", tmp_path / "shards" / INDEX):
+        for option in ("--manifest", "--depfile"):
+            run = ckptconv_here("safetensors2pt", source, tmp_path / "back.pt", option, tmp_path / "shards" / INDEX)
+            assert run.code == 2, run.err
+        run = ckptconv_here("inspect", "--html", tmp_path / "shards" / INDEX, source)
+        assert run.code == 2, run.err
+
+
+def test_a_universal_checkpoint_does_not_replace_the_directory_that_it_is_made_of(tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(ZERO / "z2_bf16_w2/checkpoint", tmp_path / "checkpoint"))
+    before = contents(checkpoint)
+    (checkpoint / "zero").mkdir()
+    run = ckptconv_here("zero-to-fp32", checkpoint, "--universal", checkpoint)
+    assert run.code == 2
+    assert contents(checkpoint) == before
