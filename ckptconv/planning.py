@@ -229,9 +229,9 @@ def _names(files: Iterable[FilePlan]) -> list[str]:
 
 
 def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
-    """The files of the optimizer states: nested as torch has them, with the weights' names for parameters. Pure.
+    """The files of the optimizer states: named <parameter>.<state>, and nested as torch has them. Pure.
 
-    A name that is tied to a parameter leads to the parameter's states in the alias record; one that is no weight's
+    Parameters are called as the weights are. A name that is tied to a parameter leads to the parameter's states in the alias record; one that is no weight's
     stays. Half-precision states are widened as the weights are by default, and never narrowed.
     """
     optimizer = source.states()
@@ -242,13 +242,13 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
         {**group, "params": [new_names[name] for name in group["params"] if name in new_names]}
         for group in optimizer["param_groups"]
     ]
-    flat, structure = keymap.flatten({"state": states, "param_groups": groups})
+    flat, structure = keymap.flatten_states(states, groups)
     dtype = "keep" if options.dtype == "keep" else source.default_dtype
     flat = {name: select.converted(name, tensor, dtype, widen_only=True) for name, tensor in flat.items()}
     aliases = {}
     for alias, owner in source.owners.items() if options.tied == "alias" else ():
         for key in states.get(new_names.get(owner, ""), {}) if alias in new_names else ():
-            kept, removed = f"state.{new_names[owner]}.{key}", f"state.{new_names[alias]}.{key}"
+            kept, removed = f"{new_names[owner]}.{key}", f"{new_names[alias]}.{key}"
             if kept in flat and removed not in flat:
                 aliases[removed] = kept
     files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)

@@ -200,14 +200,14 @@ def test_what_was_converted_verifies(case: str, tmp_path: Path) -> None:
 def test_an_optimizer_that_numbers_its_parameters_keeps_the_numbers(tmp_path: Path) -> None:
     converted(checkpoint_of("ddp_w2"), "--optimizer", tmp_path / "optimizer.safetensors")
     found = load_file(tmp_path / "optimizer.safetensors")
-    assert set(found) == {f"state.{number}.momentum_buffer" for number in range(8)}
+    assert set(found) == {f"{number}.momentum_buffer" for number in range(8)}
 
 
 def test_renaming_a_weight_renames_its_states(tmp_path: Path) -> None:
     options = ("--include", "l1.*", "--rename", "^l1=first")
     converted(checkpoint_of("fsdp2_w2_nested"), "--optimizer", tmp_path / "optimizer.safetensors", *options)
     names = {name.rsplit(".", 1)[0] for name in load_file(tmp_path / "optimizer.safetensors")}
-    assert names == {"state.first.weight", "state.first.bias"}
+    assert names == {"first.weight", "first.bias"}
 
 
 def test_a_key_takes_any_part(tmp_path: Path) -> None:

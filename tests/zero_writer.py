@@ -159,7 +159,7 @@ def expected(model: Model, dtype: torch.dtype = torch.bfloat16) -> Tensors:
 def expected_states(model: Model) -> Tensors:
     """The optimizer states that --optimizer has to find, without steps."""
     return {
-        f"state.{name}.{key}": state
+        f"{name}.{key}": state
         for name, tensor in model.trained.items()
         for key, state in states_of(tensor).items()
     }
