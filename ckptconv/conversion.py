@@ -224,6 +224,7 @@ def _warnings(
             sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
             yield from notes(sent, chosen.buffers(far=True) // 2)
     for each in outputs:
+        yield from each.warnings
         yield from each.restored.warnings() if each.restored else ()
     # Likely there is a slip in an option that changes nothing in any of the outputs.
     for option, reason in outputs[0].idle.items():

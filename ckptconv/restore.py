@@ -26,7 +26,7 @@ class Restored:
     """The plan of a `.pt` file, and how many tensors it has.
 
     `left_out` are entries of classes that are known by name only, by name: the class. `demoted` are tensors of such a
-    class, which are written as plain ones.
+    class, which are written as plain ones. `unscaled` is what to say of 8-bit floats that were cast.
     """
 
     file: FilePlan
@@ -34,9 +34,11 @@ class Restored:
     left_out: dict[str, str]
     demoted: dict[str, str]
     tree: TorchTree
+    unscaled: tuple[str, ...] = ()
 
     def warnings(self) -> Iterator[str]:
         """What whoever had it converted should know."""
+        yield from self.unscaled
         if self.left_out:
             yield f"left out, as their classes are known by name only: {_shown(self.left_out)}"
         if self.demoted:
@@ -64,6 +66,7 @@ def plan_restored(
     tree = select.subtree(source.weights, key, source.path) if key else source.weights
     left_out: dict[str, str] = {}
     demoted: dict[str, str] = {}
+    unscaled: tuple[str, ...] = ()
     if include or exclude or dtype != "keep" or _has_foreign(tree):
 
         def leave_out(name: str, node: Any) -> bool:
@@ -85,6 +88,8 @@ def plan_restored(
             for name, tensor in tensors.items()
             if name in names
         }
+        cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
+        unscaled = select.unscaled(cast, tensors, dtype)
         structure = keymap.remap(structure, {name: None for name in tensors if name not in names})
         tree = keymap.unflatten(flat, structure, live_values=False)
     try:
@@ -92,7 +97,7 @@ def plan_restored(
         file = written.plan(basename(path), _stem(path))
     except CkptconvError as error:
         raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
-    return Restored(file, written.tensors, left_out, demoted, written)
+    return Restored(file, written.tensors, left_out, demoted, written, unscaled)
 
 
 def _has_foreign(tree: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -60,6 +61,7 @@ class Source:
     - `pointers` are the paths of files that said only where the checkpoint is, as `latest` does.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
     - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
+    - `pieces` finds the names of tensors that are pieces of parameters, and none themselves: they are not converted.
     - `metadata` is what files of safetensors say beside their tensors.
     - `default_dtype` and `default_shard_size` (bytes) apply where the user asks for nothing else.
     """
@@ -89,6 +91,7 @@ class Source:
     pointers: list[str] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
     model_rank: int | None = None
+    pieces: re.Pattern[str] | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     default_dtype: str = "keep"
     default_shard_size: int | None = None
