@@ -78,7 +78,7 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
         raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
     if is_remote(target.path):
         raise UsageError(f"{target.path}: a universal checkpoint is written to a local directory.")
-    states = (source.optimizer or {}).get("state", {})
+    states = (source.states() or {}).get("state", {})
     files = (*universal.file_plans(source.training, source.weights, states), universal.latest(target.path))
     return output_of("universal", [source], target, options, files, {}, idle=_choosing(options))
 

@@ -125,6 +125,7 @@ def read(
         path=place.directory,
         weights=state,
         optimizer=weights.optimizer(),
+        states_error=weights.states_error,
         training=_training(opened.files, first.optims, weights),
         structured=False,
         owners=weights.aliases,

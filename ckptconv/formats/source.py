@@ -7,6 +7,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ckptconv.errors import CkptconvError
 from ckptconv.formats.torch_container import Records
 from ckptconv.tensors import File, LazyTensor
 
@@ -46,6 +47,7 @@ class Source:
     - `weights` is the tree that is converted. `structured` says that its shape and order are the user's own and worth a
       record; otherwise it is a flat state dict whose order means nothing.
     - `optimizer` is the optimizer's state dict with names for parameters, where the checkpoint tells them.
+    - `states_error` says why its states cannot be converted, where the weights can.
     - `parts` reads the optimizer, and what else a key leads to, where those are not read with the weights.
     - `training` is what else resuming the training needs.
     - `owners` are ties that the checkpoint itself names: alias → owner.
@@ -71,6 +73,7 @@ class Source:
     path: str
     weights: Any
     optimizer: Any = None
+    states_error: CkptconvError | None = None
     parts: Parts | None = None
     training: Training | None = None
     structured: bool = True
@@ -101,7 +104,12 @@ class Source:
         return self.parts.tree(key) if self.parts and key else self.weights
 
     def states(self) -> Any:
-        """The optimizer's state dict with names for parameters; None where the checkpoint does not tell them."""
+        """The optimizer's state dict with names for parameters; None where the checkpoint does not tell them.
+
+        Raises the error that says why the states cannot be converted, if there is one.
+        """
+        if self.states_error:
+            raise self.states_error
         if self.optimizer is None and self.parts:
             self.optimizer = self.parts.optimizer()
         return self.optimizer

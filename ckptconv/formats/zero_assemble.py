@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.storage import basename
-from ckptconv.tensors import Concat, LazyTensor, View, same_bytes, untagged
+from ckptconv.tensors import Concat, Inline, LazyTensor, View, same_bytes, untagged
 
 from . import zero_layout
 from .zero_layout import Shape, Slice
@@ -44,6 +44,8 @@ class Weights:
     # Pairs of tensors that are stored twice and must be equal, by name: weights, and optimizer states.
     equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    # Why the optimizer states cannot be told, where that is so.
+    states_error: CkptconvError | None = None
 
     def state_dict(self) -> dict[str, LazyTensor]:
         """Names in the order in which DeepSpeed's own tool lists them."""
@@ -81,12 +83,20 @@ class Weights:
 
 @dataclass(frozen=True)
 class _Cut:
-    """How to cut one copy of a group out of the partitions of `ranks`; `names` are those of the result."""
+    """How to cut one copy of a group out of the partitions of `ranks`; `names` are those of the result.
+
+    `sizes` are what partitions may have with their padding, in elements, the first of them where the ranks' begin.
+    """
 
     slices: list[Slice]
     ranks: list[int]
     names: Mapping[str, str]
     pieces: bool
+    sizes: tuple[int, ...] = ()
+
+    def whole(self, index: int) -> list[Slice]:
+        """The parameters that the partition of the rank at `index` has a part of, each whole, one after the other."""
+        return zero_layout.whole_in(self.slices, index * self.sizes[0], self.sizes[0])
 
     def apply(self, partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
         """The parameters in `partitions`, one for every data-parallel rank."""
@@ -115,9 +125,13 @@ class _Group:
 
     def apply(self, partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
         """The parameters in `partitions`, one for every data-parallel rank."""
+        return self.join(cut.apply(partitions) for cut in self.cuts)
+
+    def join(self, copies: Iterable[Iterable[tuple[str, LazyTensor]]]) -> Iterator[tuple[str, LazyTensor]]:
+        """The parameters of all cuts, fused experts as one."""
         joined: dict[str, list[LazyTensor]] = {}
-        for cut in self.cuts:
-            for name, tensor in cut.apply(partitions):
+        for copy in copies:
+            for name, tensor in copy:
                 if name in self.fused:
                     joined.setdefault(name, []).append(tensor)
                 else:
@@ -161,6 +175,7 @@ def _cut_flat(
             f"{odd[0]!r} in it is none."
         )
     copies = zero_layout.ranks_of_group(world, count, experts.data_first)
+    padded: list[tuple[int, ...]] = []
     for ranks in copies:
         held = sum(optims[rank].masters[group].numel for rank in ranks)
         needed = slices[-1].offset + math.prod(slices[-1].shape) if slices else 0
@@ -170,9 +185,9 @@ def _cut_flat(
                 f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and its "
                 f"like), and its {len(shapes)} parameters with their padding take {end}."
             )
-        _check_ranks(group, slices, end, [optims[rank] for rank in ranks])
+        padded.append(_check_ranks(group, slices, end, [optims[rank] for rank in ranks]))
     if len(copies) == 1:
-        return _Group([_Cut(slices, copies[0], {name: name for name in shapes}, pieces=False)], {})
+        return _Group([_Cut(slices, copies[0], {name: name for name in shapes}, False, padded[0])], {})
     for name, held_by in fused.items():
         if len(held_by) != len(copies) or any(len(held) != shapes[name][0] for held in held_by):
             sizes = ", ".join(str(len(held)) for held in held_by)
@@ -182,7 +197,7 @@ def _cut_flat(
             )
     return _Group(
         [
-            _Cut(slices, ranks, zero_layout.global_names(shapes, ep_rank, experts.local), pieces=False)
+            _Cut(slices, ranks, zero_layout.global_names(shapes, ep_rank, experts.local), False, padded[ep_rank])
             for ep_rank, ranks in enumerate(copies)
         ],
         fused,
@@ -211,8 +226,9 @@ def _experts(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Map
     )
 
 
-def _check_ranks(group: int, slices: Sequence[Slice], end: int, optims: Sequence[OptimFile]) -> None:
-    """Check what every rank says of its own partition against where the walk, which ends at `end`, puts it."""
+def _check_ranks(group: int, slices: Sequence[Slice], end: int, optims: Sequence[OptimFile]) -> tuple[int, ...]:
+    """Check what every rank says of its own partition against where the walk, which ends at `end`, puts it; how many
+    elements partitions may have with their padding."""
     size = _partition_size(group, end, optims)
     for index, optim in enumerate(optims):
         held = optim.masters[group].numel
@@ -230,6 +246,10 @@ def _check_ranks(group: int, slices: Sequence[Slice], end: int, optims: Sequence
                 "partitions may be shorter."
             )
         _check_fragments(group, slices, index * size, size, optim)
+    if all(group < len(optim.paddings) for optim in optims):
+        return (size,)
+    # Nobody noted what was padding: up to the next multiple of the ranks, or of twice as many.
+    return size, -(-end // len(optims)), -(-end // (2 * len(optims))) * 2
 
 
 def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
@@ -675,7 +695,10 @@ def own(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFile]) -> None:
-    """Every state cut as the weights are: what is as long as a partition is one, single values belong to the group."""
+    """Every state cut as the weights are: what is as long as a partition is one, single values belong to the group.
+
+    Muon's are those of whole parameters, unless they are offloaded.
+    """
     first = optims[0]
     for number, group in enumerate(groups):
         if number >= len(first.states) or not first.states[number]:
@@ -693,9 +716,14 @@ def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFi
         for name in group.names:
             weights.states[name] = own(common)
         for key in partitioned:
-            parts = [_partition(optim, number, key, group.pieces) for optim in optims]
-            for name, tensor in group.apply(parts):
-                weights.states[name][str(key)] = tensor
+            try:
+                for name, tensor in _state(weights, number, key, group, optims):
+                    weights.states[name][str(key)] = tensor
+            except (CorruptError, UnsupportedError) as error:
+                if not first.uses_muon(number):
+                    raise
+                # What becomes of Muon's states in a save is no fault of the weights.
+                weights.states_error = error
         if odd:
             weights.warnings.append(
                 f"{first.file.path}: the optimizer's {', '.join(odd)} of group {number} belong to no single parameter, "
@@ -704,20 +732,86 @@ def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFi
     weights.groups = list(_param_groups(groups, first))
 
 
-def _partition(optim: OptimFile, group: int, key: Any, exact: bool) -> LazyTensor:
-    """One rank's part of a state, which may keep the padding that its master weights have lost."""
-    value = optim.states[group].get(key) if group < len(optim.states) else None
-    expected = optim.masters[group].numel
-    if not isinstance(value, LazyTensor) or len(value.shape) != 1 or value.numel < expected:
+def _state(
+    weights: Weights, number: int, key: Any, group: _Group, optims: Sequence[OptimFile]
+) -> Iterator[tuple[str, LazyTensor]]:
+    """The state `key` of each parameter of a group."""
+    held = [optim.states[number].get(key) if number < len(optim.states) else None for optim in optims]
+    if _is_whole(number, key, group, optims, held):
+        yield from group.join(_whole_parameters(weights, number, key, cut, optims, held) for cut in group.cuts)
+        return
+    sizes = {rank: cut.sizes for cut in group.cuts for rank in cut.ranks}
+    parts = [_partition(optim, number, key, held[rank], sizes[rank]) for rank, optim in enumerate(optims)]
+    yield from group.apply(parts)
+
+
+def _is_whole(number: int, key: Any, group: _Group, optims: Sequence[OptimFile], held: Sequence[Any]) -> bool:
+    """Whether a state is that of the whole parameters which a rank's partition has parts of, and not of the partition.
+
+    Muon's are, but not all releases say so. Raises UnsupportedError where either may be meant.
+    """
+    first = optims[0]
+    if group.pieces:
+        return False
+    if first.whole is not None:
+        return key in first.whole[number]
+    if not first.uses_muon(number):
+        return False
+    sizes = [value.numel if isinstance(value, LazyTensor) else 0 for value in held]
+    ranks = [(cut, index, rank) for cut in group.cuts for index, rank in enumerate(cut.ranks)]
+    if any(sizes[rank] != sum(math.prod(piece.shape) for piece in cut.whole(index)) for cut, index, rank in ranks):
+        return False
+    if any(sizes[rank] not in (optims[rank].masters[number].numel, *cut.sizes) for cut, _, rank in ranks):
+        return True
+    # As long as both, no parameter is on two ranks, and they are the same; unless there are gaps between parameters.
+    if number < len(first.alignments) and any(first.alignments[number]):
+        raise UnsupportedError(
+            f"{first.file.path}: Muon's state {key!r} of group {number} may be of whole parameters or of the rank's "
+            "partition, which are of the same length, and nothing says of which.",
+            "Convert the weights alone, without the optimizer states.",
+        )
+    return False
+
+
+def _whole_parameters(
+    weights: Weights, number: int, key: Any, cut: _Cut, optims: Sequence[OptimFile], held: Sequence[Any]
+) -> Iterator[tuple[str, LazyTensor]]:
+    """The states of the parameters of one copy of a group, where ranks have those of whole parameters. A parameter that
+    is on several ranks has one on each: those must be equal."""
+    found: dict[str, LazyTensor] = {}
+    for index, rank in enumerate(cut.ranks):
+        slices = cut.whole(index)
+        needed = sum(math.prod(piece.shape) for piece in slices)
+        if not slices:
+            continue
+        value = _partition(optims[rank], number, key, held[rank], (), needed)
+        for name, tensor in zero_layout.cut_flat(slices, [value]):
+            if name in found:
+                weights.equal_states.append((f"{cut.names[name]}.{key}", found[name], tensor))
+            else:
+                found[name] = tensor
+    for piece in cut.slices:
+        if piece.name in found:
+            yield cut.names[piece.name], found[piece.name]
+
+
+def _partition(
+    optim: OptimFile, group: int, key: Any, value: Any, padded: Sequence[int], needed: int | None = None
+) -> LazyTensor:
+    """One rank's part of a state: of as many elements as its master weights, or one of `padded` sizes that those have
+    lost; or of as many as are `needed`."""
+    expected = optim.masters[group].numel if needed is None else needed
+    if value is None and not expected:
+        return Inline(b"", optim.masters[group].dtype, (0,))
+    if (
+        not isinstance(value, LazyTensor)
+        or len(value.shape) != 1
+        or (value.numel != expected and not (value.numel > expected and value.numel in padded))
+    ):
         found = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is missing"
         raise CorruptError(
             f"{optim.file.path}: the optimizer state {key!r} of group {group} {found}, where {expected} elements were "
             "expected."
-        )
-    if exact and value.numel != expected:
-        raise CorruptError(
-            f"{optim.file.path}: the optimizer state {key!r} of group {group} has {value.numel} elements, and its "
-            f"weights have {expected}."
         )
     return untagged(value)
 

@@ -59,6 +59,18 @@ def cut_flat(slices: Sequence[Slice], partitions: Sequence[LazyTensor]) -> Itera
         yield name, _shaped(Narrow(flat, 0, offset, math.prod(shape)), shape)
 
 
+def whole_in(slices: Sequence[Slice], start: int, size: int) -> list[Slice]:
+    """The parameters of which a partition, `size` elements of the flat vector from `start` on, has a part; `offset` is
+    theirs where each lies whole, one after the other."""
+    found, at = [], 0
+    for piece in slices:
+        numel = math.prod(piece.shape)
+        if numel and piece.offset < start + size and piece.offset + numel > start:
+            found.append(piece._replace(offset=at))
+            at += numel
+    return found
+
+
 def cut_pieces(slices: Sequence[Slice], partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
     """The parameters whose pieces lie in the ranks' 1-D `partitions`."""
     dtype = partitions[0].dtype

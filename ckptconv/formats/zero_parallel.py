@@ -64,6 +64,7 @@ def unite_stages(
         whole.equal_states.extend(stage.equal_states)
         whole.unaccounted.extend(stage.unaccounted)
         whole.warnings.extend(stage.warnings)
+        whole.states_error = whole.states_error or stage.states_error
     tied = _tied_modules(whole.trainable)
     rest = whole.frozen if whole.stage != 0 else whole.trainable
     for layer, tensors in sorted(layers.items()):
@@ -322,6 +323,7 @@ class _Merger:
         self.merged = Weights(first.where, first.stage, first.world, aliases=first.aliases)
         self.merged.unaccounted = list(dict.fromkeys(name for rank in self.ranks for name in rank.unaccounted))
         self.merged.warnings = [warning for rank in self.ranks for warning in rank.warnings]
+        self.merged.states_error = next((rank.states_error for rank in self.ranks if rank.states_error), None)
         self.merged.equal = [pair for rank in self.ranks for pair in rank.equal]
         self.merged.equal_states = [pair for rank in self.ranks for pair in rank.equal_states]
         self.pairs = self.merged.equal
