@@ -64,6 +64,17 @@ class _Opened:
     files: Checkpoint
     reading: Reading
     models: dict[File, ModelFile] = field(default_factory=dict)
+    layer_files: dict[File, dict[str, LazyTensor]] = field(default_factory=dict)
+
+    def layers(self, tensor_rank: int, grid: _Grid) -> dict[int, dict[str, LazyTensor]]:
+        """What the layer files of one tensor-parallel rank hold, by layer."""
+        found = {}
+        for (layer, rank), file in self.files.layers.items():
+            if rank == tensor_rank or grid.tensor == 1:
+                if file not in self.layer_files:
+                    self.layer_files[file] = self.reading.tensors(file)
+                found[layer] = self.layer_files[file]
+        return found
 
     def model(self, file: File) -> ModelFile:
         if file not in self.models:
@@ -112,7 +123,7 @@ def read(
     if model_rank is not None and not 0 <= model_rank < grid.tensor:
         raise UsageError(f"{place.directory} has no tensor-parallel rank {model_rank}.")
     tensor_ranks = range(grid.tensor) if model_rank is None else [model_rank]
-    parts = {mp: _read_rank(opened, mp) for rank in tensor_ranks for mp in grid.stages(rank)}
+    parts = {mp: _read_rank(opened, grid, mp) for rank in tensor_ranks for mp in grid.stages(rank)}
     _share_ties(opened, list(parts.values()))
     first = parts[tensor_ranks[0]]
     weights = _unite(opened, grid, tensor_ranks, parts)
@@ -203,7 +214,7 @@ def _grid(opened: _Opened) -> _Grid:
     return _Grid(len(ranks) // tensor, tensor)
 
 
-def _read_rank(opened: _Opened, mp: int) -> _Part:
+def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
     """What one model-parallel rank's files hold."""
     files = opened.files
     own = {dp: file for (dp, rank), file in files.model.items() if rank == mp}
@@ -259,7 +270,10 @@ def _read_rank(opened: _Opened, mp: int) -> _Part:
                 )
         return other
 
-    part = _Part(model, optims, assemble(model, optims, files.directory, read_model, saved))
+    def layers() -> dict[int, dict[str, LazyTensor]]:
+        return opened.layers(mp % grid.tensor, grid)
+
+    part = _Part(model, optims, assemble(model, optims, files.directory, read_model, saved, layers))
     if part.weights.stage == 3:
         # No weight depends on the others now; but a save that left half a file may have left older ones.
         for dp in range(len(optims)):
@@ -424,11 +438,7 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
         if grid.pipeline == 1 and not opened.files.layers:
             united.append(stages[0].weights)
             continue
-        layers = {
-            layer: opened.reading.tensors(file)
-            for (layer, tensor_rank), file in opened.files.layers.items()
-            if tensor_rank == rank or grid.tensor == 1
-        }
+        layers = opened.layers(rank, grid)
         buffers = {name for part in stages if part.model.module is None for name in part.model.buffers or ()}
         united.append(
             zero_parallel.unite_stages([part.weights for part in stages], layers, buffers, opened.reading.head)

@@ -7,6 +7,7 @@ size is known, or be an error.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ from .zero_records import ModelFile, OptimFile
 FUSED = ("w1", "w2", "w3")
 # Reads the model file of another data-parallel rank.
 ReadModel = Callable[[int], ModelFile]
+# What the layer files of a pipeline hold, by layer.
+Layers = Callable[[], Mapping[int, Mapping[str, LazyTensor]]]
 
 
 @dataclass
@@ -185,7 +188,7 @@ def _cut_flat(
                 f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and its "
                 f"like), and its {len(shapes)} parameters with their padding take {end}."
             )
-        padded.append(_check_ranks(group, slices, end, [optims[rank] for rank in ranks]))
+        padded.append(_check_ranks(group, slices, end, [optims[rank] for rank in ranks], world))
     if len(copies) == 1:
         return _Group([_Cut(slices, copies[0], {name: name for name in shapes}, False, padded[0])], {})
     for name, held_by in fused.items():
@@ -226,9 +229,11 @@ def _experts(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Map
     )
 
 
-def _check_ranks(group: int, slices: Sequence[Slice], end: int, optims: Sequence[OptimFile]) -> tuple[int, ...]:
+def _check_ranks(
+    group: int, slices: Sequence[Slice], end: int, optims: Sequence[OptimFile], world: int
+) -> tuple[int, ...]:
     """Check what every rank says of its own partition against where the walk, which ends at `end`, puts it; how many
-    elements partitions may have with their padding."""
+    elements partitions may have with their padding. `world` is how many ranks there are in all."""
     size = _partition_size(group, end, optims)
     for index, optim in enumerate(optims):
         held = optim.masters[group].numel
@@ -245,7 +250,7 @@ def _check_ranks(group: int, slices: Sequence[Slice], end: int, optims: Sequence
                 f"{optim.file.path}: its partition of group {group} has {held} of {size} elements, and only the last "
                 "partitions may be shorter."
             )
-        _check_fragments(group, slices, index * size, size, optim)
+        _check_fragments(group, slices, index, size, size * len(optims) // world, optim)
     if all(group < len(optim.paddings) for optim in optims):
         return (size,)
     # Nobody noted what was padding: up to the next multiple of the ranks, or of twice as many.
@@ -267,18 +272,19 @@ def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
     return size
 
 
-def _check_fragments(group: int, slices: Sequence[Slice], start: int, size: int, optim: OptimFile) -> None:
-    """Check where a rank says that parameters lie in its partition, which is `size` elements from `start` on."""
+def _check_fragments(
+    group: int, slices: Sequence[Slice], index: int, size: int, as_mapped: int, optim: OptimFile
+) -> None:
+    """Check where a rank says that parameters lie in its partition, that at `index` of partitions of `size` elements.
+
+    Releases up to 0.19.2 say of experts where they would lie in partitions of `as_mapped` elements.
+    """
     zero = optim.config.get("zero_optimization")
     said = optim.fragments[group] if group < len(optim.fragments) else {}
     if not said or not isinstance(zero, dict) or zero.get("round_robin_gradients"):
         return  # under round robin the file says where parameters would have been
-    walked = {}
-    for name, shape, offset, _ in slices:
-        low, high = max(offset - start, 0), min(offset - start + math.prod(shape), size)
-        if low < high:
-            walked[name] = (low, high - low)
-    if said == walked:
+    walked = _fragments_in(slices, index * size, size)
+    if said in (walked, _fragments_in(slices, index * as_mapped, as_mapped)):
         return
     name = next(name for name in {**walked, **said} if said.get(name) != walked.get(name))
     texts = [
@@ -289,6 +295,16 @@ def _check_fragments(group: int, slices: Sequence[Slice], start: int, size: int,
         f"{optim.file.path}: param_slice_mappings puts {name!r} of group {group} {texts[0]}, and the shapes put it "
         f"{texts[1]}."
     )
+
+
+def _fragments_in(slices: Sequence[Slice], start: int, size: int) -> dict[str, tuple[int, int]]:
+    """Where parameters lie in the partition of `size` elements from `start` on, and how many of their elements."""
+    found = {}
+    for name, shape, offset, _ in slices:
+        low, high = max(offset - start, 0), min(offset - start + math.prod(shape), size)
+        if low < high:
+            found[name] = (low, high - low)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------- assembly
@@ -357,14 +373,19 @@ def _whole_states(weights: Weights, model: ModelFile) -> None:
 
 
 def assemble(
-    model: ModelFile, optims: Sequence[OptimFile], where: str, read_model: ReadModel, saved: Mapping[str, LazyTensor]
+    model: ModelFile,
+    optims: Sequence[OptimFile],
+    where: str,
+    read_model: ReadModel,
+    saved: Mapping[str, LazyTensor],
+    layers: Layers,
 ) -> Weights:
     """ZeRO-1, 2 and 3: parameters and states from the partitions, the rest from the model files, and from those of
-    experts, which hold `saved`.
+    experts, which hold `saved`. `layers` reads the layer files, which may be needed for shapes.
 
     Raises CorruptError where files contradict each other, UnsupportedError where the weights are elsewhere.
     """
-    shapes = _shapes(model, optims, saved)
+    shapes = _shapes(model, optims, saved, layers)
     _check_layout(model, optims, shapes, where)
     weights = Weights(where, optims[0].stage, len(optims))
     experts = _experts(model, optims, shapes)
@@ -382,12 +403,17 @@ def assemble(
     return weights
 
 
-def _shapes(model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, LazyTensor]) -> list[dict[str, Shape]]:
+def _shapes(
+    model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, LazyTensor], layers: Layers
+) -> list[dict[str, Shape]]:
     """The shapes of the parameters by group of partitions."""
     first, groups = optims[0], len(optims[0].masters)
     shapes = model.shapes if model.shapes is not None else first.shapes
     if shapes is None:
-        shapes = [_mapped_shapes(group, model, optims, saved) for group in range(groups)]
+        known = dict(saved) if model.module is None else {**saved, **model.module}
+        if model.module is None:
+            known.update(_in_layers(optims, layers()))
+        shapes = [_mapped_shapes(group, model, optims, known) for group in range(groups)]
     if len(shapes) == groups:
         return shapes
     release = model.release() or first.release()
@@ -432,13 +458,44 @@ def _data_first(optims: Sequence[OptimFile]) -> bool:
     return optims[0].config.get("use_data_before_expert_parallelism") is True
 
 
+def _in_layers(optims: Sequence[OptimFile], layers: Mapping[int, Mapping[str, LazyTensor]]) -> dict[str, LazyTensor]:
+    """What layer files hold, by the names that parameters have in the pipeline.
+
+    No file says which layers are a tied module: of those that have its parameters, in its sizes, and are not named in
+    the partitions themselves, the shapes are the same, or it is left out.
+    """
+    known = {f"{layer}.{inner}": tensor for layer, held in layers.items() for inner, tensor in held.items()}
+    sizes = Counter[str]()
+    for optim in optims:
+        for group in optim.fragments:
+            sizes.update({name: numel for name, (_, numel) in group.items()})
+    tied: dict[str, dict[str, int]] = {}
+    for name, numel in sizes.items():
+        if name.startswith(zero_layout.TIED):
+            module, _, inner = name[len(zero_layout.TIED) :].partition(".")
+            tied.setdefault(module, {})[inner] = numel
+    for module, inside in tied.items():
+        fitting = [
+            held
+            for layer, held in layers.items()
+            if all(inner in held and held[inner].numel == numel for inner, numel in inside.items())
+            and not any(f"{layer}.{inner}" in sizes for inner in inside)
+        ]
+        for inner in inside:
+            if len({held[inner].shape for held in fitting}) == 1:
+                known[f"{zero_layout.TIED}{module}.{inner}"] = fitting[0][inner]
+    return known
+
+
 def _mapped_shapes(
-    group: int, model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, LazyTensor]
+    group: int, model: ModelFile, optims: Sequence[OptimFile], known: Mapping[str, LazyTensor]
 ) -> dict[str, Shape]:
-    """The shapes of a group's parameters where none are listed, as for models with experts from 0.6.0 to 0.19.2.
+    """The shapes of a group's parameters where none are listed, as for models with experts from 0.6.0 to 0.19.2, and
+    for pipelines without ZeRO.
 
     Since 0.8.2 every rank says which parts of which parameters its partition holds. Their shapes are those in the
-    module, and in the files of experts, whose numbers on the first expert-parallel rank are global ones.
+    module, and in the files of layers and of experts, whose numbers on the first expert-parallel rank are global ones:
+    all `known` tensors, by name.
     """
     zero = optims[0].config.get("zero_optimization")
     reordered = isinstance(zero, dict) and zero.get("round_robin_gradients") is True
@@ -447,6 +504,7 @@ def _mapped_shapes(
         held = optims[rank].fragments[group] if group < len(optims[rank].fragments) else {}
         for name, (_, numel) in sorted(held.items(), key=lambda item: item[1][0]):
             sizes[name] = sizes.get(name, 0) + numel
+    sizes |= _unmapped_experts(group, sizes, optims, known)
     if not sizes or reordered:
         raise UnsupportedError(
             f"{model.file.path}: param_shapes is missing, and nothing else tells where a parameter begins.",
@@ -455,15 +513,46 @@ def _mapped_shapes(
         )
     shapes = {}
     for name, size in sizes.items():
-        tensor = (model.module or {}).get(name, saved.get(name))
+        tensor = known.get(name)
         if tensor is None or tensor.numel != size:
             found = "is nowhere" if tensor is None else f"has the shape {list(tensor.shape)}"
             raise CorruptError(
-                f"{optims[0].file.path} and its like hold {size} elements of {name!r}, which {found} in the model and "
-                "expert files."
+                f"{optims[0].file.path} and its like hold {size} elements of {name!r}, which {found} in the model, "
+                "layer and expert files."
             )
         shapes[name] = tensor.shape
     return shapes
+
+
+def _unmapped_experts(
+    group: int, mapped: Mapping[str, int], optims: Sequence[OptimFile], known: Mapping[str, LazyTensor]
+) -> dict[str, int]:
+    """The elements of the parameters in a group of experts that are only partly mapped, in their order.
+
+    Releases up to 0.19.2 map as much of each partition as if all ranks shared the group, which fewer do: the beginning
+    of what the group holds. The rest follows in the order of layers, experts and what the files of experts hold. {}
+    where that is not so.
+    """
+    ranks, world = _first_ranks(group, optims), len(optims)
+    held = sum(optims[rank].masters[group].numel for rank in ranks)
+    if len(ranks) == world or not mapped or sum(mapped.values()) >= held:
+        return {}
+    experts = {name: expert for name in known if (expert := zero_layout.expert_of(name))}
+    counts = {layer: len(found) for layer, found in zero_layout.expert_numbers(experts).items()}
+    layers = {layer: number for number, layer in enumerate(counts)}
+    # Those of the first expert-parallel rank.
+    local = [name for name, expert in experts.items() if expert.number * (world // len(ranks)) < counts[expert.layer]]
+    local.sort(key=lambda name: (layers[experts[name].layer], experts[name].number))
+    first = next(iter(mapped))
+    found: dict[str, int] = {}
+    for name in local[local.index(first) :] if first in local else ():
+        found[name] = known[name].numel
+        if sum(found.values()) > held:
+            del found[name]
+            break
+    *complete_ones, last = mapped
+    agrees = list(found)[: len(mapped)] == list(mapped) and all(mapped[name] == found[name] for name in complete_ones)
+    return found if agrees and mapped[last] <= found[last] else {}
 
 
 def complete(

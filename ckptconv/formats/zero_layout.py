@@ -20,6 +20,8 @@ Shape = tuple[int, ...]
 # Lists that can be divided in more ways than this are not.
 MOST_WAYS = 1000
 
+# What the names of modules begin with that several layers of a pipeline share.
+TIED = "tied_modules."
 _EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 
 

@@ -17,7 +17,7 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors import DTYPES, Cast, Concat, Convert, Inline, LazyTensor, Narrow, View, contiguous_strides
 
 from .zero_assemble import Weights
-from .zero_layout import Shape
+from .zero_layout import TIED, Shape
 
 _T = TypeVar("_T")
 
@@ -25,7 +25,6 @@ PER_RANK = "Convert each rank for itself with --per-rank."
 
 # ------------------------------------------------------------------------------------------------ pipeline stages
 
-TIED = "tied_modules."
 # How much of a layer is compared with a tied module, in bytes.
 HEAD = 1 << 16
 
