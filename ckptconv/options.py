@@ -9,6 +9,17 @@ from typing import Any
 DEFAULT_MEMORY = 8 << 20
 # What the default becomes where something is far away: requests are large, and several under way.
 FAR_MEMORY = 24 << 20
+# What people call dtypes for short.
+SHORT_DTYPES = {
+    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    "bf16": "bfloat16",
+}
+
+
+def full_dtype(name: str | None) -> str | None:
+    """The full name of a dtype that may be called by a short one."""
+    return SHORT_DTYPES.get(name or "", name)
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,9 @@ class Options:
     manifest: str = ""
     part: tuple[int, int] | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", full_dtype(self.dtype))
 
     def buffers(self, far: bool) -> int:
         """The bound on all buffers together, in bytes, where something is `far` away or where nothing is."""

@@ -152,6 +152,7 @@ def read(
         unaccounted=weights.unaccounted,
         equal=weights.equal,
         equal_states=weights.equal_states,
+        alike_states=weights.alike,
         inputs=opened.reading.inputs,
         bytes_read=opened.reading.bytes_read,
         model_rank=model_rank,
@@ -247,7 +248,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
             raise CorruptError(
                 f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which hold the "
                 "master weights: there are only model files.",
-                "Copy them beside the others; a model file alone converts with pt2safetensors --key module.",
+                "Copy them beside the others, if the save wrote any. " + _without_masters(model),
             )
         return _Part(model, [], whole(model, files.directory, saved))
     optims = _agree([opened.optim(file) for file in _in_order(files.directory, partitions)], model, opened.reading)
@@ -285,6 +286,16 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
                 f"{'them' if len(missing) > 1 else 'it'}."
             )
     return part
+
+
+def _without_masters(model: ModelFile) -> str:
+    """What can be had of a checkpoint without optimizer files."""
+    if model.module is not None:
+        return "A model file alone converts with pt2safetensors --key module."
+    return (
+        "Some releases write none for a pipeline in half precision without ZeRO: then the masters are lost. The layer "
+        "files (layer_*-model_states.pt) have the weights in half precision; each converts with pt2safetensors."
+    )
 
 
 def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:

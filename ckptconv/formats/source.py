@@ -53,7 +53,8 @@ class Source:
     - `owners` are ties that the checkpoint itself names: alias → owner.
     - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt. `equal_states` are
-      such states of the optimizer, which matter where those are converted.
+      such states of the optimizer, which matter where those are converted. `alike_states` are states that ranks keep
+      each for itself: that they differ is worth a warning.
     - `counts` tells what the weights consist of, by kind.
     - `opaque` are the names of classes that were kept as inert data, `mentioned` all that its pickles mention.
     - `records` are the storages that files consist of, with their checksums, by the file's path.
@@ -81,6 +82,7 @@ class Source:
     unaccounted: list[str] = field(default_factory=list)
     equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    alike_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)

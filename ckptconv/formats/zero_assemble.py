@@ -47,6 +47,8 @@ class Weights:
     # Pairs of tensors that are stored twice and must be equal, by name: weights, and optimizer states.
     equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    # States that ranks keep each for itself, which may differ.
+    alike: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     # Why the optimizer states cannot be told, where that is so.
     states_error: CkptconvError | None = None
 
@@ -837,7 +839,8 @@ def _state(
 def _is_whole(number: int, key: Any, group: _Group, optims: Sequence[OptimFile], held: Sequence[Any]) -> bool:
     """Whether a state is that of the whole parameters which a rank's partition has parts of, and not of the partition.
 
-    Muon's are, but not all releases say so. Raises UnsupportedError where either may be meant.
+    Muon's are, but not all releases say so. Raises UnsupportedError where either may be meant, CorruptError where
+    neither can be.
     """
     first = optims[0]
     if group.pieces:
@@ -846,12 +849,25 @@ def _is_whole(number: int, key: Any, group: _Group, optims: Sequence[OptimFile],
         return key in first.whole[number]
     if not first.uses_muon(number):
         return False
-    sizes = [value.numel if isinstance(value, LazyTensor) else 0 for value in held]
-    ranks = [(cut, index, rank) for cut in group.cuts for index, rank in enumerate(cut.ranks)]
-    if any(sizes[rank] != sum(math.prod(piece.shape) for piece in cut.whole(index)) for cut, index, rank in ranks):
-        return False
-    if any(sizes[rank] not in (optims[rank].masters[number].numel, *cut.sizes) for cut, _, rank in ranks):
-        return True
+    not_cut = not_whole = ""
+    for cut in group.cuts:
+        for index, rank in enumerate(cut.ranks):
+            value, masters = held[rank], optims[rank].masters[number].numel
+            size = value.numel if isinstance(value, LazyTensor) else 0
+            whole = sum(math.prod(piece.shape) for piece in cut.whole(index))
+            told = f"{optims[rank].file.path} has {size} elements of it"
+            if size not in (masters, *cut.sizes):
+                not_cut = f"{told}, and {masters} of the weights"
+            if size != whole:
+                not_whole = f"{told}, and its parameters take {whole}"
+    if not_cut and not_whole:
+        raise CorruptError(
+            f"Muon's state {key!r} of group {number} is neither cut as the weights are ({not_cut}), nor of whole "
+            f"parameters ({not_whole}). Elastic checkpoints lose the end of it.",
+            "Convert the weights alone, without the optimizer states.",
+        )
+    if not_cut or not_whole:
+        return bool(not_cut)
     # As long as both, no parameter is on two ranks, and they are the same; unless there are gaps between parameters.
     if number < len(first.alignments) and any(first.alignments[number]):
         raise UnsupportedError(

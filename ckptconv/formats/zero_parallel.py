@@ -291,7 +291,7 @@ def merge_ranks(ranks: Sequence[Weights], patterns: Patterns) -> Weights:
         merged.buffers[name] = merger.equal(name, [rank.buffers[name] for rank in ranks])
     # Every rank sums the gradients of a replicated parameter for itself: its states may differ by a rounding. The first
     # rank's are taken.
-    merger.pairs = []
+    merger.pairs = merged.alike
     for name in names:
         merged.states[name] = dict(merger.states(name))
     merged.states = {name: state for name, state in merged.states.items() if state}
@@ -366,10 +366,11 @@ class _Merger:
                 for part, (tensor, _) in zip(slices, held, strict=True)
             ):
                 yield key, value
-            elif any(tensor.shape for tensor, _ in held):
-                yield key, self.join(name, slices)
-            else:
-                yield key, self.equal(name, slices)
+                continue
+            before = len(self.pairs)
+            joined = self.join(name, slices) if any(tensor.shape for tensor, _ in held) else self.equal(name, slices)
+            self.pairs[before:] = [(f"{name}.{key}", one, other) for _, one, other in self.pairs[before:]]
+            yield key, joined
 
     def join(self, name: str, slices: Sequence[LazyTensor]) -> LazyTensor:
         """The slices of all ranks as one tensor."""

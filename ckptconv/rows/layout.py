@@ -25,6 +25,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.options import full_dtype
 from ckptconv.tensors import DTYPES, DType
 
 # The metadata entry that keeps the layout of what was split.
@@ -213,7 +214,8 @@ class Asked:
     @classmethod
     def take(cls, options: dict[str, Any]) -> Asked:
         """What `options` say of a layout, which is taken out of them."""
-        return cls(**{field.name: options.pop(field.name) for field in fields(cls) if field.name in options})
+        said: dict[str, Any] = {field.name: options.pop(field.name) for field in fields(cls) if field.name in options}
+        return cls(**{key: full_dtype(value) if key.endswith("_dtype") else value for key, value in said.items()})
 
 
 def make(asked: Asked, dtype: str) -> Layout:
