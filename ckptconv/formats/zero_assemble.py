@@ -279,7 +279,7 @@ def _check_fragments(
 ) -> None:
     """Check where a rank says that parameters lie in its partition, that at `index` of partitions of `size` elements.
 
-    Releases up to 0.19.2 say of experts where they would lie in partitions of `as_mapped` elements.
+    Releases before 0.14.5 say of experts where they would lie in partitions of `as_mapped` elements.
     """
     zero = optim.config.get("zero_optimization")
     said = optim.fragments[group] if group < len(optim.fragments) else {}
@@ -531,7 +531,7 @@ def _unmapped_experts(
 ) -> dict[str, int]:
     """The elements of the parameters in a group of experts that are only partly mapped, in their order.
 
-    Releases up to 0.19.2 map as much of each partition as if all ranks shared the group, which fewer do: the beginning
+    Releases before 0.14.5 map as much of each partition as if all ranks shared the group, which fewer do: the beginning
     of what the group holds. The rest follows in the order of layers, experts and what the files of experts hold. {}
     where that is not so.
     """
@@ -802,6 +802,8 @@ def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFi
                 partitioned.append(key)
             elif value.numel == 1:
                 common[key] = value
+            elif first.uses_muon(number) and not group.pieces:
+                partitioned.append(key)  # what is of whole parameters has none of the padding between them
             else:
                 odd.append(str(key))
         for name in group.names:

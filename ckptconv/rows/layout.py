@@ -215,7 +215,8 @@ class Asked:
     def take(cls, options: dict[str, Any]) -> Asked:
         """What `options` say of a layout, which is taken out of them."""
         said: dict[str, Any] = {field.name: options.pop(field.name) for field in fields(cls) if field.name in options}
-        return cls(**{key: full_dtype(value) if key.endswith("_dtype") else value for key, value in said.items()})
+        said |= {key: full_dtype(value) for key, value in said.items() if key.endswith("_dtype")}
+        return cls(**said)
 
 
 def make(asked: Asked, dtype: str) -> Layout:
