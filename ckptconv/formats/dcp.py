@@ -75,7 +75,7 @@ def _source(path: str, checkpoint: _Checkpoint, other: _Checkpoint | None, notes
         source.facts["directory"] = checkpoint.directory
     tree = source.parts.read(checkpoint, chosen)
     # Nothing is left of a model that is all one value with tensors in it.
-    model = dcp_names.below(tree, roles.models[0]) if len(roles.models) == 1 else tree
+    model = dcp_names.below(tree, roles.model)
     source.weights = {} if model is None else model
     source.facts.update(_facts(checkpoint))
     source.parts.left = _Left.beside(set(chosen), checkpoint)
@@ -406,8 +406,7 @@ class _Parts:
         """The names of the weights, as an optimizer calls them."""
         described, roles = self.checkpoint.described, self.checkpoint.roles
         ways = [described.paths[name] for name in described.tensors]
-        own = roles.models[0] if len(roles.models) == 1 else ()
-        return {dcp_names.dotted(way[len(own) :]) for way in ways if roles.is_model(way)}
+        return {dcp_names.dotted(way[len(roles.model) :]) for way in ways if roles.is_model(way)}
 
     def _note(self, checkpoint: _Checkpoint) -> None:
         """Add to the source what reading has found out."""

@@ -44,12 +44,12 @@ def _is_called(step: str | int) -> bool:
 class Roles:
     """What the parts of a state dict are.
 
-    `models` are the paths of the models: none where the model is everything that has no other role; several where each
-    has a parent of its own. `optimizers` are the paths of what holds "state" and "param_groups". `training` are the
-    first steps of what a trainer keeps beside a model whose names are at the top.
+    `models` are the paths of the models, by the path of what each is in; none where the model is everything that has no
+    other role. `optimizers` are the paths of what holds "state" and "param_groups". `training` are the first steps of
+    what a trainer keeps beside a model whose names are at the top.
     """
 
-    models: list[Path]
+    models: dict[Path, Path]
     optimizers: set[Path]
     training: set[str | int]
 
@@ -65,10 +65,15 @@ class Roles:
         """The path of the optimizer that `path` leads into, if any."""
         return _optimizer_of(path, self.optimizers)
 
+    @property
+    def model(self) -> Path:
+        """The path of the model, where there is one and it has a place of its own; else ()."""
+        return next(iter(self.models.values())) if len(self.models) == 1 else ()
+
     def is_model(self, path: Path) -> bool:
         """Whether `path` leads into what is converted."""
         if self.models:
-            return any(path[: len(model)] == model and len(path) > len(model) for model in self.models)
+            return any(self.models.get(path[: depth - 1]) == path[:depth] for depth in range(1, len(path)))
         return self.optimizer_of(path) is None and not (len(path) > 1 and path[0] in self.training)
 
     def part_of(self, path: Path) -> Path:
@@ -76,14 +81,14 @@ class Roles:
         optimizer = self.optimizer_of(path)
         if optimizer:
             return optimizer
-        parent = self.models[0][:-1] if len(self.models) == 1 else ()
+        parent = self.model[:-1]
         depth = len(parent) if path[: len(parent)] == parent else 0
         return path[: depth + 1]
 
     def model_beside(self, optimizer: Path) -> Path:
         """Where there are several models, the one that `optimizer` stands beside; else ()."""
-        beside = [model for model in self.models if len(self.models) > 1 and model[:-1] == optimizer[: len(model) - 1]]
-        return max(beside, key=len, default=())
+        above = (optimizer[:depth] for depth in range(len(optimizer), -1, -1)) if len(self.models) > 1 else ()
+        return next((self.models[place] for place in above if place in self.models), ())
 
 
 def split_name(path: Path) -> Path:
@@ -120,8 +125,8 @@ def _optimizer_of(path: Path, optimizers: Collection[Path]) -> Path | None:
     return None
 
 
-def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> list[Path]:
-    """The paths of the models among `paths` of tensors, which no optimizer has.
+def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, Path]:
+    """The paths of the models among `paths` of tensors, which no optimizer has, by that of what each is in.
 
     Deeper than at the top, what is called so is a model where an optimizer stands beside it, or nothing else does.
     """
@@ -136,11 +141,12 @@ def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> list[Path]:
     if any(len(model) == 1 for model in found):
         found = {model for model in found if len(model) == 1}
     elif not alone:
-        found = {model for model in found if any(each[: len(model) - 1] == model[:-1] for each in optimizers)}
+        beside = {optimizer[:depth] for optimizer in optimizers for depth in range(len(optimizer) + 1)}
+        found = {model for model in found if model[:-1] in beside}
     best: dict[Path, Path] = {}
     for model in sorted(found, key=lambda model: WRAPPERS.index(str(model[-1]))):
         best.setdefault(model[:-1], model)
-    return list(best.values())
+    return best
 
 
 def _beside(rest: Iterable[Path], tensors: Iterable[Path], optimizers: Collection[Path]) -> set[str | int]:

@@ -548,10 +548,10 @@ def _unmapped_experts(
     first = next(iter(mapped))
     found: dict[str, int] = {}
     for name in local[local.index(first) :] if first in local else ():
-        found[name] = known[name].numel
-        if sum(found.values()) > held:
-            del found[name]
+        held -= known[name].numel
+        if held < 0:
             break
+        found[name] = known[name].numel
     *complete_ones, last = mapped
     agrees = list(found)[: len(mapped)] == list(mapped) and all(mapped[name] == found[name] for name in complete_ones)
     return found if agrees and mapped[last] <= found[last] else {}
