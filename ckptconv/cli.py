@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, g
 import typer
 
 from .errors import CkptconvError, FailedError, StoppedError, UsageError
+from .options import full_dtype
 
 if TYPE_CHECKING:
     from .report import Output
@@ -29,7 +30,6 @@ MOST_JOBS = 256
 MOST_ITEMS = 100_000_000
 MOST_IDS = (1 << 63) - 1
 DtypeName = Literal["float32", "bfloat16", "float16", "keep", "fp32", "bf16", "fp16"]
-SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 TiedChoice = Literal["alias", "duplicate"]
 
 
@@ -425,7 +425,6 @@ def verify_(
     shown = _output("verify", options)
     limit = options["max_shard_size"]
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
-    options["dtype"] = SHORT_DTYPES.get(options["dtype"], options["dtype"])
     options["storage_options"] = _storage_options(options["storage_options"])
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options[name] or ())
@@ -745,8 +744,8 @@ def inspect_(
 
 def _dtype(text: str) -> str:
     """The dtype that `text` names, in full or as people say it."""
-    name = SHORT_DTYPES.get(text, text)
-    if name not in get_args(DtypeName):
+    name = full_dtype(text)
+    if name is None or name not in get_args(DtypeName):
         raise UsageError(f"--as {text!r} is no dtype to convert to.", "Give fp32, bf16, fp16 or keep.")
     return name
 
@@ -766,7 +765,6 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     output = _output(command, options)
     limit = options.get("max_shard_size")
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
-    options["dtype"] = SHORT_DTYPES.get(options["dtype"], options["dtype"])
     _parse_common(options)
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options.get(name) or ())

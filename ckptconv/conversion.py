@@ -35,7 +35,7 @@ from .targets import (
     of_rank,
     resolve_output,
 )
-from .tensors import File
+from .tensors import File, LazyTensor
 from .uploads import notes
 
 if TYPE_CHECKING:
@@ -166,15 +166,19 @@ def produce(
         check_growth(each, sum(file.size for file in files))
         check_output(each, spared, chosen)
     equal = [pair for one in sources for pair in one.equal]
+    alike: list[tuple[str, LazyTensor, LazyTensor]] = []
     if chosen.optimizer or chosen.universal:
         equal.extend(pair for one in sources for pair in one.equal_states)
+        alike.extend(pair for one in sources for pair in one.alike_states)
     checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
     watched = checksums if chosen.checksum else None
     done = Done()
     mine = files_of(outputs, chosen.part)
     if not chosen.dry_run:
         with _depfile(sources, outputs, inputs, chosen):
-            done = publish(outputs, read, equal, chosen, announce, progress, publishing, watched, verify, executor)
+            done = publish(
+                outputs, read, equal, alike, chosen, announce, progress, publishing, watched, verify, executor
+            )
     has_chosen_names = chosen.key or chosen.strip_prefix or chosen.rename
     counts: Counter[str] = Counter()
     for one in sources:
@@ -193,7 +197,7 @@ def produce(
         counts=dict(counts),
         # None of these is kept in a .pt file.
         opaque=list(dict.fromkeys(name for one in sources for name in one.opaque)) if not outputs[0].restored else [],
-        warnings=list(_warnings(sources, outputs, chosen, checksums, done.tally.overflows)),
+        warnings=list(_warnings(sources, outputs, chosen, checksums, done)),
         notes=[note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))],
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + done.tally.bytes_read + checksums.extra_bytes,
@@ -218,7 +222,7 @@ def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Outpu
 
 
 def _warnings(
-    sources: Sequence[Source], outputs: Sequence[Output], chosen: Options, checksums: Checksums, overflows: int
+    sources: Sequence[Source], outputs: Sequence[Output], chosen: Options, checksums: Checksums, done: Done
 ) -> Iterator[str]:
     """What who reads the output should know: of its sources first, then of what was made of them."""
     for one in sources:
@@ -227,7 +231,13 @@ def _warnings(
         paths = list(checksums.unrecorded)
         more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
         yield f"{paths[0]}{more} cannot be checked: no checksums are recorded for what was read."
-    if overflows:
+    if done.differing:
+        shown = ", ".join(done.differing[:5]) + (", …" if len(done.differing) > 5 else "")
+        yield (
+            f"The tensor-parallel ranks differ in {len(done.differing)} states of parameters that each of them has "
+            f"whole; the first rank's were taken: {shown}."
+        )
+    if overflows := done.tally.overflows:
         values = "1 value was" if overflows == 1 else f"{overflows:,} values were"
         yield f"{values} too large for {chosen.dtype} and became infinite."
     for each in outputs:
@@ -235,6 +245,7 @@ def _warnings(
             sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
             yield from notes(sent, chosen.buffers(far=True) // 2)
     for each in outputs:
+        yield from each.warnings
         yield from each.restored.warnings() if each.restored else ()
     # Likely there is a slip in an option that changes nothing in any of the outputs.
     for option, reason in outputs[0].idle.items():

@@ -12,12 +12,15 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from . import live
+from .errors import UnsupportedError
 from .structure import dump, name_of, parse, tensors_of
 from .structure_reader import Decoder
 from .structure_writer import METADATA, Encoder, walk
 from .tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
 
-__all__ = ["Flattened", "claimed_equal", "describe", "flatten", "plain_record", "remap", "unflatten", "walk"]
+__all__ = [
+    "Flattened", "claimed_equal", "describe", "flatten", "flatten_states", "plain_record", "remap", "unflatten", "walk",
+]  # fmt: skip
 
 
 class Flattened(NamedTuple):
@@ -45,6 +48,24 @@ def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str 
     """
     described = describe(tree, keep_order=keep_order)
     return described.tensors, described.structure
+
+
+def flatten_states(
+    states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], str]:
+    """An optimizer's `states` by parameter, and its param_groups, as {name: tensor}, and their structure record.
+
+    The names are <parameter>.<state>, whoever saved them; the record is that of torch's own nesting, {"state": …,
+    "param_groups": …}. Raises UnsupportedError where that gives two tensors one name.
+    """
+    flat, structure = flatten({"state": states, "param_groups": groups})
+    names = {name: name.removeprefix("state.") for name in flat}
+    if len(set(names.values())) < len(names):
+        odd = next(name for name, new in names.items() if name != new and new in flat)
+        raise UnsupportedError(f"A state of the optimizer and an entry of its groups are both named {names[odd]!r}.")
+    remapped = remap(structure, names)
+    assert remapped is not None
+    return {names[name]: tensor for name, tensor in flat.items()}, remapped
 
 
 def describe(

@@ -13,6 +13,17 @@ OPAQUE = ("", "keep", "drop")
 DEFAULT_MEMORY = 8 << 20
 # What the default becomes where something is far away: requests are large, and several under way.
 FAR_MEMORY = 24 << 20
+# What people call dtypes for short.
+SHORT_DTYPES = {
+    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    "bf16": "bfloat16",
+}
+
+
+def full_dtype(name: str | None) -> str | None:
+    """The full name of a dtype that may be called by a short one."""
+    return SHORT_DTYPES.get(name or "", name)
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Options:
                 raise UsageError("--drop-opaque and --opaque keep contradict each other.")
             object.__setattr__(self, "opaque", "drop")
             object.__setattr__(self, "drop_opaque", False)
+        object.__setattr__(self, "dtype", full_dtype(self.dtype))
 
     def buffers(self, far: bool) -> int:
         """The bound on all buffers together, in bytes, where something is `far` away or where nothing is."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from . import __version__, foreign, keymap, select
-from .errors import CorruptError, LimitError, UsageError
+from .errors import CorruptError, LimitError, UnsupportedError, UsageError
 from .formats import safetensors as safetensors_input
 from .formats.source import Source
 from .manifest import heading, recorded
@@ -27,8 +27,9 @@ MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
 _CHOOSING = ("key", "include", "exclude", "dtype", "tied", "max_shard_size")
 
 
-# The files of an output, the names in it that are stored under another, {removed: kept}, and what `Output.idle` is.
-_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], dict[str, str]]
+# The files of an output, the names in it that are stored under another, {removed: kept}, and what `Output.idle` and
+# `Output.warnings` are.
+_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], dict[str, str], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Output:
     """One output of a conversion: where it goes, its plan, and the names it stores under another: {removed: kept}.
 
     `heading` is what its manifest says before the files, and `restored` what else is known of a `.pt` file. `idle` are
-    options that were given and change nothing in it: {option: reason}.
+    options that were given and change nothing in it: {option: reason}. `warnings` are worth knowing of what was made.
     """
 
     target: Target
@@ -45,6 +46,7 @@ class Output:
     heading: dict[str, Any]
     restored: Restored | None = None
     idle: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> int:
@@ -75,7 +77,7 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
         raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
     if is_remote(target.path):
         raise UsageError(f"{target.path}: a universal checkpoint is written to a local directory.")
-    states = (source.optimizer or {}).get("state", {})
+    states = (source.states() or {}).get("state", {})
     files = (*universal.file_plans(source.training, source.weights, states), universal.latest(target.path))
     return output_of("universal", [source], target, options, files, {}, idle=_choosing(options))
 
@@ -96,13 +98,14 @@ def output_of(
     files: tuple[FilePlan, ...],
     aliases: dict[str, str],
     idle: Mapping[str, str] | None = None,
+    warnings: tuple[str, ...] = (),
     restored: Restored | None = None,
 ) -> Output:
     """The output that consists of `files`, with its plan id; a manifest calls what it is made of `sources` `kind`."""
     inputs = {name: found for source in sources for name, found in source.inputs.items()}
     plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, recorded(options)))
     told = heading(sources, options, kind, plan_id, aliases)
-    return Output(target, Plan(files, plan_id), aliases, told, restored, idle or {})
+    return Output(target, Plan(files, plan_id), aliases, told, restored, idle or {}, warnings)
 
 
 def check_output(output: Output, spared: Spared, options: Options) -> None:
@@ -173,10 +176,13 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     widen_only = source.default_dtype == dtype == "float32"
     fixed = frozenset(new_names[name] for name in fixed if name in new_names)
     kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+    warnings: tuple[str, ...] = ()
     if dtype != "keep":
         for name, tensor in kept.items():
             if name not in fixed:
                 kept[name] = select.converted(name, tensor, dtype, widen_only)
+        cast = [old for old, new in new_names.items() if kept.get(new, flat[old]).dtype != flat[old].dtype]
+        warnings = select.unscaled({name: flat[name] for name in cast}, flat, dtype)
     # Of a million tensors, each of these takes as much memory as all buffers.
     del flat, tensors, new_names
     limit = options.max_shard_size or source.default_shard_size
@@ -185,7 +191,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     if structure is None and source.structured and _names(files) != list(kept):
         # A plain dict, whose order is lost where tensors were cast, or are spread over several files.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
-    return files, aliases, idle
+    return files, aliases, idle, warnings
 
 
 def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[list[str]]:
@@ -226,10 +232,11 @@ def _names(files: Iterable[FilePlan]) -> list[str]:
 
 
 def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
-    """The files of the optimizer states: nested as torch has them, with the weights' names for parameters. Pure.
+    """The files of the optimizer states: named <parameter>.<state>, and nested as torch has them. Pure.
 
-    A name that is tied to a parameter leads to the parameter's states in the alias record; one that is no weight's
-    stays. Half-precision states are widened as the weights are by default, and never narrowed.
+    Parameters are called as the weights are. A name that is tied to a parameter leads to the parameter's states in the
+    alias record; one that is no weight's stays. Half-precision states are widened as the weights are by default, and
+    never narrowed.
     """
     optimizer = source.states()
     names = dict.fromkeys([*_flattened(source, source.weights, options).tensors, *optimizer["state"]])
@@ -239,22 +246,23 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
         {**group, "params": [new_names[name] for name in group["params"] if name in new_names]}
         for group in optimizer["param_groups"]
     ]
-    flat, structure = keymap.flatten({"state": states, "param_groups": groups})
+    flat, structure = keymap.flatten_states(states, groups)
     dtype = "keep" if options.dtype == "keep" else source.default_dtype
     flat = {name: select.converted(name, tensor, dtype, widen_only=True) for name, tensor in flat.items()}
     aliases = {}
     for alias, owner in source.owners.items() if options.tied == "alias" else ():
         for key in states.get(new_names.get(owner, ""), {}) if alias in new_names else ():
-            kept, removed = f"state.{new_names[owner]}.{key}", f"state.{new_names[alias]}.{key}"
+            kept, removed = f"{new_names[owner]}.{key}", f"{new_names[alias]}.{key}"
             if kept in flat and removed not in flat:
                 aliases[removed] = kept
     files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)
-    return files, aliases, select.idle(new_names, options.strip_prefix, options.rename)
+    return files, aliases, select.idle(new_names, options.strip_prefix, options.rename), ()
 
 
 def _new_names(source: Source, flat: Mapping[str, Any], options: Options) -> dict[str, str]:
     """What is converted, and under which names: {old: new}."""
     names = select.matching(flat, options.include, options.exclude)
+    _check_pieces(source, flat)
     lost = select.matching(source.unaccounted, (), options.exclude) if not options.include else []
     if lost:
         raise CorruptError(
@@ -263,6 +271,18 @@ def _new_names(source: Source, flat: Mapping[str, Any], options: Options) -> dic
             "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
         )
     return select.renamed(names, options.strip_prefix, options.rename)
+
+
+def _check_pieces(source: Source, names: Iterable[str]) -> None:
+    """Raise UnsupportedError where `names` are those of pieces of parameters."""
+    found = [name for name in names if source.pieces and source.pieces.search(name)]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise UnsupportedError(
+            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {found[0]!r}{more} are flat parameters, each of "
+            "them several parameters in one, whose shapes are not in the checkpoint. Nothing was written.",
+            "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
+        )
 
 
 def _file_plans(

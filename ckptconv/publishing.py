@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Done:
-    """What publishing took, and how much of it an earlier run had done: files, and bytes."""
+    """What publishing took, and how much of it an earlier run had done: files, and bytes. `differing` are the names of
+    states that ranks keep each for itself, and differ."""
 
     tally: Tally = field(default_factory=Tally)
+    differing: list[str] = field(default_factory=list)
     reused: int = 0
     reused_bytes: int = 0
 
@@ -141,6 +143,7 @@ def publish(
     outputs: Sequence[Output],
     inputs: Sequence[File],
     equal: Sequence[tuple[str, LazyTensor, LazyTensor]],
+    alike: Sequence[tuple[str, LazyTensor, LazyTensor]],
     options: Options,
     announce: Callable[[int], None] | None,
     progress: Progress | None,
@@ -183,6 +186,8 @@ def publish(
             readers.expect(packed_in(Plan(tuple(files), "") for files in chosen))
         if not part or not part[0]:
             _check_equal(outputs, equal, readers)
+            different = (name for name, one, other in alike if not same(one, other, readers))
+            done.differing = list(dict.fromkeys(different))
         works = [
             _Work(
                 output,

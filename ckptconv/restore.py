@@ -26,7 +26,8 @@ class Restored:
     """The plan of a `.pt` file, and how many tensors it has.
 
     `left_out` are entries of classes that are not known to be data, by name: the class. `demoted` are tensors of such a
-    class, which are written as plain ones, and `kept` what is written of such classes all the same.
+    class, which are written as plain ones, and `kept` what is written of such classes all the same. `unscaled` is what
+    to say of 8-bit floats that were cast.
     """
 
     file: FilePlan
@@ -35,9 +36,11 @@ class Restored:
     demoted: dict[str, str]
     kept: dict[str, str]
     tree: TorchTree
+    unscaled: tuple[str, ...] = ()
 
     def warnings(self) -> Iterator[str]:
         """What whoever had it converted should know."""
+        yield from self.unscaled
         if self.left_out:
             yield f"left out, as their classes are known by name only: {_shown(self.left_out)}"
         if self.demoted:
@@ -68,6 +71,7 @@ def plan_restored(
     tree = select.subtree(source.weights, key, source.path) if key else source.weights
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
+    unscaled: tuple[str, ...] = ()
     if include or exclude or dtype != "keep" or _has_unlisted(tree):
         leave_out = leaving_out(include, exclude, opaque, found)
         tensors, structure, fixed, _ = keymap.describe(tree, leave_out=leave_out, tagged=True)
@@ -83,6 +87,8 @@ def plan_restored(
             for name, tensor in tensors.items()
             if name in names
         }
+        cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
+        unscaled = select.unscaled(cast, tensors, dtype)
         structure = keymap.remap(structure, {name: None for name in tensors if name not in names})
         tree = keymap.unflatten(flat, structure, live_values=False)
     try:
@@ -91,8 +97,8 @@ def plan_restored(
     except CkptconvError as error:
         raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
     if opaque == "keep":
-        return Restored(file, written.tensors, {}, {}, found | demoted, written)
-    return Restored(file, written.tensors, found, demoted, {}, written)
+        return Restored(file, written.tensors, {}, {}, found | demoted, written, unscaled)
+    return Restored(file, written.tensors, found, demoted, {}, written, unscaled)
 
 
 def leaving_out(

@@ -9,7 +9,7 @@ import difflib
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import UsageError
@@ -197,3 +197,31 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
             f"{name!r} is a tensor of {source}, which cannot be converted to {dtype}.", "Use --dtype keep."
         )
     return Convert(tensor, Cast(source.name, target.name), target)
+
+
+# What the scales of a tensor of 8-bit floats are called: behind its name, or, of a `weight`, in its place.
+_SCALES = ("_scale_inv", "_scale", "_scales", ".scale")
+_SCALES_OF_WEIGHT = ("scale_inv", "scale", "scales", "scale_weight")
+# Tensors that a message names.
+_SHOWN = 5
+
+
+def unscaled(cast: Mapping[str, LazyTensor], names: Collection[str], dtype: str) -> tuple[str, ...]:
+    """What to say of tensors of 8-bit floats that are `cast` to `dtype`, and have scales among `names`."""
+    found = {}
+    for name, tensor in cast.items():
+        if tensor.dtype.kind == "f" and tensor.dtype.itemsize == 1:
+            module, dot, last = name.rpartition(".")
+            beside = (module + dot + scale for scale in _SCALES_OF_WEIGHT if last == "weight")
+            scale = next((each for each in (*(name + suffix for suffix in _SCALES), *beside) if each in names), "")
+            if scale:
+                found[name] = scale
+    if not found:
+        return ()
+    shown = ", ".join(f"{name[:_LONGEST]!r} ({scale[:_LONGEST]!r})" for name, scale in list(found.items())[:_SHOWN])
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    text = (
+        f"8-bit floats were cast to {dtype} without their scales, which are tensors of their own: {shown}{more}. The "
+        "values are the weights only when they are scaled; --dtype keep leaves them as they are."
+    )
+    return (text,)

@@ -447,14 +447,14 @@ def _expected_states(source: Source, asked: Options) -> _Expected:
         {**group, "params": [names[old] for old in group["params"] if old in names]}
         for group in optimizer["param_groups"]
     ]
-    flat, record = keymap.flatten({"state": states, "param_groups": groups})
+    flat, record = keymap.flatten_states(states, groups)
     # States are widened as the weights are, and never narrowed.
     unless_kept = Options(dtype="keep" if asked.dtype == "keep" else None)
     tensors = {name: _as_asked(tensor, source, unless_kept) for name, tensor in flat.items()}
     for alias, owner in source.owners.items() if asked.tied == "alias" else ():
         if alias in names and owner in names:
             for key in states.get(names[owner], {}):
-                kept, removed = f"state.{names[owner]}.{key}", f"state.{names[alias]}.{key}"
+                kept, removed = f"{names[owner]}.{key}", f"{names[alias]}.{key}"
                 if kept in flat:
                     tensors.setdefault(removed, tensors[kept])
     return _Expected(tensors, lambda aliases: record, flat=False)

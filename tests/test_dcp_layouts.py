@@ -250,7 +250,7 @@ def test_what_torch_saves_here(options: dict[str, Any], tmp_path: Path) -> None:
         name: tensor.tolist() for name, tensor in state["model"].items()
     }
     states = load_file(tmp_path / "o" / "model.safetensors")
-    assert torch.equal(states["state.a.weight.exp_avg"], state["optimizer"]["state"]["a.weight"]["exp_avg"])
+    assert torch.equal(states["a.weight.exp_avg"], state["optimizer"]["state"]["a.weight"]["exp_avg"])
     loaded = ckptconv.load_state_dict(tmp_path / "c", key=".")
     assert loaded["epoch"] == 3
     assert loaded["optimizer"]["param_groups"] == state["optimizer"]["param_groups"]

@@ -54,7 +54,7 @@ def test_accelerate_puts_the_optimizer_beside_the_model(tmp_path: Path) -> None:
     optimizer().write(tmp_path / "state" / "optimizer_0")
     (tmp_path / "state" / "random_states_0.pkl").write_bytes(b"x")
     assert weights(tmp_path / "state", tmp_path, "--optimizer", tmp_path / "optimizer.safetensors") == ONES
-    assert set(load_file(tmp_path / "optimizer.safetensors")) == {"state.w.exp_avg"}
+    assert set(load_file(tmp_path / "optimizer.safetensors")) == {"w.exp_avg"}
     with safe_open(tmp_path / "optimizer.safetensors", "pt") as file:
         record = json.loads(file.metadata()["ckptconv.structure"])
     assert '"lr", ["float", "0.5"]' in json.dumps(record)
@@ -218,7 +218,115 @@ def test_several_optimizers_are_one(tmp_path: Path) -> None:
     for number, name in enumerate("ab"):
         checkpoint.add((f"optimizer_{number}", "state", name, "exp_avg"), torch.ones(2))
     converted(checkpoint.write(tmp_path / "c"), "--optimizer", tmp_path / "optimizer.safetensors")
-    assert set(load_file(tmp_path / "optimizer.safetensors")) == {"state.a.exp_avg", "state.b.exp_avg"}
+    assert set(load_file(tmp_path / "optimizer.safetensors")) == {"a.exp_avg", "b.exp_avg"}
+
+
+def adam(checkpoint: Checkpoint, path: tuple[Any, ...], parameters: str = "w", value: float = 1.0) -> None:
+    """Add an optimizer's state dict at `path`."""
+    for name in parameters:
+        checkpoint.add((*path, "state", name, "exp_avg"), torch.full((4, 2), value))
+    checkpoint.add_value((*path, "param_groups", 0, "lr"), 0.5)
+    checkpoint.add_value((*path, "param_groups", 0, "params"), list(parameters))
+
+
+@pytest.mark.parametrize("above", [("app",), ("trainer", "app"), ("runs", 0)])
+@pytest.mark.parametrize("name", ["optim", "optimizer", "opt"])
+def test_a_model_and_its_optimizer_are_told_apart_at_any_depth(
+    above: tuple[Any, ...], name: str, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.add((*above, "model", "w"), torch.zeros(4, 2))
+    adam(checkpoint, (*above, name))
+    checkpoint.add_value((*above, "epoch"), 3)
+    directory = checkpoint.write(tmp_path / "c")
+    run = converted(directory, tmp_path / "model.safetensors", "--optimizer", tmp_path / "states.safetensors")
+    assert set(load_file(tmp_path / "model.safetensors")) == {"w"}
+    assert set(load_file(tmp_path / "states.safetensors")) == {"w.exp_avg"}
+    key = ".".join(map(str, (*above, name)))
+    run = converted(directory, tmp_path / "model.safetensors")
+    assert f"'{key}' (1 tensor, 2 values)" in run.out
+    assert set(weights(directory, tmp_path, "--key", key)) == {"state.w.exp_avg"}
+
+
+def test_a_model_beside_a_model_keeps_the_name_of_its_place(tmp_path: Path) -> None:
+    checkpoint = Checkpoint()
+    for number, name in enumerate(("generator", "critic")):
+        checkpoint.add((name, "model", "w"), torch.full((4, 2), float(number)))
+        adam(checkpoint, (name, "optim"), value=float(number))
+    directory = checkpoint.write(tmp_path / "c")
+    converted(directory, tmp_path / "model.safetensors", "--optimizer", tmp_path / "states.safetensors")
+    assert set(load_file(tmp_path / "model.safetensors")) == {"generator.model.w", "critic.model.w"}
+    states = load_file(tmp_path / "states.safetensors")
+    assert set(states) == {"generator.model.w.exp_avg", "critic.model.w.exp_avg"}
+    assert states["critic.model.w.exp_avg"].unique() == 1
+
+
+def test_a_part_of_a_model_that_is_called_model_is_no_model_of_its_own(tmp_path: Path) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.add(("net", "model", "w"), torch.ones(2))
+    checkpoint.add(("net", "head", "w"), torch.ones(2))
+    assert set(weights(checkpoint.write(tmp_path / "c"), tmp_path)) == {"net.model.w", "net.head.w"}
+
+
+def test_what_a_trainer_keeps_beside_a_model_at_the_top_is_named_and_no_weight(tmp_path: Path) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.add(("layers.w",), torch.ones(4, 2))
+    checkpoint.add(("buffer",), torch.ones(3))
+    checkpoint.add(("train_state", "step"), torch.tensor(3))
+    directory = checkpoint.write(tmp_path / "no optimizer")
+    run = converted(directory, tmp_path / "model.safetensors")
+    assert "'train_state' (1 tensor)" in run.err
+    checkpoint.add(("sampler", "seen"), torch.tensor(7))
+    checkpoint.add(("optimizer", "state.layers.w.exp_avg"), torch.ones(4, 2))
+    directory = checkpoint.write(tmp_path / "c")
+    run = converted(directory, tmp_path / "model.safetensors")
+    assert set(load_file(tmp_path / "model.safetensors")) == {"layers.w", "buffer"}
+    assert "'train_state' (1 tensor), 'sampler' (1 tensor)" in run.err
+    assert set(weights(directory, tmp_path, "--key", "train_state")) == {"step"}
+
+
+def test_modules_that_are_nested_beside_tensors_at_the_top_are_weights(tmp_path: Path) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.add(("temperature",), torch.ones(1))
+    checkpoint.add(("encoder", "w"), torch.ones(4, 2))
+    adam(checkpoint, ("optimizer",), ("temperature", "encoder.w"))  # type: ignore[arg-type]
+    assert set(weights(checkpoint.write(tmp_path / "c"), tmp_path)) == {"temperature", "encoder.w"}
+
+
+@pytest.mark.parametrize("first", ["optimizer", "chained_1.optimizer"])
+def test_megatron_s_states_are_named_as_all_others(first: str, tmp_path: Path) -> None:
+    """It puts the state before the parameter, and tells no paths."""
+    checkpoint = Checkpoint(paths=None)
+    for name in ("embed.weight", "decoder.layers.norm.bias"):
+        checkpoint.add((name,), torch.ones(2))
+        for state in ("exp_avg", "exp_avg_sq"):
+            checkpoint.add((f"{first}.state.{state}.{name}",), torch.ones(2))
+    directory = checkpoint.write(tmp_path / "c")
+    run = converted(directory, tmp_path / "model.safetensors")
+    assert set(load_file(tmp_path / "model.safetensors")) == {"embed.weight", "decoder.layers.norm.bias"}
+    assert f"--key {first} such a part" in run.out
+    converted(directory, "--optimizer", tmp_path / "states.safetensors")
+    assert set(load_file(tmp_path / "states.safetensors")) == {
+        f"{name}.{state}"
+        for name in ("embed.weight", "decoder.layers.norm.bias")
+        for state in ("exp_avg", "exp_avg_sq")
+    }
+    assert "state.exp_avg.embed.weight" in weights(directory, tmp_path, "--key", first)
+
+
+@pytest.mark.parametrize("name", ["_flat_param", "layers.0._flat_param", "flat_param", "m._fsdp.flat_param_0"])
+def test_flat_parameters_are_refused(name: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.add(("model", "norm.weight"), torch.ones(0))
+    checkpoint.add(("model", name), torch.ones(7))
+    checkpoint.add(("optimizer", "state", name, "exp_avg"), torch.ones(7))
+    directory = checkpoint.write(tmp_path / "c")
+    for options in ((tmp_path / "o.safetensors",), ("--optimizer", tmp_path / "o.safetensors")):
+        run = ckptconv_here("dcp2safetensors", directory, *options)
+        assert run.code == 5
+        assert "LOCAL_STATE_DICT" in run.err
+        assert not (tmp_path / "o.safetensors").exists()
+    assert ckptconv_here("inspect", directory).code == 0
 
 
 def test_lists_and_keys_with_dots_come_back(tmp_path: Path) -> None:

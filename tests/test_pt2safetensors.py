@@ -607,6 +607,33 @@ def test_tied_names_are_stored_once_or_each(tmp_path: Path) -> None:
     assert_same_tree(loaded(path), rebuilt(tmp_path / "model.safetensors"))
 
 
+@pytest.mark.parametrize(
+    ("weight", "scale"),
+    [
+        ("q.weight", "q.weight_scale_inv"),
+        ("q.weight", "q.weight_scale"),
+        ("q.weight", "q.scale"),
+        ("q.weight", "q.scale_weight"),
+        ("experts.gate_up_proj", "experts.gate_up_proj_scale"),
+    ],
+)
+def test_floats_of_8_bits_that_are_cast_without_their_scales_are_named(weight: str, scale: str, tmp_path: Path) -> None:
+    state = {weight: torch.ones(2, 2).to(torch.float8_e4m3fn), scale: torch.ones(1), "bare.weight": torch.ones(2)}
+    torch.save(state, tmp_path / "x.pt")
+    for source, output in (("x.pt", "x.safetensors"), ("x.safetensors", "y.pt")):
+        command = "pt2safetensors" if source == "x.pt" else "safetensors2pt"
+        for dtype in ("bfloat16", "keep"):
+            target = tmp_path / (f"{dtype}.{output}" if dtype != "keep" else output)
+            run = ckptconv(command, "--dtype", dtype, tmp_path / source, target)
+            assert run.code == 0, run.err
+            assert (f"'{weight}' ('{scale}')" in run.err) is (dtype != "keep")
+
+
+def test_floats_of_8_bits_without_scales_are_cast_in_silence(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2).to(torch.float8_e5m2), "v_scale": torch.ones(1)}, tmp_path / "x.pt")
+    assert ckptconv("pt2safetensors", "--dtype", "float32", tmp_path / "x.pt").err == ""
+
+
 def test_tied_names_stay_tied_through_names_and_casts(tmp_path: Path) -> None:
     path = saved(tmp_path, tied_weights())
     report = converted(path, "--rename", "weight=w", "--dtype", "bfloat16", "--json").json

@@ -349,6 +349,15 @@ def test_options_that_say_what_is_recorded_change_nothing_and_others_are_refused
         assert "records" in run("pack", *options, tmp_path / "p.safetensors", tmp_path / "q.pt", code=2).err
 
 
+def test_a_dtype_may_be_called_by_its_short_name(tmp_path: Path) -> None:
+    kind = Kind(8, "adam", "float32")
+    table = saved(tmp_path / "t.pt", kind, rows_of(kind, 9))
+    short = ("--weight-dtype", "fp32", "--momentum1-dtype", "fp32")
+    run("split", *kind.options, *short, table, tmp_path / "short.safetensors")
+    run("split", *kind.options, table, tmp_path / "p.safetensors")
+    assert (tmp_path / "short.safetensors").read_bytes() == (tmp_path / "p.safetensors").read_bytes()
+
+
 # -------------------------------------------------------------------------------- refusals
 
 

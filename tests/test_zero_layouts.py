@@ -29,6 +29,7 @@ from zero_writer import (
     change_states,
     expected,
     expected_states,
+    stand_ins,
     states_of,
     values,
     write,
@@ -293,7 +294,7 @@ def test_states_that_belong_to_no_parameter_are_left_out_and_named(tmp_path: Pat
     optimizer = {"state": {0: state}, "param_groups": [{"lr": 1.0, "params": [0]}]}
     model = Model([{"w": values(4, seed=1)}])
     checkpoint = write(tmp_path / "checkpoint", model, Save(world=1, optim={"base_optimizer_state": optimizer}))
-    (warning,) = check(tmp_path, checkpoint, expected(model), {"state.w.exp_avg": torch.arange(4.0)})
+    (warning,) = check(tmp_path, checkpoint, expected(model), {"w.exp_avg": torch.arange(4.0)})
     assert "absmax" in warning
     assert "left out" in warning
 
@@ -347,6 +348,119 @@ def test_any_shapes_on_any_ranks_are_exact(tmp_path: Path, drawn: tuple[Model, S
     model, save = drawn
     shutil.rmtree(tmp_path / "checkpoint", ignore_errors=True)
     check_model(tmp_path, model, save)
+
+
+# ---------------------------------------------------------------------------------------------------------------- Muon
+
+
+def matrices() -> Model:
+    """Matrices for Muon, which the ends of partitions cut, and vectors for Adam."""
+    return Model(
+        [
+            {f"{n}.weight": values(*shape, seed=n) for n, shape in enumerate([(7, 5), (5, 3), (3, 7), (2, 5)])},
+            {"0.bias": values(7, seed=8), "norm.weight": values(2, seed=9)},
+        ]
+    )
+
+
+MUON = frozenset({0})
+
+
+@pytest.mark.parametrize("align", [1, 8])
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 50])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_muon_s_momentum_is_that_of_whole_parameters(stage: int, world: int, align: int, tmp_path: Path) -> None:
+    model = matrices()
+    checkpoint = write(tmp_path / "checkpoint", model, Save(stage=stage, world=world, align=align, muon=MUON))
+    assert check(tmp_path, checkpoint, expected(model), expected_states(model, MUON)) == []
+
+
+@pytest.mark.parametrize("muon", [frozenset({1}), frozenset({0, 1})])
+def test_any_group_may_be_muon_s(muon: frozenset[int], tmp_path: Path) -> None:
+    model = matrices()
+    checkpoint = write(tmp_path / "checkpoint", model, Save(world=3, muon=muon))
+    check(tmp_path, checkpoint, expected(model), expected_states(model, muon))
+
+
+def test_muon_s_momentum_of_experts_gets_their_numbers(tmp_path: Path) -> None:
+    model = mixture(2)
+    checkpoint = write(tmp_path / "checkpoint", model, Save(world=6, muon=frozenset({2})))
+    check(tmp_path, checkpoint, expected(model), expected_states(model, {2}))
+
+
+def test_muon_s_momentum_goes_into_a_universal_checkpoint(tmp_path: Path) -> None:
+    model, universal = matrices(), tmp_path / "universal"
+    checkpoint = write(tmp_path / "checkpoint", model, Save(muon=MUON))
+    convert(checkpoint, family="deepspeed", fsync=False, universal=str(universal), verify=True)
+    check(tmp_path, universal, expected(model), expected_states(model, MUON))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_muon_s_momentum_is_cut_like_the_weights_where_it_is_offloaded(world: int, tmp_path: Path) -> None:
+    model = matrices()
+    save = Save(world=world, muon=MUON, zero={"offload_optimizer": {"device": "cpu"}})
+    checkpoint = write(tmp_path / "checkpoint", model, save)
+    check(tmp_path, checkpoint, expected(model), expected_states(model, MUON))
+
+
+def test_copies_of_muon_s_momentum_must_be_equal_where_it_is_asked_for(tmp_path: Path) -> None:
+    model = matrices()
+    checkpoint = write(tmp_path / "checkpoint", model, Save(muon=MUON))
+    (path,) = (checkpoint / TAG).glob("*zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    with stand_ins():
+        saved = torch.load(path, weights_only=False)
+        saved["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["momentum_buffer"][0] += 1
+        torch.save(saved, path)
+    states = str(tmp_path / "states.safetensors")
+    refused(checkpoint, CorruptError, "'1.weight.momentum_buffer'", "stored twice", optimizer=states)
+    check(tmp_path, checkpoint, expected(model))
+
+
+def in_doubt() -> Model:
+    """A group in which, aligned to 4 elements on two ranks, momentum of whole parameters is as long as partitions."""
+    return Model([{"a": values(6, 1, seed=1), "b": values(4, 1, seed=2), "c": values(6, 1, seed=3)}])
+
+
+def test_muon_s_momentum_that_may_be_either_is_refused_without_the_weights(tmp_path: Path) -> None:
+    model = in_doubt()
+    checkpoint = write(tmp_path / "checkpoint", model, Save(align=4, muon=MUON))
+    states = str(tmp_path / "states.safetensors")
+    refused(checkpoint, UnsupportedError, "'momentum_buffer' of group 0", "nothing says", optimizer=states)
+    check(tmp_path, checkpoint, expected(model))
+
+
+@pytest.mark.parametrize("said", [["momentum_buffer"], [["momentum_buffer"]], {0: ["momentum_buffer"]}])
+def test_what_is_said_of_whole_states_counts(said: Any, tmp_path: Path) -> None:
+    model = in_doubt()
+    save = Save(align=4, muon=MUON, optim={"whole_param_optimizer_states": said})
+    check(tmp_path, write(tmp_path / "checkpoint", model, save), expected(model), expected_states(model, MUON))
+
+
+def test_states_that_are_said_not_to_be_whole_are_cut(tmp_path: Path) -> None:
+    model = in_doubt()
+    offloaded = {"offload_optimizer": {"device": "cpu"}}
+    save = Save(align=4, muon=MUON, zero=offloaded, optim={"whole_param_optimizer_states": []})
+    check(tmp_path, write(tmp_path / "checkpoint", model, save), expected(model), expected_states(model, MUON))
+
+
+def test_elastic_checkpoints_lose_the_end_of_muon_s_momentum(tmp_path: Path) -> None:
+    model = matrices()
+    checkpoint = write(tmp_path / "checkpoint", model, Save(muon=MUON, elastic=True))
+    states = str(tmp_path / "states.safetensors")
+    refused(checkpoint, CorruptError, "43 elements", "39 of the weights", "46", "Elastic", optimizer=states)
+    check(tmp_path, checkpoint, expected(model))
+
+
+@pytest.mark.parametrize("more", [-1, 1, 2])
+def test_a_state_is_as_long_as_its_partition_or_with_the_padding_that_is_noted(more: int, tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "checkpoint", matrices(), Save(stage=1))
+    (path,) = (checkpoint / TAG).glob("*zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    with stand_ins():
+        saved = torch.load(path, weights_only=False)
+        state = saved["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+        state["exp_avg"] = torch.zeros(39 + more)
+        torch.save(saved, path)
+    refused(checkpoint, CorruptError, "'exp_avg' of group 0", f"[{39 + more}]", "39 elements")
 
 
 # ------------------------------------------------------------------------------------------------------------- experts
@@ -613,6 +727,31 @@ def test_layers_are_all_there_is_of_a_pipeline_without_zero(tmp_path: Path) -> N
     check(tmp_path, checkpoint, {**weights, "0.weight": tied, "3.weight": tied})
 
 
+@pytest.mark.parametrize(("count", "world"), [(2, 1), (3, 2)])
+def test_a_pipeline_without_zero_in_bf16_lists_no_shapes(count: int, world: int, tmp_path: Path) -> None:
+    """BF16_Optimizer has the masters then, and their shapes are those in the layer files."""
+    parts, layers, whole = stages(count)
+    save = Save(stage=None, world=world, zero={"stage": 0}, client={"param_shapes": None})
+    checkpoint = write_pipeline(tmp_path / "checkpoint", parts, layers, save)
+    check(tmp_path, checkpoint, expected(whole), expected_states(whole))
+
+
+def test_layers_of_other_shapes_do_not_tell_that_of_a_tied_module(tmp_path: Path) -> None:
+    parts, layers, _ = stages(2)
+    layers[7] = {"weight": layers[0]["weight"].T.contiguous()}
+    save = Save(stage=None, zero={"stage": 0}, client={"param_shapes": None})
+    checkpoint = write_pipeline(tmp_path / "checkpoint", parts, layers, save)
+    refused(checkpoint, CorruptError, "66 elements of 'tied_modules.embed.weight'", "layer")
+
+
+def test_a_pipeline_whose_save_wrote_no_masters_is_told_what_there_is(tmp_path: Path) -> None:
+    parts, layers, _ = stages(2)
+    checkpoint = write_pipeline(tmp_path / "checkpoint", parts, layers, Save(stage=1, zero={"stage": 0}))
+    for file in (checkpoint / TAG).glob("*optim_states.pt"):
+        file.unlink()
+    refused(checkpoint, CorruptError, "if the save wrote any", "layer_*-model_states.pt")
+
+
 # ------------------------------------------------------------------------------------------------------ tensor parallel
 
 
@@ -704,10 +843,10 @@ def test_slices_are_merged_as_universal_checkpoint_info_says(
         got = load_file(optimizer)
         for name, states in moments.items():
             for key, state in states.items():
-                assert torch.equal(bits(got[f"state.{name}.{key}"]), bits(state)), (name, key)
+                assert torch.equal(bits(got[f"{name}.{key}"]), bits(state)), (name, key)
 
 
-def test_states_of_a_replicated_parameter_are_those_of_the_first_rank(tmp_path: Path) -> None:
+def test_states_of_a_replicated_parameter_are_those_of_the_first_rank_and_said_to_differ(tmp_path: Path) -> None:
     """Each rank adds up the gradients for itself: the states may differ where the parameter does not."""
     replicated = values(4, 2, seed=1)
     checkpoint = write_slices(
@@ -717,10 +856,13 @@ def test_states_of_a_replicated_parameter_are_those_of_the_first_rank(tmp_path: 
     )
     change_states(next((checkpoint / TAG).glob("*zero_pp_rank_0_mp_rank_01_optim_states.pt")), "exp_avg")
     optimizer = tmp_path / "states.safetensors"
-    convert(checkpoint, optimizer=str(optimizer), family="deepspeed", fsync=False)
+    report = convert(checkpoint, optimizer=str(optimizer), family="deepspeed", fsync=False)
+    (warning,) = report.warnings
+    assert "first rank's" in warning
+    assert warning.endswith(": w.exp_avg.")
     got = load_file(optimizer)
     for key, state in states_of(replicated).items():
-        assert torch.equal(bits(got[f"state.w.{key}"]), bits(state)), key
+        assert torch.equal(bits(got[f"w.{key}"]), bits(state)), key
 
 
 def merge_one(tmp_path: Path, slices: list[torch.Tensor], info: dict[str, Any]) -> torch.Tensor:
@@ -735,7 +877,7 @@ def merge_one(tmp_path: Path, slices: list[torch.Tensor], info: dict[str, Any]) 
     merged = load_file(output)["w"]
     states = load_file(optimizer)
     for key, state in states_of(merged).items():
-        assert torch.equal(states[f"state.w.{key}"], state)
+        assert torch.equal(states[f"w.{key}"], state)
     return merged
 
 

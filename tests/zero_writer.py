@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Release:
     mappings: bool = False
     tuples: bool = False  # shapes are plain tuples in checkpoints with experts
     experts_listed: bool = False  # param_shapes and all else in the model files of models with experts
+    mapped_for_all: bool = False  # mappings are those of partitions for all ranks, also where fewer share a group
     alignments: bool = False
     padding_by_rank: bool = False  # else all of it is noted on the last rank
     align: int = 1  # flat vectors are padded to so many times the ranks
@@ -65,10 +66,11 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "0.6.0": {"shapes_in_model": True, "placeholder": 0, "experts_by_layer": True, "rigid": True},
     "0.7.0": {"enum": True, "prefix": True},
     "0.8.0": {"paddings": True},
-    "0.8.2": {"mappings": True},
+    "0.8.2": {"mappings": True, "mapped_for_all": True},
     "0.9.1": {"frozen": True},
     "0.9.2": {"shared": True},
     "0.13.0": {"tuples": True},
+    "0.14.5": {"mapped_for_all": False},
     "0.19.3": {"experts_listed": True},
     "0.19.8": {"alignments": True, "padding_by_rank": True},
 }
@@ -120,6 +122,7 @@ class Save:
     zero: Mapping[str, Any] = field(default_factory=dict)  # more of the configuration
     client: Mapping[str, Any] = field(default_factory=dict)
     optim: Mapping[str, Any] = field(default_factory=dict)  # more of the optimizer's file
+    muon: frozenset[int] = frozenset()  # groups that Muon trains; with its states offloaded, cut like the weights
     ranks: tuple[int, int] = (1, 1)  # pipeline stages, tensor-parallel ranks
 
     @property
@@ -132,6 +135,7 @@ class Save:
         return {
             "zero_optimization": zero,
             "bf16": {"enabled": self.dtype == torch.bfloat16},
+            "optimizer": {"type": "Muon" if self.muon else "AdamW"},
             "use_data_before_expert_parallelism": self.data_before_experts,
         }
 
@@ -147,6 +151,11 @@ def states_of(tensor: torch.Tensor) -> Tensors:
     return {"exp_avg": tensor * 0.5 - 1, "exp_avg_sq": tensor.square() + 2}
 
 
+def momentum_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Muon's momentum, told by the master weights it belongs to."""
+    return tensor * 0.25 + 1
+
+
 def expected(model: Model, dtype: torch.dtype = torch.bfloat16) -> Tensors:
     """The weights that zero-to-fp32 has to find; `dtype` is the model's, in which frozen parameters are stored."""
     found = {name: tensor.clone() for name, tensor in model.trained.items()}
@@ -156,12 +165,13 @@ def expected(model: Model, dtype: torch.dtype = torch.bfloat16) -> Tensors:
     return {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in found.items()}
 
 
-def expected_states(model: Model) -> Tensors:
-    """The optimizer states that --optimizer has to find, without steps."""
+def expected_states(model: Model, muon: Collection[int] = ()) -> Tensors:
+    """The optimizer states that --optimizer has to find, without steps; of the groups `muon`, Muon's."""
     return {
-        f"state.{name}.{key}": state
-        for name, tensor in model.trained.items()
-        for key, state in states_of(tensor).items()
+        f"{name}.{key}": state
+        for number, group in enumerate(model.groups)
+        for name, tensor in group.items()
+        for key, state in ({"momentum_buffer": momentum_of(tensor)} if number in muon else states_of(tensor)).items()
     }
 
 
@@ -284,10 +294,19 @@ class _Flat:
             return [0] * (self.count - 1) + [total]
         return [min(max((rank + 1) * self.share - self.end(), 0), self.share) for rank in range(self.count)]
 
-    def mapping(self, rank: int) -> Any:
-        found, at = OrderedDict(), -rank * self.share
+    def touched(self, rank: int) -> list[torch.Tensor]:
+        """The parameters that a rank's partition has a part of."""
+        found, at = [], -rank * self.share
+        for tensor, padding in zip(self.params.values(), self.alignments, strict=True):
+            if at < self.share and at + tensor.numel() > 0:
+                found.append(tensor)
+            at += tensor.numel() + padding
+        return found
+
+    def mapping(self, rank: int, share: int) -> Any:
+        found, at = OrderedDict(), -rank * share
         for (name, tensor), padding in zip(self.params.items(), self.alignments, strict=True):
-            low, high = max(at, 0), min(at + tensor.numel(), self.share)
+            low, high = max(at, 0), min(at + tensor.numel(), share)
             if low < high:
                 found[name] = fragment_address(numel=high - low, start=low)
             at += tensor.numel() + padding
@@ -328,13 +347,11 @@ def _write_partitions(tag: Path, model: Model, save: Save, mp: int, pipeline: bo
             padding = flat.paddings(release.padding_by_rank and not bf16)[rank]
             master = flat.parts()[rank]
             masters.append(master.clone() if bf16 else _lean(master, padding))
-            state = {
-                key: flat.parts(lambda tensor, key=key: states_of(tensor)[key])[rank].clone()
-                for key in states_of(torch.zeros(1))
-            }
+            state = _state(flat, rank, save, len(states) in save.muon)
             states.append({key: _lean(value, padding) for key, value in state.items()} if elastic else state)
             paddings.append(padding)
-            mappings.append(flat.mapping(rank))
+            shared = release.mapped_for_all and not bf16
+            mappings.append(flat.mapping(rank, flat.share * flat.count // save.world if shared else flat.share))
         optimizer: dict[str, Any] = {"clip_grad": 1.0}
         if not bf16:
             assert save.stage
@@ -358,14 +375,29 @@ def _write_partitions(tag: Path, model: Model, save: Save, mp: int, pipeline: bo
     _save(states_file, tag / f"mp_rank_{mp:02d}_model_states.pt", save)
 
 
+def _state(flat: _Flat, rank: int, save: Save, muon: bool) -> Tensors:
+    """What a rank's optimizer has of a group."""
+    if muon and "offload_optimizer" not in save.zero:
+        touched = [momentum_of(tensor).reshape(-1) for tensor in flat.touched(rank)]
+        return {"momentum_buffer": torch.cat(touched)} if touched else {}
+    states = (
+        {"momentum_buffer": momentum_of}
+        if muon
+        else {key: lambda tensor, key=key: states_of(tensor)[key] for key in states_of(torch.zeros(1))}
+    )
+    return {key: flat.parts(of)[rank].clone() for key, of in states.items()}
+
+
 def _base_state(states: Sequence[Tensors], save: Save) -> Any:
     if not save.states:
         return {"state": {}, "param_groups": [{"lr": 0.1, "params": [n]} for n in range(len(states))]}
     if save.elastic:
         return list(states)
+    muon = [{"use_muon": number in save.muon} if save.muon else {} for number in range(len(states))]
+    steps = [{} if number in save.muon else {"step": _step(save)} for number in range(len(states))]
     return {
-        "state": {number: {"step": _step(save), **state} for number, state in enumerate(states)},
-        "param_groups": [{"lr": 0.1 / (number + 1), "params": [number]} for number in range(len(states))],
+        "state": {number: {**steps[number], **state} for number, state in enumerate(states) if steps[number] or state},
+        "param_groups": [{"lr": 0.1 / (n + 1), **muon[n], "params": [n]} for n in range(len(states))],
     }
 
 

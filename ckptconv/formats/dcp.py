@@ -7,6 +7,7 @@ and all else is read when it is asked for.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,12 +56,10 @@ def read(path: str, options: Options | None = None) -> Source:
 
 def _source(path: str, checkpoint: _Checkpoint, other: _Checkpoint | None, notes: list[str]) -> Source:
     described = checkpoint.described
-    key = dcp_names.model_of(described.paths.values())
-    chosen = [name for name, way in described.paths.items() if way[0] == key] if key else []
-    if not key:
-        chosen = [name for name, way in described.paths.items() if not dcp_names.optimizer_of(way)]
-        if not any(name in described.tensors for name in chosen):
-            chosen = list(described.paths)  # it is an optimizer's own
+    roles = checkpoint.roles
+    chosen = [name for name, way in described.paths.items() if roles.is_model(way)]
+    if not any(name in described.tensors for name in chosen) and not roles.models:
+        chosen = list(described.paths)  # it is an optimizer's own
     source = Source(
         format=checkpoint.format,
         family=FAMILY,
@@ -69,13 +68,15 @@ def _source(path: str, checkpoint: _Checkpoint, other: _Checkpoint | None, notes
         notes=notes,
         default_shard_size=5 * 10**9,
         structured=described.nested or bool(described.values),
+        pieces=dcp_names.FLAT_PARAMETER,
     )
     source.parts = _Parts(source, checkpoint, other)
     if checkpoint.directory != path:
         source.facts["directory"] = checkpoint.directory
     tree = source.parts.read(checkpoint, chosen)
     # Nothing is left of a model that is all one value with tensors in it.
-    source.weights = tree.get(key, {}) if key else tree
+    model = dcp_names.below(tree, roles.model)
+    source.weights = {} if model is None else model
     source.facts.update(_facts(checkpoint))
     source.parts.left = _Left.beside(set(chosen), checkpoint)
     source.parts.tell()
@@ -101,7 +102,7 @@ def _facts(checkpoint: _Checkpoint) -> dict[str, Any]:
 
 @dataclass
 class _Left:
-    """How much there is beside the model, by the first step of its path; which of these are an optimizer's."""
+    """How much there is beside the model, by the key of the part that it is in; which of these are an optimizer's."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     optimizers: set[str] = field(default_factory=set)
@@ -111,11 +112,11 @@ class _Left:
         left = cls()
         for name, way in checkpoint.described.paths.items():
             if name not in chosen:
-                first = dcp_names.first_of(way)
+                key = dcp_names.dotted(checkpoint.roles.part_of(way))
                 kind = "tensor" if name in checkpoint.described.tensors else "value"
-                left.counts.setdefault(first, Counter())[kind] += 1
-                if dcp_names.optimizer_of(way):
-                    left.optimizers.add(first)
+                left.counts.setdefault(key, Counter())[kind] += 1
+                if checkpoint.roles.optimizer_of(way) is not None:
+                    left.optimizers.add(key)
         return left
 
     def told(self) -> tuple[list[str], list[str]]:
@@ -160,6 +161,12 @@ class _Checkpoint:
     warnings: list[str] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     hidden: dict[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def roles(self) -> dcp_names.Roles:
+        """What is the model, and what an optimizer."""
+        paths = self.described.paths
+        return dcp_names.Roles.of(paths.values(), [paths[name] for name in self.described.tensors])
 
     @classmethod
     def open(cls, directory: str, options: Options | None) -> _Checkpoint:
@@ -340,8 +347,9 @@ class _Parts:
             said[:] = [*(text for text in said if text not in before), *now]
         self._told = notes, warnings
 
-    def read(self, checkpoint: _Checkpoint, names: Iterable[str], *, hidden: bool = False) -> Any:
-        """The state dict with the values of these names; with `hidden`, also of those that have tensors in them."""
+    def read(self, checkpoint: _Checkpoint, names: Iterable[str], *, hidden: bool = False, key: str = "") -> Any:
+        """The state dict with the values of these names; with `hidden`, also of those that have tensors in them. Names
+        that are whole and begin with `key` are in a dict of its own."""
         described, entries = checkpoint.described, checkpoint.entries
         names = list(names)
         tensors = entries.tensors({name: described.tensors[name] for name in names if name in described.tensors})
@@ -349,7 +357,9 @@ class _Parts:
         for name in names:
             for known in (tensors, checkpoint.values, checkpoint.hidden if hidden else {}):
                 if name in known and (known is not checkpoint.hidden or known[name] is not None):
-                    leaves[described.paths[name]] = known[name]
+                    way = described.paths[name]
+                    inside = key and way == (name,) and name.startswith(f"{key}.")
+                    leaves[(key, name[len(key) + 1 :]) if inside else way] = known[name]
         self._note(checkpoint)
         return dcp_names.nest(leaves, checkpoint.directory)
 
@@ -366,7 +376,8 @@ class _Parts:
             names = [name for name, way in ways.items() if key.startswith(way + ".") and name in described.values]
         if not names:
             return dcp_names.nest(dict.fromkeys(described.paths.values()), self.checkpoint.directory)
-        return self.read(self.checkpoint, names, hidden=all(name in described.values for name in names))
+        hidden = all(name in described.values for name in names)
+        return self.read(self.checkpoint, names, hidden=hidden, key=key)
 
     def optimizer(self) -> dict[str, Any] | None:
         """The optimizer's states by parameter, and its groups; None where there are none."""
@@ -376,19 +387,26 @@ class _Parts:
         self.other_told = True
         self.tell()
         checkpoint = self.other or self.checkpoint
-        trees: dict[str, Any] = {}
-        names: dict[str, list[str]] = {}
-        for name, way in checkpoint.described.paths.items():
-            key = dcp_names.optimizer_of(way)
-            if key:
-                names.setdefault(key, []).append(name)
+        described, roles = checkpoint.described, checkpoint.roles
+        names: dict[Path, list[str]] = {}
+        for name, way in described.paths.items():
+            optimizer = roles.optimizer_of(way)
+            if optimizer is not None:
+                names.setdefault(optimizer, []).append(name)
         if not names and self.other:
-            names[""] = list(checkpoint.described.paths)
-        for key, own in names.items():
-            tree = self.read(checkpoint, own)
-            flat = {name[len(key) + 1 :]: tree.pop(name) for name in list(tree) if name.startswith(f"{key}.")}
-            trees[key] = tree.get(key, flat) if key else tree
-        return dcp_names.optimizer_state(trees, checkpoint.directory)
+            names[()] = list(described.paths)
+        trees = []
+        for at, own in names.items():
+            tree = self.read(checkpoint, own, key=dcp_names.dotted(at))
+            model = dcp_names.dotted(roles.model_beside(at))
+            trees.append((f"{model}." if model else "", dcp_names.below(tree, at)))
+        return dcp_names.optimizer_state(trees, self._parameters(), checkpoint.directory)
+
+    def _parameters(self) -> set[str]:
+        """The names of the weights, as an optimizer calls them."""
+        described, roles = self.checkpoint.described, self.checkpoint.roles
+        ways = [described.paths[name] for name in described.tensors]
+        return {dcp_names.dotted(way[len(roles.model) :]) for way in ways if roles.is_model(way)}
 
     def _note(self, checkpoint: _Checkpoint) -> None:
         """Add to the source what reading has found out."""

@@ -64,6 +64,17 @@ class _Opened:
     files: Checkpoint
     reading: Reading
     models: dict[File, ModelFile] = field(default_factory=dict)
+    layer_files: dict[File, dict[str, LazyTensor]] = field(default_factory=dict)
+
+    def layers(self, tensor_rank: int, grid: _Grid) -> dict[int, dict[str, LazyTensor]]:
+        """What the layer files of one tensor-parallel rank hold, by layer."""
+        found = {}
+        for (layer, rank), file in self.files.layers.items():
+            if rank == tensor_rank or grid.tensor == 1:
+                if file not in self.layer_files:
+                    self.layer_files[file] = self.reading.tensors(file)
+                found[layer] = self.layer_files[file]
+        return found
 
     def model(self, file: File) -> ModelFile:
         if file not in self.models:
@@ -112,7 +123,7 @@ def read(
     if model_rank is not None and not 0 <= model_rank < grid.tensor:
         raise UsageError(f"{place.directory} has no tensor-parallel rank {model_rank}.")
     tensor_ranks = range(grid.tensor) if model_rank is None else [model_rank]
-    parts = {mp: _read_rank(opened, mp) for rank in tensor_ranks for mp in grid.stages(rank)}
+    parts = {mp: _read_rank(opened, grid, mp) for rank in tensor_ranks for mp in grid.stages(rank)}
     _share_ties(opened, list(parts.values()))
     first = parts[tensor_ranks[0]]
     weights = _unite(opened, grid, tensor_ranks, parts)
@@ -125,6 +136,7 @@ def read(
         path=place.directory,
         weights=state,
         optimizer=weights.optimizer(),
+        states_error=weights.states_error,
         training=_training(opened.files, first.optims, weights),
         structured=False,
         owners=weights.aliases,
@@ -140,6 +152,7 @@ def read(
         unaccounted=weights.unaccounted,
         equal=weights.equal,
         equal_states=weights.equal_states,
+        alike_states=weights.alike,
         inputs=opened.reading.inputs,
         bytes_read=opened.reading.bytes_read,
         model_rank=model_rank,
@@ -202,7 +215,7 @@ def _grid(opened: _Opened) -> _Grid:
     return _Grid(len(ranks) // tensor, tensor)
 
 
-def _read_rank(opened: _Opened, mp: int) -> _Part:
+def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
     """What one model-parallel rank's files hold."""
     files = opened.files
     own = {dp: file for (dp, rank), file in files.model.items() if rank == mp}
@@ -235,7 +248,7 @@ def _read_rank(opened: _Opened, mp: int) -> _Part:
             raise CorruptError(
                 f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which hold the "
                 "master weights: there are only model files.",
-                "Copy them beside the others; a model file alone converts with pt2safetensors --key module.",
+                "Copy them beside the others, if the save wrote any. " + _without_masters(model),
             )
         return _Part(model, [], whole(model, files.directory, saved))
     optims = _agree([opened.optim(file) for file in _in_order(files.directory, partitions)], model, opened.reading)
@@ -258,7 +271,10 @@ def _read_rank(opened: _Opened, mp: int) -> _Part:
                 )
         return other
 
-    part = _Part(model, optims, assemble(model, optims, files.directory, read_model, saved))
+    def layers() -> dict[int, dict[str, LazyTensor]]:
+        return opened.layers(mp % grid.tensor, grid)
+
+    part = _Part(model, optims, assemble(model, optims, files.directory, read_model, saved, layers))
     if part.weights.stage == 3:
         # No weight depends on the others now; but a save that left half a file may have left older ones.
         for dp in range(len(optims)):
@@ -270,6 +286,16 @@ def _read_rank(opened: _Opened, mp: int) -> _Part:
                 f"{'them' if len(missing) > 1 else 'it'}."
             )
     return part
+
+
+def _without_masters(model: ModelFile) -> str:
+    """What can be had of a checkpoint without optimizer files."""
+    if model.module is not None:
+        return "A model file alone converts with pt2safetensors --key module."
+    return (
+        "Some releases write none for a pipeline in half precision without ZeRO: then the masters are lost. The layer "
+        "files (layer_*-model_states.pt) have the weights in half precision; each converts with pt2safetensors."
+    )
 
 
 def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:
@@ -423,11 +449,7 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
         if grid.pipeline == 1 and not opened.files.layers:
             united.append(stages[0].weights)
             continue
-        layers = {
-            layer: opened.reading.tensors(file)
-            for (layer, tensor_rank), file in opened.files.layers.items()
-            if tensor_rank == rank or grid.tensor == 1
-        }
+        layers = opened.layers(rank, grid)
         buffers = {name for part in stages if part.model.module is None for name in part.model.buffers or ()}
         united.append(
             zero_parallel.unite_stages([part.weights for part in stages], layers, buffers, opened.reading.head)

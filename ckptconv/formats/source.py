@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ckptconv.errors import CkptconvError
 from ckptconv.formats.torch_container import Records
 from ckptconv.tensors import File, LazyTensor
 
@@ -45,12 +47,14 @@ class Source:
     - `weights` is the tree that is converted. `structured` says that its shape and order are the user's own and worth a
       record; otherwise it is a flat state dict whose order means nothing.
     - `optimizer` is the optimizer's state dict with names for parameters, where the checkpoint tells them.
+    - `states_error` says why its states cannot be converted, where the weights can.
     - `parts` reads the optimizer, and what else a key leads to, where those are not read with the weights.
     - `training` is what else resuming the training needs.
     - `owners` are ties that the checkpoint itself names: alias → owner.
     - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt. `equal_states` are
-      such states of the optimizer, which matter where those are converted.
+      such states of the optimizer, which matter where those are converted. `alike_states` are states that ranks keep
+      each for itself: that they differ is worth a warning.
     - `counts` tells what the weights consist of, by kind.
     - `opaque` are the names of classes that were kept as inert data, `mentioned` all that its pickles mention.
     - `records` are the storages that files consist of, with their checksums, by the file's path.
@@ -60,6 +64,7 @@ class Source:
     - `pointers` are the paths of files that said only where the checkpoint is, as `latest` does.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
     - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
+    - `pieces` finds the names of tensors that are pieces of parameters, and none themselves: they are not converted.
     - `metadata` is what files of safetensors say beside their tensors.
     - `default_dtype` and `default_shard_size` (bytes) apply where the user asks for nothing else.
     """
@@ -69,6 +74,7 @@ class Source:
     path: str
     weights: Any
     optimizer: Any = None
+    states_error: CkptconvError | None = None
     parts: Parts | None = None
     training: Training | None = None
     structured: bool = True
@@ -76,6 +82,7 @@ class Source:
     unaccounted: list[str] = field(default_factory=list)
     equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    alike_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
@@ -89,6 +96,7 @@ class Source:
     pointers: list[str] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
     model_rank: int | None = None
+    pieces: re.Pattern[str] | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     default_dtype: str = "keep"
     default_shard_size: int | None = None
@@ -98,7 +106,12 @@ class Source:
         return self.parts.tree(key) if self.parts and key else self.weights
 
     def states(self) -> Any:
-        """The optimizer's state dict with names for parameters; None where the checkpoint does not tell them."""
+        """The optimizer's state dict with names for parameters; None where the checkpoint does not tell them.
+
+        Raises the error that says why the states cannot be converted, if there is one.
+        """
+        if self.states_error:
+            raise self.states_error
         if self.optimizer is None and self.parts:
             self.optimizer = self.parts.optimizer()
         return self.optimizer

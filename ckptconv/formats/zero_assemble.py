@@ -7,13 +7,14 @@ size is known, or be an error.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.storage import basename
-from ckptconv.tensors import Concat, LazyTensor, View, same_bytes, untagged
+from ckptconv.tensors import Concat, Inline, LazyTensor, View, same_bytes, untagged
 from ckptconv.units import brief
 
 from . import zero_layout
@@ -24,6 +25,8 @@ from .zero_records import ModelFile, OptimFile
 FUSED = ("w1", "w2", "w3")
 # Reads the model file of another data-parallel rank.
 ReadModel = Callable[[int], ModelFile]
+# What the layer files of a pipeline hold, by layer.
+Layers = Callable[[], Mapping[int, Mapping[str, LazyTensor]]]
 
 
 @dataclass
@@ -45,6 +48,10 @@ class Weights:
     # Pairs of tensors that are stored twice and must be equal, by name: weights, and optimizer states.
     equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    # States that ranks keep each for itself, which may differ.
+    alike: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    # Why the optimizer states cannot be told, where that is so.
+    states_error: CkptconvError | None = None
 
     def state_dict(self) -> dict[str, LazyTensor]:
         """Names in the order in which DeepSpeed's own tool lists them."""
@@ -82,12 +89,20 @@ class Weights:
 
 @dataclass(frozen=True)
 class _Cut:
-    """How to cut one copy of a group out of the partitions of `ranks`; `names` are those of the result."""
+    """How to cut one copy of a group out of the partitions of `ranks`; `names` are those of the result.
+
+    `sizes` are what partitions may have with their padding, in elements, the first of them where the ranks' begin.
+    """
 
     slices: list[Slice]
     ranks: list[int]
     names: Mapping[str, str]
     pieces: bool
+    sizes: tuple[int, ...] = ()
+
+    def whole(self, index: int) -> list[Slice]:
+        """The parameters that the partition of the rank at `index` has a part of, each whole, one after the other."""
+        return zero_layout.whole_in(self.slices, index * self.sizes[0], self.sizes[0])
 
     def apply(self, partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
         """The parameters in `partitions`, one for every data-parallel rank."""
@@ -116,9 +131,13 @@ class _Group:
 
     def apply(self, partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
         """The parameters in `partitions`, one for every data-parallel rank."""
+        return self.join(cut.apply(partitions) for cut in self.cuts)
+
+    def join(self, copies: Iterable[Iterable[tuple[str, LazyTensor]]]) -> Iterator[tuple[str, LazyTensor]]:
+        """The parameters of all cuts, fused experts as one."""
         joined: dict[str, list[LazyTensor]] = {}
-        for cut in self.cuts:
-            for name, tensor in cut.apply(partitions):
+        for copy in copies:
+            for name, tensor in copy:
                 if name in self.fused:
                     joined.setdefault(name, []).append(tensor)
                 else:
@@ -162,6 +181,7 @@ def _cut_flat(
             f"{odd[0]!r} in it is none."
         )
     copies = zero_layout.ranks_of_group(world, count, experts.data_first)
+    padded: list[tuple[int, ...]] = []
     for ranks in copies:
         held = sum(optims[rank].masters[group].numel for rank in ranks)
         needed = slices[-1].offset + math.prod(slices[-1].shape) if slices else 0
@@ -171,9 +191,9 @@ def _cut_flat(
                 f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and its "
                 f"like), and its {len(shapes)} parameters with their padding take {brief(end)}."
             )
-        _check_ranks(group, slices, end, [optims[rank] for rank in ranks])
+        padded.append(_check_ranks(group, slices, end, [optims[rank] for rank in ranks], world))
     if len(copies) == 1:
-        return _Group([_Cut(slices, copies[0], {name: name for name in shapes}, pieces=False)], {})
+        return _Group([_Cut(slices, copies[0], {name: name for name in shapes}, False, padded[0])], {})
     for name, held_by in fused.items():
         if len(held_by) != len(copies) or any(len(held) != shapes[name][0] for held in held_by):
             sizes = ", ".join(str(len(held)) for held in held_by)
@@ -183,7 +203,7 @@ def _cut_flat(
             )
     return _Group(
         [
-            _Cut(slices, ranks, zero_layout.global_names(shapes, ep_rank, experts.local), pieces=False)
+            _Cut(slices, ranks, zero_layout.global_names(shapes, ep_rank, experts.local), False, padded[ep_rank])
             for ep_rank, ranks in enumerate(copies)
         ],
         fused,
@@ -212,8 +232,11 @@ def _experts(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Map
     )
 
 
-def _check_ranks(group: int, slices: Sequence[Slice], end: int, optims: Sequence[OptimFile]) -> None:
-    """Check what every rank says of its own partition against where the walk, which ends at `end`, puts it."""
+def _check_ranks(
+    group: int, slices: Sequence[Slice], end: int, optims: Sequence[OptimFile], world: int
+) -> tuple[int, ...]:
+    """Check what every rank says of its own partition against where the walk, which ends at `end`, puts it; how many
+    elements partitions may have with their padding. `world` is how many ranks there are in all."""
     size = _partition_size(group, end, optims)
     for index, optim in enumerate(optims):
         held = optim.masters[group].numel
@@ -230,7 +253,11 @@ def _check_ranks(group: int, slices: Sequence[Slice], end: int, optims: Sequence
                 f"{optim.file.path}: its partition of group {group} has {held} of {brief(size)} elements, and only the "
                 "last partitions may be shorter."
             )
-        _check_fragments(group, slices, index * size, size, optim)
+        _check_fragments(group, slices, index, size, size * len(optims) // world, optim)
+    if all(group < len(optim.paddings) for optim in optims):
+        return (size,)
+    # Nobody noted what was padding: up to the next multiple of the ranks, or of twice as many.
+    return size, -(-end // len(optims)), -(-end // (2 * len(optims))) * 2
 
 
 def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
@@ -248,18 +275,19 @@ def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
     return size
 
 
-def _check_fragments(group: int, slices: Sequence[Slice], start: int, size: int, optim: OptimFile) -> None:
-    """Check where a rank says that parameters lie in its partition, which is `size` elements from `start` on."""
+def _check_fragments(
+    group: int, slices: Sequence[Slice], index: int, size: int, as_mapped: int, optim: OptimFile
+) -> None:
+    """Check where a rank says that parameters lie in its partition, that at `index` of partitions of `size` elements.
+
+    Releases before 0.14.5 say of experts where they would lie in partitions of `as_mapped` elements.
+    """
     zero = optim.config.get("zero_optimization")
     said = optim.fragments[group] if group < len(optim.fragments) else {}
     if not said or not isinstance(zero, dict) or zero.get("round_robin_gradients"):
         return  # under round robin the file says where parameters would have been
-    walked = {}
-    for name, shape, offset, _ in slices:
-        low, high = max(offset - start, 0), min(offset - start + math.prod(shape), size)
-        if low < high:
-            walked[name] = (low, high - low)
-    if said == walked:
+    walked = _fragments_in(slices, index * size, size)
+    if said in (walked, _fragments_in(slices, index * as_mapped, as_mapped)):
         return
     name = next(name for name in {**walked, **said} if said.get(name) != walked.get(name))
     texts = [
@@ -270,6 +298,16 @@ def _check_fragments(group: int, slices: Sequence[Slice], start: int, size: int,
         f"{optim.file.path}: param_slice_mappings puts {name!r} of group {group} {texts[0]}, and the shapes put it "
         f"{texts[1]}."
     )
+
+
+def _fragments_in(slices: Sequence[Slice], start: int, size: int) -> dict[str, tuple[int, int]]:
+    """Where parameters lie in the partition of `size` elements from `start` on, and how many of their elements."""
+    found = {}
+    for name, shape, offset, _ in slices:
+        low, high = max(offset - start, 0), min(offset - start + math.prod(shape), size)
+        if low < high:
+            found[name] = (low, high - low)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------- assembly
@@ -338,14 +376,19 @@ def _whole_states(weights: Weights, model: ModelFile) -> None:
 
 
 def assemble(
-    model: ModelFile, optims: Sequence[OptimFile], where: str, read_model: ReadModel, saved: Mapping[str, LazyTensor]
+    model: ModelFile,
+    optims: Sequence[OptimFile],
+    where: str,
+    read_model: ReadModel,
+    saved: Mapping[str, LazyTensor],
+    layers: Layers,
 ) -> Weights:
     """ZeRO-1, 2 and 3: parameters and states from the partitions, the rest from the model files, and from those of
-    experts, which hold `saved`.
+    experts, which hold `saved`. `layers` reads the layer files, which may be needed for shapes.
 
     Raises CorruptError where files contradict each other, UnsupportedError where the weights are elsewhere.
     """
-    shapes = _shapes(model, optims, saved)
+    shapes = _shapes(model, optims, saved, layers)
     _check_layout(model, optims, shapes, where)
     weights = Weights(where, optims[0].stage, len(optims))
     experts = _experts(model, optims, shapes)
@@ -363,12 +406,17 @@ def assemble(
     return weights
 
 
-def _shapes(model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, LazyTensor]) -> list[dict[str, Shape]]:
+def _shapes(
+    model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, LazyTensor], layers: Layers
+) -> list[dict[str, Shape]]:
     """The shapes of the parameters by group of partitions."""
     first, groups = optims[0], len(optims[0].masters)
     shapes = model.shapes if model.shapes is not None else first.shapes
     if shapes is None:
-        shapes = [_mapped_shapes(group, model, optims, saved) for group in range(groups)]
+        known = dict(saved) if model.module is None else {**saved, **model.module}
+        if model.module is None:
+            known.update(_in_layers(optims, layers()))
+        shapes = [_mapped_shapes(group, model, optims, known) for group in range(groups)]
     if len(shapes) == groups:
         return shapes
     release = model.release() or first.release()
@@ -413,13 +461,44 @@ def _data_first(optims: Sequence[OptimFile]) -> bool:
     return optims[0].config.get("use_data_before_expert_parallelism") is True
 
 
+def _in_layers(optims: Sequence[OptimFile], layers: Mapping[int, Mapping[str, LazyTensor]]) -> dict[str, LazyTensor]:
+    """What layer files hold, by the names that parameters have in the pipeline.
+
+    No file says which layers are a tied module: of those that have its parameters, in its sizes, and are not named in
+    the partitions themselves, the shapes are the same, or it is left out.
+    """
+    known = {f"{layer}.{inner}": tensor for layer, held in layers.items() for inner, tensor in held.items()}
+    sizes = Counter[str]()
+    for optim in optims:
+        for group in optim.fragments:
+            sizes.update({name: numel for name, (_, numel) in group.items()})
+    tied: dict[str, dict[str, int]] = {}
+    for name, numel in sizes.items():
+        if name.startswith(zero_layout.TIED):
+            module, _, inner = name[len(zero_layout.TIED) :].partition(".")
+            tied.setdefault(module, {})[inner] = numel
+    for module, inside in tied.items():
+        fitting = [
+            held
+            for layer, held in layers.items()
+            if all(inner in held and held[inner].numel == numel for inner, numel in inside.items())
+            and not any(f"{layer}.{inner}" in sizes for inner in inside)
+        ]
+        for inner in inside:
+            if len({held[inner].shape for held in fitting}) == 1:
+                known[f"{zero_layout.TIED}{module}.{inner}"] = fitting[0][inner]
+    return known
+
+
 def _mapped_shapes(
-    group: int, model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, LazyTensor]
+    group: int, model: ModelFile, optims: Sequence[OptimFile], known: Mapping[str, LazyTensor]
 ) -> dict[str, Shape]:
-    """The shapes of a group's parameters where none are listed, as for models with experts from 0.6.0 to 0.19.2.
+    """The shapes of a group's parameters where none are listed, as for models with experts from 0.6.0 to 0.19.2, and
+    for pipelines without ZeRO.
 
     Since 0.8.2 every rank says which parts of which parameters its partition holds. Their shapes are those in the
-    module, and in the files of experts, whose numbers on the first expert-parallel rank are global ones.
+    module, and in the files of layers and of experts, whose numbers on the first expert-parallel rank are global ones:
+    all `known` tensors, by name.
     """
     zero = optims[0].config.get("zero_optimization")
     reordered = isinstance(zero, dict) and zero.get("round_robin_gradients") is True
@@ -428,6 +507,7 @@ def _mapped_shapes(
         held = optims[rank].fragments[group] if group < len(optims[rank].fragments) else {}
         for name, (_, numel) in sorted(held.items(), key=lambda item: item[1][0]):
             sizes[name] = sizes.get(name, 0) + numel
+    sizes |= _unmapped_experts(group, sizes, optims, known)
     if not sizes or reordered:
         raise UnsupportedError(
             f"{model.file.path}: param_shapes is missing, and nothing else tells where a parameter begins.",
@@ -436,15 +516,46 @@ def _mapped_shapes(
         )
     shapes = {}
     for name, size in sizes.items():
-        tensor = (model.module or {}).get(name, saved.get(name))
+        tensor = known.get(name)
         if tensor is None or tensor.numel != size:
             found = "is nowhere" if tensor is None else f"has the shape {list(tensor.shape)}"
             raise CorruptError(
-                f"{optims[0].file.path} and its like hold {size} elements of {name!r}, which {found} in the model and "
-                "expert files."
+                f"{optims[0].file.path} and its like hold {size} elements of {name!r}, which {found} in the model, "
+                "layer and expert files."
             )
         shapes[name] = tensor.shape
     return shapes
+
+
+def _unmapped_experts(
+    group: int, mapped: Mapping[str, int], optims: Sequence[OptimFile], known: Mapping[str, LazyTensor]
+) -> dict[str, int]:
+    """The elements of the parameters in a group of experts that are only partly mapped, in their order.
+
+    Releases before 0.14.5 map as much of each partition as if all ranks shared the group, which fewer do: the beginning
+    of what the group holds. The rest follows in the order of layers, experts and what the files of experts hold. {}
+    where that is not so.
+    """
+    ranks, world = _first_ranks(group, optims), len(optims)
+    held = sum(optims[rank].masters[group].numel for rank in ranks)
+    if len(ranks) == world or not mapped or sum(mapped.values()) >= held:
+        return {}
+    experts = {name: expert for name in known if (expert := zero_layout.expert_of(name))}
+    counts = {layer: len(found) for layer, found in zero_layout.expert_numbers(experts).items()}
+    layers = {layer: number for number, layer in enumerate(counts)}
+    # Those of the first expert-parallel rank.
+    local = [name for name, expert in experts.items() if expert.number * (world // len(ranks)) < counts[expert.layer]]
+    local.sort(key=lambda name: (layers[experts[name].layer], experts[name].number))
+    first = next(iter(mapped))
+    found: dict[str, int] = {}
+    for name in local[local.index(first) :] if first in local else ():
+        held -= known[name].numel
+        if held < 0:
+            break
+        found[name] = known[name].numel
+    *complete_ones, last = mapped
+    agrees = list(found)[: len(mapped)] == list(mapped) and all(mapped[name] == found[name] for name in complete_ones)
+    return found if agrees and mapped[last] <= found[last] else {}
 
 
 def complete(
@@ -676,7 +787,10 @@ def own(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFile]) -> None:
-    """Every state cut as the weights are: what is as long as a partition is one, single values belong to the group."""
+    """Every state cut as the weights are: what is as long as a partition is one, single values belong to the group.
+
+    Muon's are those of whole parameters, unless they are offloaded.
+    """
     first = optims[0]
     for number, group in enumerate(groups):
         if number >= len(first.states) or not first.states[number]:
@@ -689,14 +803,21 @@ def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFi
                 partitioned.append(key)
             elif value.numel == 1:
                 common[key] = value
+            elif first.uses_muon(number) and not group.pieces:
+                partitioned.append(key)  # what is of whole parameters has none of the padding between them
             else:
                 odd.append(str(key))
         for name in group.names:
             weights.states[name] = own(common)
         for key in partitioned:
-            parts = [_partition(optim, number, key, group.pieces) for optim in optims]
-            for name, tensor in group.apply(parts):
-                weights.states[name][str(key)] = tensor
+            try:
+                for name, tensor in _state(weights, number, key, group, optims):
+                    weights.states[name][str(key)] = tensor
+            except (CorruptError, UnsupportedError) as error:
+                if not first.uses_muon(number):
+                    raise
+                # What becomes of Muon's states in a save is no fault of the weights.
+                weights.states_error = error
         if odd:
             weights.warnings.append(
                 f"{first.file.path}: the optimizer's {', '.join(odd)} of group {number} belong to no single parameter, "
@@ -705,20 +826,100 @@ def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFi
     weights.groups = list(_param_groups(groups, first))
 
 
-def _partition(optim: OptimFile, group: int, key: Any, exact: bool) -> LazyTensor:
-    """One rank's part of a state, which may keep the padding that its master weights have lost."""
-    value = optim.states[group].get(key) if group < len(optim.states) else None
-    expected = optim.masters[group].numel
-    if not isinstance(value, LazyTensor) or len(value.shape) != 1 or value.numel < expected:
+def _state(
+    weights: Weights, number: int, key: Any, group: _Group, optims: Sequence[OptimFile]
+) -> Iterator[tuple[str, LazyTensor]]:
+    """The state `key` of each parameter of a group."""
+    held = [optim.states[number].get(key) if number < len(optim.states) else None for optim in optims]
+    if _is_whole(number, key, group, optims, held):
+        yield from group.join(_whole_parameters(weights, number, key, cut, optims, held) for cut in group.cuts)
+        return
+    sizes = {rank: cut.sizes for cut in group.cuts for rank in cut.ranks}
+    parts = [_partition(optim, number, key, held[rank], sizes[rank]) for rank, optim in enumerate(optims)]
+    yield from group.apply(parts)
+
+
+def _is_whole(number: int, key: Any, group: _Group, optims: Sequence[OptimFile], held: Sequence[Any]) -> bool:
+    """Whether a state is that of the whole parameters which a rank's partition has parts of, and not of the partition.
+
+    Muon's are, but not all releases say so. Raises UnsupportedError where either may be meant, CorruptError where
+    neither can be.
+    """
+    first = optims[0]
+    if group.pieces:
+        return False
+    if first.whole is not None:
+        return key in first.whole[number]
+    if not first.uses_muon(number):
+        return False
+    not_cut = not_whole = ""
+    for cut in group.cuts:
+        for index, rank in enumerate(cut.ranks):
+            value, masters = held[rank], optims[rank].masters[number].numel
+            size = value.numel if isinstance(value, LazyTensor) else 0
+            whole = sum(math.prod(piece.shape) for piece in cut.whole(index))
+            told = f"{optims[rank].file.path} has {size} elements of it"
+            if size not in (masters, *cut.sizes):
+                not_cut = f"{told}, and {masters} of the weights"
+            if size != whole:
+                not_whole = f"{told}, and its parameters take {whole}"
+    if not_cut and not_whole:
+        raise CorruptError(
+            f"Muon's state {key!r} of group {number} is neither cut as the weights are ({not_cut}), nor of whole "
+            f"parameters ({not_whole}). Elastic checkpoints lose the end of it.",
+            "Convert the weights alone, without the optimizer states.",
+        )
+    if not_cut or not_whole:
+        return bool(not_cut)
+    # As long as both, no parameter is on two ranks, and they are the same; unless there are gaps between parameters.
+    if number < len(first.alignments) and any(first.alignments[number]):
+        raise UnsupportedError(
+            f"{first.file.path}: Muon's state {key!r} of group {number} may be of whole parameters or of the rank's "
+            "partition, which are of the same length, and nothing says of which.",
+            "Convert the weights alone, without the optimizer states.",
+        )
+    return False
+
+
+def _whole_parameters(
+    weights: Weights, number: int, key: Any, cut: _Cut, optims: Sequence[OptimFile], held: Sequence[Any]
+) -> Iterator[tuple[str, LazyTensor]]:
+    """The states of the parameters of one copy of a group, where ranks have those of whole parameters. A parameter that
+    is on several ranks has one on each: those must be equal."""
+    found: dict[str, LazyTensor] = {}
+    for index, rank in enumerate(cut.ranks):
+        slices = cut.whole(index)
+        needed = sum(math.prod(piece.shape) for piece in slices)
+        if not slices:
+            continue
+        value = _partition(optims[rank], number, key, held[rank], (), needed)
+        for name, tensor in zero_layout.cut_flat(slices, [value]):
+            if name in found:
+                weights.equal_states.append((f"{cut.names[name]}.{key}", found[name], tensor))
+            else:
+                found[name] = tensor
+    for piece in cut.slices:
+        if piece.name in found:
+            yield cut.names[piece.name], found[piece.name]
+
+
+def _partition(
+    optim: OptimFile, group: int, key: Any, value: Any, padded: Sequence[int], needed: int | None = None
+) -> LazyTensor:
+    """One rank's part of a state: of as many elements as its master weights, or one of `padded` sizes that those have
+    lost; or of as many as are `needed`."""
+    expected = optim.masters[group].numel if needed is None else needed
+    if value is None and not expected:
+        return Inline(b"", optim.masters[group].dtype, (0,))
+    if (
+        not isinstance(value, LazyTensor)
+        or len(value.shape) != 1
+        or (value.numel != expected and not (value.numel > expected and value.numel in padded))
+    ):
         found = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is missing"
         raise CorruptError(
             f"{optim.file.path}: the optimizer state {key!r} of group {group} {found}, where {expected} elements were "
             "expected."
-        )
-    if exact and value.numel != expected:
-        raise CorruptError(
-            f"{optim.file.path}: the optimizer state {key!r} of group {group} has {value.numel} elements, and its "
-            f"weights have {expected}."
         )
     return untagged(value)
 

@@ -20,6 +20,8 @@ Shape = tuple[int, ...]
 # Lists that can be divided in more ways than this are not.
 MOST_WAYS = 1000
 
+# What the names of modules begin with that several layers of a pipeline share.
+TIED = "tied_modules."
 _EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 
 
@@ -57,6 +59,18 @@ def cut_flat(slices: Sequence[Slice], partitions: Sequence[LazyTensor]) -> Itera
     flat = partitions[0] if len(partitions) == 1 else Concat(tuple(partitions))
     for name, shape, offset, _ in slices:
         yield name, _shaped(Narrow(flat, 0, offset, math.prod(shape)), shape)
+
+
+def whole_in(slices: Sequence[Slice], start: int, size: int) -> list[Slice]:
+    """The parameters of which a partition, `size` elements of the flat vector from `start` on, has a part; `offset` is
+    theirs where each lies whole, one after the other."""
+    found, at = [], 0
+    for piece in slices:
+        numel = math.prod(piece.shape)
+        if numel and piece.offset < start + size and piece.offset + numel > start:
+            found.append(piece._replace(offset=at))
+            at += numel
+    return found
 
 
 def cut_pieces(slices: Sequence[Slice], partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:

@@ -19,7 +19,7 @@ from ckptconv.tensors import DTYPES, Cast, Concat, Convert, Inline, LazyTensor, 
 from ckptconv.units import brief
 
 from .zero_assemble import Weights
-from .zero_layout import Shape
+from .zero_layout import TIED, Shape
 
 _T = TypeVar("_T")
 
@@ -27,7 +27,6 @@ PER_RANK = "Convert each rank for itself with --per-rank."
 
 # ------------------------------------------------------------------------------------------------ pipeline stages
 
-TIED = "tied_modules."
 # How much of a layer is compared with a tied module, in bytes.
 HEAD = 1 << 16
 
@@ -66,6 +65,7 @@ def unite_stages(
         whole.equal_states.extend(stage.equal_states)
         whole.unaccounted.extend(stage.unaccounted)
         whole.warnings.extend(stage.warnings)
+        whole.states_error = whole.states_error or stage.states_error
     tied = _tied_modules(whole.trainable)
     rest = whole.frozen if whole.stage != 0 else whole.trainable
     for layer, tensors in sorted(layers.items()):
@@ -296,7 +296,7 @@ def merge_ranks(ranks: Sequence[Weights], patterns: Patterns) -> Weights:
         merged.buffers[name] = merger.equal(name, [rank.buffers[name] for rank in ranks])
     # Every rank sums the gradients of a replicated parameter for itself: its states may differ by a rounding. The first
     # rank's are taken.
-    merger.pairs = []
+    merger.pairs = merged.alike
     for name in names:
         merged.states[name] = dict(merger.states(name))
     merged.states = {name: state for name, state in merged.states.items() if state}
@@ -327,6 +327,7 @@ class _Merger:
         self.merged = Weights(first.where, first.stage, first.world, aliases=first.aliases)
         self.merged.unaccounted = list(dict.fromkeys(name for rank in self.ranks for name in rank.unaccounted))
         self.merged.warnings = [warning for rank in self.ranks for warning in rank.warnings]
+        self.merged.states_error = next((rank.states_error for rank in self.ranks if rank.states_error), None)
         self.merged.equal = [pair for rank in self.ranks for pair in rank.equal]
         self.merged.equal_states = [pair for rank in self.ranks for pair in rank.equal_states]
         self.pairs = self.merged.equal
@@ -370,10 +371,11 @@ class _Merger:
                 for part, (tensor, _) in zip(slices, held, strict=True)
             ):
                 yield key, value
-            elif any(tensor.shape for tensor, _ in held):
-                yield key, self.join(name, slices)
-            else:
-                yield key, self.equal(name, slices)
+                continue
+            before = len(self.pairs)
+            joined = self.join(name, slices) if any(tensor.shape for tensor, _ in held) else self.equal(name, slices)
+            self.pairs[before:] = [(f"{name}.{key}", one, other) for _, one, other in self.pairs[before:]]
+            yield key, joined
 
     def join(self, name: str, slices: Sequence[LazyTensor]) -> LazyTensor:
         """The slices of all ranks as one tensor."""

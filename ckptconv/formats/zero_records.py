@@ -145,7 +145,8 @@ class OptimFile:
     `counts` is how many ranks share each group, one number for all under ZeRO-3. `masters` are this rank's fp32
     partitions by group. `alignments` are the elements of padding behind each parameter of each group, `paddings` those
     at the end of this rank's partitions, `fragments` by group where parameters lie in this rank's partition (name →
-    start and elements). `states` are by group the optimizer states as the file has them, `hyper` the param_groups,
+    start and elements). `whole` are by group the states that are said to hold whole parameters, None where nothing is
+    said. `states` are by group the optimizer states as the file has them, `hyper` the param_groups,
     `values` everything. `native` says that its groups are cut for different numbers of ranks, as ZeRO-3 does with fused
     experts.
     """
@@ -157,6 +158,7 @@ class OptimFile:
     alignments: list[list[int]]
     paddings: list[int]
     fragments: list[dict[str, tuple[int, int]]]
+    whole: list[set[str]] | None
     states: list[dict[str, Any]]
     hyper: list[dict[str, Any]]
     shapes: list[dict[str, Shape]] | None
@@ -173,6 +175,17 @@ class OptimFile:
     def release(self) -> tuple[int, ...]:
         """The release of DeepSpeed that wrote it; () where it does not say, as before 0.4.2."""
         return _release(self.version)
+
+    def uses_muon(self, group: int) -> bool:
+        """Whether Muon trains a group. Elastic checkpoints have no param_groups to say so, but the optimizer's name."""
+        if self.hyper:
+            return any(
+                hyper.get("use_muon") is True and group in params
+                for hyper in self.hyper
+                if isinstance(params := hyper.get("params"), list)
+            )
+        optimizer = self.config.get("optimizer")
+        return isinstance(optimizer, dict) and str(optimizer.get("type")).lower() == "muon"
 
     def common(self) -> dict[str, Any]:
         """What it says of the optimizer as a whole: everything but partitions and where they lie."""
@@ -321,6 +334,7 @@ class Reading:
             ],
             paddings=_sizes(fields, "group_paddings", _list(fields, "group_paddings")),
             fragments=[_fragments(group) for group in _list(fields, "param_slice_mappings")],
+            whole=_whole_states(fields.values.get("whole_param_optimizer_states"), len(masters)),
             states=states,
             hyper=hyper,
             shapes=_shape_list(top, top.get("param_shapes", (list, dict))),
@@ -419,6 +433,19 @@ def _optimizer_states(fields: Fields, flat: bool, groups: int) -> tuple[list[dic
     if not isinstance(hyper, list) or not all(isinstance(group, dict) for group in hyper):
         raise CorruptError(f"{fields.where}: {key}.param_groups is not a list of dicts.")
     return [states.get(index, {}) for index in range(groups)], hyper
+
+
+def _whole_states(said: Any, groups: int) -> list[set[str]] | None:
+    """By group the states that are said to hold whole parameters: said by group, or once for all of them."""
+    if isinstance(said, dict):
+        said = [said.get(group, ()) for group in range(groups)]
+    if not isinstance(said, (list, tuple, set)):
+        return None
+    if all(isinstance(name, str) for name in said):
+        return [{*said}] * groups
+    if len(said) != groups or not all(isinstance(names, (list, tuple, set)) for names in said):
+        return None
+    return [{str(name) for name in names} for names in said]
 
 
 def _stage(fields: Fields) -> int | None:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from ckptconv import strict_json
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.options import full_dtype
 from ckptconv.tensors import DTYPES, DType
 
 # The metadata entry that keeps the layout of what was split.
@@ -214,7 +215,9 @@ class Asked:
     @classmethod
     def take(cls, options: dict[str, Any]) -> Asked:
         """What `options` say of a layout, which is taken out of them."""
-        return cls(**{field.name: options.pop(field.name) for field in fields(cls) if field.name in options})
+        said: dict[str, Any] = {field.name: options.pop(field.name) for field in fields(cls) if field.name in options}
+        said |= {key: full_dtype(value) for key, value in said.items() if key.endswith("_dtype")}
+        return cls(**said)
 
 
 def make(asked: Asked, dtype: str) -> Layout:
