@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import pickle
+import types
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -37,6 +40,31 @@ def saved(tree: Any, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def saved_as_stream(tree: Any, **options: Any) -> bytes:
+    """In the format before torch 1.6. It names storages by their addresses, and sorts them: here they are numbered."""
+    numbers: dict[str, str] = {}
+
+    def numbered(key: str) -> str:
+        return numbers.setdefault(key, str(len(numbers)))
+
+    class Pickler(pickle.Pickler):
+        def __init_subclass__(cls) -> None:
+            given = cls.persistent_id
+
+            def persistent_id(self: Any, value: Any) -> Any:
+                pid = given(self, value)
+                return pid and (*pid[:2], numbered(pid[2]), *pid[3:])
+
+            cls.persistent_id = persistent_id
+
+    def dump(value: Any, file: Any, protocol: int) -> None:
+        pickle.dump([*map(numbered, value)] if type(value) is list else value, file, protocol)
+
+    module = types.SimpleNamespace(__name__="pickle", Pickler=Pickler, dump=dump)
+    with mock.patch.object(torch.serialization, "sorted", list, create=True):
+        return saved(tree, _use_new_zipfile_serialization=False, pickle_module=module, **options)
+
+
 TREES = trees()
 ZIPS = [saved(tree) for tree in TREES] + [saved(TREES[0], pickle_protocol=4)]
-STREAMS = [saved(tree, _use_new_zipfile_serialization=False) for tree in TREES]
+STREAMS = [saved_as_stream(tree) for tree in TREES]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
-import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,14 +45,26 @@ def test_what_is_read_is_what_the_common_readers_read(kind: str, hunter: Hunter)
     assert any(end.startswith("refused") for end in hunt.ends), "cases that are all sound"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings("ignore")
-def test_cases_follow_from_the_seed(kind: str) -> None:
-    def made(seed: int) -> list[bytes]:
-        return [KINDS[kind].make(random.Random(f"{seed} {number}")).data() for number in range(20)]
+MADE = """
+import hashlib, random
+from differential.cases import KINDS
+for kind in KINDS:
+    for number in range(30):
+        print(kind, number, hashlib.sha1(KINDS[kind].make(random.Random(number)).data()).hexdigest())
+"""
 
-    assert made(1) == made(1)
-    assert made(1) != made(2)
+
+def test_cases_follow_from_the_seed_in_every_process() -> None:
+    paths = os.pathsep.join([str(Path(fuzz.__file__).parent), str(Path(attacks.__file__).parent.parent)])
+
+    def made(hashing: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": hashing}
+        command = [sys.executable, "-W", "ignore", "-c", MADE]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    first = made("1")
+    assert first == made("2")
+    assert len({line.split()[-1] for line in first.splitlines()}) > 100, "cases that are all the same"
 
 
 # A kind of cases, a rule taken out of ours, and what has to be found then.

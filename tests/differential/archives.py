@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from attacks.assemble import DATA, mapped, members, number, pickled, several, storage, streamed, tensor, text
 from mutations import NUMBERS, members_of, of_bytes, of_opcodes, opcodes
-from samples import STREAMS, TREES, ZIPS, saved
+from samples import STREAMS, TREES, ZIPS, saved, saved_as_stream
 from test_torch_tar import Part, Writer
 
 from differential.cases import Case, Step
@@ -730,14 +730,7 @@ def stream_value(chance: random.Random) -> tuple[bytes, list[tuple[str, bytes]]]
 def a_stream_case(chance: random.Random) -> Case:
     roll = chance.random()
     if roll < 0.1:
-        return Case(
-            [
-                saved(
-                    chance.choice(TREES), _use_new_zipfile_serialization=False, pickle_protocol=chance.choice([2, 3, 4])
-                )
-            ],
-            honest=True,
-        )
+        return Case([saved_as_stream(chance.choice(TREES), pickle_protocol=chance.choice([2, 3, 4]))], honest=True)
     if roll < 0.4:
         value, storages = stream_value(chance)
         chance.shuffle(storages)

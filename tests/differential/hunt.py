@@ -108,7 +108,7 @@ def _stop(*_: Any) -> None:
 def limited() -> Iterator[None]:
     """Not much more memory than now, and not much more time."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGVTALRM, _stop)
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY + (1 << 28), hard))
     signal.setitimer(signal.ITIMER_VIRTUAL, 2 * SECONDS_EACH)
@@ -116,7 +116,7 @@ def limited() -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGVTALRM, before)
 
 
