@@ -457,6 +457,8 @@ def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
         label = f"storage {value.dtype} {digest(evaluate(value))}"
         return Shared((value.facts.storage, value.dtype), label) if value.nbytes else label
     if isinstance(value, LazyTensor):
+        if not _can_be_evaluated(value):
+            return UNMADE, []
         if not isinstance(value, Tagged):
             return f"tensor {value.dtype} {value.shape}: {digest(evaluate(value))}", []
         facts = value.facts
@@ -470,6 +472,18 @@ def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
         label += f" strides {strides} at {facts.storage_offset}: {digest(evaluate(value))}"
         return label, [*parts, _shared(facts)]
     return f"other {kind.__module__}.{kind.__qualname__}", []
+
+
+def _can_be_evaluated(value: Any) -> bool:
+    """Whether `evaluate` knows what makes the elements: casts, and negation of rare dtypes, are tested elsewhere."""
+    from ckptconv.tensors import Cast, Negate
+
+    kernels = [kernel for move in value.moves(0, value.nbytes) for kernel in move.kernels]
+    return not any(
+        isinstance(kernel, Cast)
+        or (isinstance(kernel, Negate) and kernel.dtype not in ("float32", "float64", "complex64"))
+        for kernel in kernels
+    )
 
 
 def _attributes(state: Any) -> Any:
