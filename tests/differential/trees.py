@@ -440,7 +440,9 @@ def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
     if kind is Opaque:
         if type(value.cls) is Global and is_harmless(*value.cls):
             return UNMADE, []
-        parts = [value.cls, value.args, value.kwargs or None, value.state, value.appended, value.items]
+        # What is called sees its arguments, and not the tuple that they were in.
+        args = value.args if value.call == "persistent" else (*value.args,)
+        parts = [value.cls, args, value.kwargs or None, value.state, value.appended, value.items]
         return f"object by {value.call.removesuffix('_ex')}", parts
     if kind is Size:
         return f"Size {tuple(value)}"
