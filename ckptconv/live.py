@@ -326,7 +326,7 @@ def revived(node: Any) -> Any:
             except RuntimeError:
                 return node
         if kind is TorchConstant:
-            return _constants().get(node, node)
+            return _constants().get((node.kind, node.name), node)
     if numpy is not None and kind in (NumpyScalar, NumpyArray) and _NUMPY_DTYPE.fullmatch(node.dtype):
         try:
             return _numpy_value(node)
