@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import foreign, keymap, select, writable
+from . import keymap, select, writable
 from .errors import CkptconvError, UnsafeError, UsageError
 from .formats.source import Source
-from .outputs.torch_tree import KINDS, TorchTree
+from .outputs.torch_tree import TorchTree
 from .plan import FilePlan
 from .storage import basename
 from .tensors import LazyTensor, Tagged
@@ -73,7 +73,7 @@ def plan_restored(
     demoted: dict[str, str] = {}
     unscaled: tuple[str, ...] = ()
     if include or exclude or dtype != "keep" or _has_unlisted(tree):
-        leave_out = leaving_out(include, exclude, opaque, found)
+        leave_out = writable.leaving_out(include, exclude, opaque, found)
         tensors, structure, fixed, _ = keymap.describe(tree, leave_out=leave_out, tagged=True)
         names = set(select.matching(tensors, include, exclude))
         demoted = {name: _unlisted_kind(tensor) for name, tensor in tensors.items() if name in names}
@@ -101,41 +101,10 @@ def plan_restored(
     return Restored(file, written.tensors, found, demoted, {}, written, unscaled)
 
 
-def leaving_out(
-    include: Sequence[str], exclude: Sequence[str], opaque: str, found: dict[str, str]
-) -> Callable[[str, Any], Any]:
-    """What tells `keymap.describe` which objects to leave out: those that the globs do not choose, and those that are
-    not known to be data unless `opaque` is "keep". The latter go into `found`, {name: class}. A defaultdict becomes a
-    plain dict if it is only its factory that is not known.
-    """
-    chosen: set[int] = set()
-    told: set[int] = set()
-
-    def leave_out(name: str, node: Any) -> Any:
-        if not foreign.class_of(node):
-            return False
-        if id(node) not in chosen:
-            if not select.is_chosen(name, include, exclude):
-                return True
-            # What an object is made of goes with it.
-            for _ in keymap.walk(node, chosen):
-                pass
-        cls = writable.unlisted(node)
-        if cls and id(node) not in told:
-            found[name] = cls
-            told.add(id(getattr(node, "cls", None)))
-        if not cls or opaque == "keep":
-            return False
-        items = writable.plain_items(node)
-        return True if items is None else items
-
-    return leave_out
-
-
 def _unlisted_kind(node: Any) -> str:
     """The subclass that a tensor is of, if that is not known to be data."""
     kind = node.facts.kind if isinstance(node, Tagged) else "tensor"
-    return kind if kind not in KINDS and writable.is_unlisted_kind(kind) else ""
+    return kind if kind not in writable.KINDS and writable.is_unlisted_kind(kind) else ""
 
 
 def _has_unlisted(tree: Any) -> bool:

@@ -9,10 +9,12 @@ anything up, or calls what it is given. What is not on them is written only wher
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import attacks
-from .foreign import COMPOSITES
+from . import attacks, keymap, select
+from .foreign import COMPOSITES, class_of
+from .soundness import PLAIN_KINDS
 from .tree import Composite, Global, Opaque
 
 
@@ -22,6 +24,8 @@ def _named(*table: tuple[str, str]) -> frozenset[Global]:
     )
 
 
+# The kinds of tensors that are of torch's own classes, and the memory of tensors, which may stand for itself.
+KINDS = PLAIN_KINDS | {"storage"}
 _RNG = "MT19937 PCG64 PCG64DXSM Philox SFC64"
 # Of these, one member is got by its value, or by its name.
 _ENUMS = _named(
@@ -204,3 +208,34 @@ def attack(node: Any) -> str:
         return str(named)
     found = attacks.ways_out(named, node.args) if type(node) is Opaque and type(node.args) is tuple else ()
     return next(map(str, found), "")
+
+
+def leaving_out(
+    include: Sequence[str], exclude: Sequence[str], opaque: str, found: dict[str, str]
+) -> Callable[[str, Any], Any]:
+    """What tells `keymap.describe` which objects to leave out: those that the globs do not choose, and those that are
+    not known to be data unless `opaque` is "keep". The latter go into `found`, {name: class}. A defaultdict becomes a
+    plain dict if it is only its factory that is not known.
+    """
+    chosen: set[int] = set()
+    told: set[int] = set()
+
+    def leave_out(name: str, node: Any) -> Any:
+        if not class_of(node):
+            return False
+        if id(node) not in chosen:
+            if not select.is_chosen(name, include, exclude):
+                return True
+            # What an object is made of goes with it.
+            for _ in keymap.walk(node, chosen):
+                pass
+        cls = unlisted(node)
+        if cls and id(node) not in told:
+            found[name] = cls
+            told.add(id(getattr(node, "cls", None)))
+        if not cls or opaque == "keep":
+            return False
+        items = plain_items(node)
+        return True if items is None else items
+
+    return leave_out
