@@ -35,6 +35,7 @@ from .tensors import BLOCK
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Seconds to wait for another conversion that publishes into the same directory: it renames files, no more.
 PATIENCE = 60.0
+_GO_ON = "Run the same command again when that is mended: it goes on from there."
 
 
 @dataclass
@@ -147,7 +148,7 @@ class Staging:
                 kept = self.keep() if self.publishing or may_go_on(error) else ""
                 if not kept:
                     self.discard()
-                elif isinstance(error, CkptconvError):
+                elif isinstance(error, CkptconvError) and kept not in error.hint:
                     error.hint = f"{error.hint} {kept}".strip()
         self.close()
 
@@ -571,7 +572,7 @@ class StagedDirectory(Staging):
             f"{self.path} is not complete: {reason(error)}. Of {len(names)} files {len(names) - len(missing)} have "
             f"their final names; {self.final(missing[-1])} has not, and what an earlier output had is replaced in "
             f"part. The rest is in {self.staging}.",
-            "Run the same command again when that is mended: it goes on from there.",
+            _GO_ON,
         )
 
     def discard(self) -> None:
@@ -590,15 +591,17 @@ class StagedDirectory(Staging):
     def keep(self) -> str:
         if self._guard < 0:
             return ""
-        if not self.publishing:
+        if self.publishing:
+            self.close()
+            return _GO_ON
+        if not self._noted or (self._files < 2 and not self.shared):
             # One file that could be made again as soon as all is kept only for its part in something larger.
-            if not self._noted or (self._files < 2 and not self.shared):
-                return ""
-            if self.shared:
-                for name in self._begun - self._noted:
-                    self._drop(name)
-            else:
-                self._clear(self._noted)
+            return ""
+        if self.shared:
+            for name in self._begun - self._noted:
+                self._drop(name)
+        else:
+            self._clear(self._noted)
         self.close()
         files = "1 finished file is" if len(self._noted) == 1 else f"{len(self._noted)} finished files are"
         return f"{files} kept in {self.staging}: the same command goes on from there."
@@ -897,14 +900,17 @@ def _enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, in
 
 
 def _wait_for(home: Handle, name: str, path: str) -> tuple[Handle, int]:
-    """As `_enter`, when no other process is in it any more. Raises BusyError where that takes too long."""
+    """As `_enter`, when no other process is in it any more. Raises FailedError where that takes too long."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
             return _enter(home, name, path, shared=False)
         except BusyError:
             if time.monotonic() > until:
-                raise
+                raise FailedError(
+                    f"{path} was being published by another process for {PATIENCE:.0f} seconds. It was left as it is.",
+                    "Run it again when that has ended.",
+                ) from None
         time.sleep(0.02)
 
 

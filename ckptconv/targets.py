@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -117,7 +118,10 @@ def files_behind(source: Source) -> list[str]:
     beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in _POINTERS]
     copies = [file.path for file in source.training.copies] if source.training else []
     is_ours = source.family == safetensors_input.FAMILY
-    listed = os.listdir(within or ".") if (source.shards or is_ours) and not is_remote(within) else []
+    listed: list[str] = []
+    if (source.shards or is_ours) and not is_remote(within):
+        with contextlib.suppress(OSError):
+            listed = os.listdir(within)
     # An index of ours, beside shards of torch, is of an earlier output.
     indices = [
         join(within, name) for name in listed if name.endswith(".index.json") and (is_ours or not is_output_name(name))

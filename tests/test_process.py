@@ -28,7 +28,7 @@ import torch
 from checkpoints import ckptconv, ckptconv_here
 from safetensors.torch import load_file
 
-from ckptconv import storage
+from ckptconv import report, storage
 
 MIB = 1 << 20
 RUN = "import sys; from ckptconv.cli import main; main(sys.argv[1:])"
@@ -533,6 +533,13 @@ def test_long_runs_say_how_far_they_are_on_stderr(small: Path, tmp_path: Path) -
         done.append(int(line.split()[1].rstrip("%,")))
     assert done == sorted(done)
     assert done[-1] <= 100
+
+
+def test_names_of_files_do_not_steer_the_terminal() -> None:
+    """A universal checkpoint has a file for every parameter, whose name may hold anything."""
+    for shown in (report.Progress(), report.Bar(), report.Lines()):
+        shown.working("zero/\x1b[2J\x07\r\u202egpj/fp32.pt")
+        assert shown.current.isprintable()
 
 
 def test_the_bar_says_which_file_is_being_made(small: Path, tmp_path: Path) -> None:

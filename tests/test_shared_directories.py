@@ -449,7 +449,8 @@ def test_who_has_waited_too_long_says_so(model: Path, tmp_path: Path, monkeypatc
     assert run.code == 1
     assert "another process" in run.err
     assert not list(out.glob("model*"))
-    done(convert(model, out))
+    # What is made is not lost.
+    assert done(convert(model, out, "--json")).json["reused"] == SHARDS
     assert not list(out.glob(".ckptconv-[!m]*"))
 
 
