@@ -212,6 +212,73 @@ def test_too_many_dimensions(tmp_path: Path) -> None:
         safetensors.read(str(written(tmp_path, {"a": entry(0, 4, shape=[1] * 65)}, b"1234")))
 
 
+NUMBERS = [
+    "-0",
+    "0",
+    "00",
+    "0.0",
+    "-0.0",
+    "0e0",
+    "1e0",
+    "+0",
+    "true",
+    "null",
+    '"0"',
+    "0x0",
+    "-1",
+    "NaN",
+    "Infinity",
+    "1_0",
+    "0.",
+    "-",
+    "[]",
+    "{}",
+    "01",
+    "1e999",
+    "18446744073709551615",
+    "18446744073709551616",
+    "\t0",
+    "0\n",
+    "\u0660",
+    "\xa00",
+    '"\\ud800"',
+    '"\\ud83d\\ude00"',
+    "[[-0]]",
+    "[1e999]",
+]
+DEEP = [
+    text for depth in (124, 125, 126, 127) for text in ("[" * depth + "]" * depth, '{"a":' * depth + "0" + "}" * depth)
+]
+NESTED = ['{"shape":[],"data_offsets":[],"x":' + text + "}" for text in DEEP]
+W = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
+PLACES = [
+    f'{{"w":{{{W}}},"e":{{"dtype":"U8","shape":[0],"data_offsets":[4,%s]}}}}',
+    f'{{"w":{{{W}}},"e":{{"dtype":"U8","shape":[%s,0],"data_offsets":[4,4]}}}}',
+    f'{{"w":{{{W}}},"e":{{"dtype":"U8","shape":[%s],"data_offsets":[4,4]}}}}',
+    f'{{"w":{{{W},"more":%s}}}}',
+    f'{{"w":{{{W}}},"e":%s}}',
+    f'{{"__metadata__":%s,"w":{{{W}}}}}',
+    f'{{"__metadata__":{{"a":%s}},"w":{{{W}}}}}',
+    f'{{"w":{{{W}}}}}%s',
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_header_is_taken_where_the_library_takes_it(place: str, tmp_path: Path) -> None:
+    """Whatever stands in it, and wherever; torch counts to 2^63, where the library counts further."""
+    for text in [*NUMBERS, *DEEP, *NESTED, " ", "\n\t", "\f", "\0"]:
+        path = written(tmp_path, place.replace("%s", text), b"1234")
+        try:
+            theirs = {name: tuple(tensor.shape) for name, tensor in load_file(path).items()}
+        except (SafetensorError, RuntimeError, TypeError):
+            theirs = None
+        try:
+            ours = {name: tensor.shape for name, tensor in tensors_of(path).items()}
+        except CorruptError:
+            ours = None
+        assert ours == theirs, text[:200]
+
+
 SOUND = save({"a": torch.arange(6.0), "b": torch.ones(2, 3, dtype=torch.int8), "c": torch.tensor(True)}, {"k": "v"})
 
 

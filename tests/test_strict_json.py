@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptconv import strict_json
@@ -16,8 +16,8 @@ from ckptconv.strict_json import members, parse
 
 NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text()
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
-OBJECTS = st.dictionaries(st.text(), VALUES, max_size=20)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6)
+OBJECTS = st.dictionaries(st.text(max_size=5), VALUES, max_size=6)
 
 
 def together(text: str) -> Any:
@@ -33,6 +33,7 @@ def together(text: str) -> Any:
     return made
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(OBJECTS, st.sampled_from([None, 1]), st.booleans(), st.sampled_from([8, 64, 1 << 20]))
 def test_what_python_writes_is_read_whole_and_in_pieces(
     value: dict[str, Any], indent: int | None, ascii_only: bool, piece: int

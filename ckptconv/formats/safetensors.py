@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -62,7 +62,6 @@ _MOST = 1 << 63
 # Levels of lists and objects inside a tensor's object that the library's parser takes, of 127 in all; and the largest
 # number that rounds to a float.
 _LEVELS, _LARGEST = 125, (1 << 1024) - (1 << 970) - 1
-_CONTAINERS = (dict, list, tuple)
 # Entries of the metadata that are shown.
 _TOLD = 20
 # Read at once where every request takes long.
@@ -306,11 +305,12 @@ class Header(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What a header says of a tensor; none of it is checked."""
+    """What a header says of a tensor, and what else it has there, which means nothing. None of it is checked."""
 
     dtype: Any
     shape: Any
     offsets: Any
+    more: tuple[Any, ...] = ()
 
 
 class _Place(NamedTuple):
@@ -408,7 +408,9 @@ def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
     """What the header's `entry` says of the tensor `name`; what was found out of its kind is in `kinds`."""
     if type(entry) is not _Entry:
         raise _corrupt(path, f"{_named(name)} has no dtype, shape and data_offsets")
-    code, told, offsets = entry
+    code, told, offsets, more = entry
+    for value in more:
+        _check_skipped(path, value)
     if len(offsets) != 2 or not _are_counts(offsets):
         raise _corrupt(path, f"{_named(name)} has data_offsets that are not two counts")
     if type(code) is not str:
@@ -489,31 +491,33 @@ def _shape(path: str, name: str, shape: list[int], dtype: DType) -> tuple[tuple[
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """An object of a header; that of a tensor in the form that takes least memory.
-
-    What else a tensor's object has means nothing; but the library has to be able to read past it.
-    """
+    """An object of a header; that of a tensor in the form that takes least memory."""
     made = strict_json.unique(pairs)
     if type(made.get("shape")) is not list or type(made.get("data_offsets")) is not list:
         return made
-    if len(made) > 3:
-        for name, value in made.items():
-            if name not in ("dtype", "shape", "data_offsets"):
-                _check_skipped(value)
-    return _Entry(made.get("dtype"), made["shape"], made["data_offsets"])
+    dtype, shape, offsets = made.pop("dtype", None), made.pop("shape"), made.pop("data_offsets")
+    return _Entry(dtype, shape, offsets, tuple(made.values()))
 
 
-def _check_skipped(value: Any) -> None:
-    """Raise ValueError for a value that is JSON, and more than the library's parser takes."""
+def _check_skipped(path: str, value: Any) -> None:
+    """Raise CorruptError for a value that means nothing, and is more than the library's parser reads past."""
     level = [value]
     for _ in range(_LEVELS + 1):
         if any(type(each) is int and abs(each) > _LARGEST for each in level):
-            raise ValueError("it has a number that is too large for any float")
-        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, _CONTAINERS)]
+            raise _corrupt(path, "its header has a number that is too large for any float")
+        inner = [_INSIDE[type(each)](each) for each in level if type(each) in _INSIDE]
         if not inner:
             return
         level = list(itertools.chain.from_iterable(inner))
-    raise ValueError(f"it has something nested more than {_LEVELS} levels deep")
+    raise _corrupt(path, f"a tensor in its header has something nested more than {_LEVELS} levels deep")
+
+
+# What is right inside of a list or an object.
+_INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
+    list: lambda each: each,
+    dict: lambda each: each.values(),
+    _Entry: lambda each: (each.dtype, each.shape, each.offsets, *each.more),
+}
 
 
 def _corrupt(path: str, reason: str, hint: str = "") -> CorruptError:
