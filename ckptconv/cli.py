@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
@@ -142,7 +142,11 @@ SHOWING = {
     "quiet": _option(bool, False, "--quiet", "-q", help="Print warnings and errors only."),
     "verbose": _option(bool, False, "--verbose", "-v", help="Print all names, where a few are shown."),
     "storage_options": _option(
-        str, "", metavar="JSON", help="Settings of a store, for fsspec, such as '{\"anon\": true}'."
+        str,
+        "",
+        "--storage-options",
+        metavar="JSON",
+        help="Settings of a store, for fsspec, such as '{\"anon\": true}'.",
     ),
     "inert": _option(bool, False, "--inert", help="Take even files that carry an attack; nothing in them runs."),
     "no_progress": _option(bool, False, "--no-progress", help="Show no progress."),
@@ -152,6 +156,7 @@ CONVERTING = {
     "max_shard_size": _option(
         str | None,
         None,
+        "--max-shard-size",
         metavar="SIZE",
         help="Split the output into files of at most SIZE: 5GB, 2GiB. Default: files as the input has them; 5GB for "
         "zero-to-fp32 and dcp2safetensors.",
@@ -159,28 +164,44 @@ CONVERTING = {
     "dtype": _option(
         DtypeName | None,
         None,
+        "--dtype",
         metavar="DTYPE",
         help="Cast floating tensors to float32, bfloat16, float16 (or fp32, bf16, fp16); keep: leave them. Default: "
         "float32 for zero-to-fp32, else keep.",
     ),
-    "key": _option(str, "", metavar="PATH", help="Only this subtree, as in state_dict or optimizer.state; . is all."),
+    "key": _option(
+        str, "", "--key", metavar="PATH", help="Only this subtree, as in state_dict or optimizer.state; . is all."
+    ),
     "include": _option(
-        list[str] | None, None, metavar="GLOB", help="Only names that match, such as 'model.*'; repeatable."
+        list[str] | None,
+        None,
+        "--include",
+        metavar="GLOB",
+        help="Only names that match, such as 'model.*'; repeatable.",
     ),
     "exclude": _option(
-        list[str] | None, None, metavar="GLOB", help="No names that match, such as '*.bias'; repeatable."
+        list[str] | None, None, "--exclude", metavar="GLOB", help="No names that match, such as '*.bias'; repeatable."
     ),
-    "strip_prefix": _option(str, "", metavar="PREFIX", help="Take PREFIX, such as model., off the beginning of names."),
+    "strip_prefix": _option(
+        str, "", "--strip-prefix", metavar="PREFIX", help="Take PREFIX, such as model., off the beginning of names."
+    ),
     "rename": _option(
-        list[str] | None, None, metavar="REGEX=REPL", help="Rename, as re.sub does: '^module=model'; repeatable."
+        list[str] | None,
+        None,
+        "--rename",
+        metavar="REGEX=REPL",
+        help="Rename, as re.sub does: '^module=model'; repeatable.",
     ),
     "tied": _option(
-        TiedChoice, "alias", help="Store tied tensors once (alias), or under each of their names (duplicate)."
+        TiedChoice, "alias", "--tied", help="Store tied tensors once (alias), or under each of their names (duplicate)."
     ),
-    "jobs": _option(str | None, None, metavar="N", help="Work in N threads; default: what suits the machine."),
+    "jobs": _option(
+        str | None, None, "--jobs", metavar="N", help="Work in N threads; default: what suits the machine."
+    ),
     "memory": _option(
         str,
         "8MiB",
+        "--memory",
         metavar="SIZE",
         help="Most memory for all buffers together; 24MiB by default where something is far away.",
     ),
@@ -193,20 +214,30 @@ CONVERTING = {
     "spool_dir": _option(
         str,
         "",
+        "--spool-dir",
         metavar="DIR",
         help="For temporary files: of pipes, compressed tensors, what is far away. Default: beside OUTPUT, or TMPDIR.",
     ),
     "part": _option(
-        str, "", metavar="I/N", help="Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system."
+        str,
+        "",
+        "--part",
+        metavar="I/N",
+        help="Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system.",
     ),
     "dask": _option(
         str,
         "",
+        "--dask",
         metavar="ADDRESS",
         help="Spread the work over the dask.distributed cluster with the scheduler there: tcp://10.0.0.1:8786.",
     ),
-    "manifest": _option(str, "", metavar="FILE", help="Write there what was made of what, with checksums."),
-    "depfile": _option(str, "", metavar="FILE", help="Write a rule for make there: which files the output is made of."),
+    "manifest": _option(
+        str, "", "--manifest", metavar="FILE", help="Write there what was made of what, with checksums."
+    ),
+    "depfile": _option(
+        str, "", "--depfile", metavar="FILE", help="Write a rule for make there: which files the output is made of."
+    ),
     "dry_run": _option(bool, False, "--dry-run", help="Show the plan, write nothing."),
     **SHOWING,
 }
@@ -223,19 +254,22 @@ def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None
     """Give a command `options` beside the parameters it names itself; they arrive in its `**options`."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[name])
-            for name, parameter in signature.parameters.items()
-            if parameter.kind is not parameter.VAR_KEYWORD
-        ]
+        signature = inspect.signature(function, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
         added = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             for name, (annotation, default) in options.items()
         ]
-        function.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
-        function.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
-        return function
+
+        # A function without defaults: before Python 3.11, `get_type_hints`, which typer calls, changes the annotation of
+        # what is None by default.
+        def command(**given: Any) -> None:
+            function(**given)
+
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
+        return command
 
     return decorate
 
@@ -454,20 +488,27 @@ app.add_typer(rows)
 
 # What is in a row.
 LAYOUT = {
-    "embedding_dim": _option(str | None, None, metavar="D", help="Items of weight in a row."),
+    "embedding_dim": _option(str | None, None, "--embedding-dim", metavar="D", help="Items of weight in a row."),
     "optimizer": _option(
         str | None,
         None,
+        "--optimizer",
         metavar="NAME",
         help="exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
     ),
-    "weight_dtype": _option(str | None, None, metavar="DTYPE", help="float32 or float16; default: the table's."),
-    "momentum1_dtype": _option(
-        str | None, None, metavar="DTYPE", help="float32, float16 or bfloat16; default: float32."
+    "weight_dtype": _option(
+        str | None, None, "--weight-dtype", metavar="DTYPE", help="float32 or float16; default: the table's."
     ),
-    "momentum2_dtype": _option(str | None, None, metavar="DTYPE", help="As --momentum1-dtype."),
+    "momentum1_dtype": _option(
+        str | None, None, "--momentum1-dtype", metavar="DTYPE", help="float32, float16 or bfloat16; default: float32."
+    ),
+    "momentum2_dtype": _option(str | None, None, "--momentum2-dtype", metavar="DTYPE", help="As --momentum1-dtype."),
     "max_dim": _option(
-        str | None, None, metavar="D", help="D of the widest table of the same operator; default: this one's."
+        str | None,
+        None,
+        "--max-dim",
+        metavar="D",
+        help="D of the widest table of the same operator; default: this one's.",
     ),
 }
 # Options of a conversion that make sense for rows.
