@@ -195,6 +195,12 @@ CONVERTING = {
     "tied": _option(
         TiedChoice, "alias", "--tied", help="Store tied tensors once (alias), or under each of their names (duplicate)."
     ),
+    "no_structure": _option(
+        bool,
+        False,
+        "--no-structure",
+        help="Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
+    ),
     "jobs": _option(
         str | None, None, "--jobs", metavar="N", help="Work in N threads; default: what suits the machine."
     ),
@@ -261,8 +267,8 @@ def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None
             for name, (annotation, default) in options.items()
         ]
 
-        # A function without defaults: before Python 3.11, `get_type_hints`, which typer calls, changes the annotation of
-        # what is None by default.
+        # A function without defaults: before Python 3.11, `get_type_hints`, which typer calls, changes the annotation
+        # of what is None by default.
         def command(**given: Any) -> None:
             function(**given)
 
@@ -449,6 +455,7 @@ def verify_(
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
     options["dtype"] = SHORT_DTYPES.get(options["dtype"], options["dtype"])
     options["storage_options"] = _storage_options(options["storage_options"])
+    options["structure"] = not options.pop("no_structure")
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options[name] or ())
     with shown.progress() as progress:
@@ -795,6 +802,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
     options["dtype"] = SHORT_DTYPES.get(options["dtype"], options["dtype"])
     _parse_common(options)
+    options["structure"] = not options.pop("no_structure")
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options.get(name) or ())
     part, address = options.pop("part"), options.pop("dask")

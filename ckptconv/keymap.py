@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import live
 from .structure import dump, name_of, parse, tensors_of
 from .structure_reader import Decoder
 from .structure_writer import METADATA, Encoder, walk
 from .tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
+
+if TYPE_CHECKING:
+    from .select import Choice
 
 __all__ = ["Flattened", "describe", "flatten", "plain_record", "remap", "unflatten", "walk"]
 
@@ -24,13 +28,19 @@ class Flattened(NamedTuple):
     """A tree as tensors by name, in its order, and its structure record; None where it needs none.
 
     `fixed` are names of tensors whose values mean nothing by themselves, and are not to be cast: parts of complex
-    numbers that are stored as pairs, and of quantized tensors. `apart`: no two of them are the same bytes.
+    numbers that are stored as pairs, and of quantized tensors. `apart`: no two of them are the same bytes. `values` are
+    the keys at the top that lead to values in the record, other than tensors and the versions of a state dict.
+    `inert`: the record has objects that are known by name only, and no tensor that is not part of one. `left_out` is
+    what was chosen and left out all the same, by name.
     """
 
     tensors: dict[str, Any]
     structure: str | None
     fixed: frozenset[str]
     apart: bool = False
+    values: tuple[str, ...] = ()
+    inert: bool = False
+    left_out: Mapping[str, Any] = MappingProxyType({})
 
 
 def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str | None]:
@@ -53,23 +63,31 @@ def describe(
     keep_order: bool = True,
     leave_out: Callable[[str, Any], bool] | None = None,
     tagged: bool = False,
+    choice: Choice | None = None,
 ) -> Flattened:
     """What `flatten` gives and more. `tagged` keeps lazy tensors tagged with their facts.
 
     `leave_out` is called with every `Opaque`, `Global` and `Composite`, and the name that a tensor in its place would
-    have: it says whether that is to be left out, as a tensor is by `remap`.
+    have: it says whether that is to be left out. `choice` says which tensors and values the record is to have: those
+    that are not chosen are missing from it, from a dict with their keys, and None stands for them in a sequence. All
+    tensors are in the result.
     """
+    choice = choice or None
     plain = None if tagged else _plain_tensors(tree)
     if plain is not None:
-        in_order = not keep_order or _in_file_order(plain)
-        return Flattened(plain, None if in_order else plain_record(plain), frozenset(), apart=True)
-    encoder = Encoder(leave_out, tagged)
+        kept = plain if choice is None else {name: tensor for name, tensor in plain.items() if name in choice}
+        in_order = not keep_order or _in_file_order(kept)
+        return Flattened(plain, None if in_order else plain_record(kept), frozenset(), apart=True)
+    encoder = Encoder(leave_out, tagged, choice)
     encoder.survey(tree)
     root = encoder.encode(tree)
     flat, fixed = encoder.flat, frozenset(encoder.fixed)
-    if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(flat)):
-        return Flattened(flat, None, fixed)
-    return Flattened(flat, dump(root, encoder.nodes, encoder.storages), fixed)
+    kept = flat if choice is None else {name: tensor for name, tensor in flat.items() if name in choice}
+    inert = encoder.foreign and not encoder.outside
+    if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(kept)):
+        return Flattened(flat, None, fixed, inert=inert, left_out=encoder.left_out)
+    record = dump(root, encoder.nodes, encoder.storages)
+    return Flattened(flat, record, fixed, False, encoder.values(), inert, encoder.left_out)
 
 
 def unflatten(
@@ -121,6 +139,22 @@ def remap(
             leaf["name"] = new
         leaf.update(facts)
     return dump(record.root, record.nodes, record.storages)
+
+
+def classes(structure: str | None) -> frozenset[str]:
+    """The classes and functions that a record names, those of tensors among them."""
+    if structure is None:
+        return frozenset()
+    record = parse(structure)
+    found = {str(leaf["kind"]) for leaf, _ in tensors_of(record) if "kind" in leaf}
+    stack = [record.root, *record.nodes]
+    while stack:
+        node = stack.pop()
+        if type(node) is list and node[:1] == ["global"]:
+            found.add(".".join(map(str, node[1:])))
+        elif type(node) is list:
+            stack.extend(node)
+    return frozenset(found.union(node for node in record.nodes if type(node) is str))
 
 
 def plain_record(names: Iterable[str]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import foreign, keymap, select
 from .errors import CkptconvError, UnsupportedError, UsageError
 from .formats.source import Source
+from .options import Options
 from .outputs.torch_tree import KINDS, TorchTree
 from .plan import FilePlan
 from .storage import basename
@@ -26,7 +27,7 @@ class Restored:
     """The plan of a `.pt` file, and how many tensors it has.
 
     `left_out` are entries of classes that are known by name only, by name: the class. `demoted` are tensors of such a
-    class, which are written as plain ones.
+    class, which are written as plain ones. `idle` are options that were given and change nothing: {option: reason}.
     """
 
     file: FilePlan
@@ -34,6 +35,7 @@ class Restored:
     left_out: dict[str, str]
     demoted: dict[str, str]
     tree: TorchTree
+    idle: Mapping[str, str]
 
     def warnings(self) -> Iterator[str]:
         """What whoever had it converted should know."""
@@ -47,52 +49,43 @@ class Restored:
         return self.tree.overlaps()
 
 
-def plan_restored(
-    source: Source,
-    path: str,
-    *,
-    key: str = "",
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    dtype: str = "keep",
-    drop_opaque: bool = False,
-) -> Restored:
-    """The plan to write the tree of `source` to `path`: under `key`, what the globs choose, floats as `dtype`.
+def plan_restored(source: Source, path: str, options: Options) -> Restored:
+    """The plan to write the tree of `source` to `path`: under a key, what the globs choose, floats of another dtype.
 
-    Raises UnsupportedError for objects of classes that are known by name only, unless they are to be dropped.
+    Without `options.structure` it is the tensors by name. Raises UnsupportedError for objects of classes that are known
+    by name only, unless they are to be dropped.
     """
-    tree = select.subtree(source.weights, key, source.path) if key else source.weights
+    dtype, drop_opaque = options.dtype or "keep", options.drop_opaque
+    choice = select.Choice(options.include, options.exclude)
+    tree = select.subtree(source.weights, options.key, source.path) if options.key else source.weights
+    idle: dict[str, str] = {}
     left_out: dict[str, str] = {}
     demoted: dict[str, str] = {}
-    if include or exclude or dtype != "keep" or _has_foreign(tree):
-
-        def leave_out(name: str, node: Any) -> bool:
-            cls = foreign.class_of(node)
-            if cls and select.is_chosen(name, include, exclude):
-                left_out[name] = cls
-            return bool(cls)
-
-        tensors, structure, fixed, _ = keymap.describe(tree, leave_out=leave_out, tagged=True)
-        names = set(select.matching(tensors, include, exclude))
+    if choice or dtype != "keep" or not options.structure or _has_foreign(tree):
+        leave_out = (lambda _, node: bool(foreign.class_of(node))) if options.structure else None
+        described = keymap.describe(tree, leave_out=leave_out, tagged=True, choice=choice)
+        left_out = {name: foreign.class_of(node) for name, node in described.left_out.items()}
+        tensors = described.tensors
+        names = set(select.matching(tensors, choice))
+        idle = select.idle_globs(list(tensors), choice)
         demoted = {name: tensor.facts.kind for name, tensor in tensors.items() if tensor.facts.kind not in KINDS}
-        demoted = {name: kind for name, kind in demoted.items() if name in names}
+        demoted = {name: kind for name, kind in demoted.items() if name in names and options.structure}
         if (left_out or demoted) and not drop_opaque:
             raise _refusal(source.path, left_out | demoted)
         if tensors and not names:
             raise UsageError(f"Nothing is left to write: all {len(tensors)} tensors are excluded.")
         flat = {
-            name: tensor.tensor if name in fixed else select.converted(name, tensor.tensor, dtype)
+            name: tensor.tensor if name in described.fixed else select.converted(name, tensor.tensor, dtype)
             for name, tensor in tensors.items()
             if name in names
         }
-        structure = keymap.remap(structure, {name: None for name in tensors if name not in names})
-        tree = keymap.unflatten(flat, structure, live_values=False)
+        tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
         written = TorchTree(tree, plain=drop_opaque)
         file = written.plan(basename(path), _stem(path))
     except CkptconvError as error:
         raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
-    return Restored(file, written.tensors, left_out, demoted, written)
+    return Restored(file, written.tensors, left_out, demoted, written, idle)
 
 
 def _has_foreign(tree: Any) -> bool:

@@ -148,6 +148,7 @@ class Manifest(NamedTuple):
 OPTIONS: dict[str, type] = {
     "dtype": str, "max_shard_size": int, "key": str, "include": list, "exclude": list, "strip_prefix": str,
     "rename": list, "tied": str, "tag": str, "exclude_frozen_parameters": bool, "drop_opaque": bool, "inert": bool,
+    "structure": bool,
 }  # fmt: skip
 _IGNORED = frozenset({"inert"})
 
