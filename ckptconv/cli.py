@@ -9,22 +9,19 @@ import io
 import json
 import os
 import re
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
+from . import signals
 from .errors import CkptconvError, FailedError, StoppedError, UsageError
 
 if TYPE_CHECKING:
     from .report import Output
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
 MOST_JOBS = 256
 MOST_ITEMS = 100_000_000
 MOST_IDS = (1 << 63) - 1
@@ -670,7 +667,7 @@ def _make_rows(
             target,
             progress=progress,
             announce=progress.begin,
-            publishing=_ignore_signals,
+            publishing=signals.ignore,
             **settings,
             **options,
         )
@@ -709,7 +706,7 @@ def finish_(
     options["fsync"] = not options.pop("no_fsync")
     options["storage_options"] = _storage_options(options["storage_options"])
     with shown.progress() as progress:
-        report = finish(outputs, publishing=_ignore_signals, progress=progress, announce=progress.begin, **options)
+        report = finish(outputs, publishing=signals.ignore, progress=progress, announce=progress.begin, **options)
     shown.done(report)
 
 
@@ -824,7 +821,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
             family=family,
             progress=progress,
             announce=progress.begin,
-            publishing=_ignore_signals,
+            publishing=signals.ignore,
             executor=executor,
             **options,
         )
@@ -855,28 +852,6 @@ def _storage_options(text: str) -> dict[str, Any]:
     return value
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    name = signal.Signals(number).name
-    raise StoppedError(f"Stopped by {name}. Nothing was put under a final name.", exit_code=128 + number)
-
-
-def _stop_again(lost: sys.UnraisableHookArgs) -> None:
-    """A signal that came where Python drops exceptions, such as a finalizer, comes once more."""
-    error = lost.exc_value
-    if not isinstance(error, StoppedError):
-        sys.__unraisablehook__(lost)
-        return
-    again = threading.Timer(0.01, os.kill, (os.getpid(), error.exit_code - 128))
-    again.daemon = True
-    again.start()
-
-
-def _ignore_signals() -> None:
-    """From here on the work is finished, and the exit code says so: 143 means that nothing new is there."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _mend_streams() -> None:
     """Streams that take anything: what goes to a closed one is lost, what an encoding lacks is escaped."""
     for number in range(3):
@@ -895,17 +870,22 @@ def _mend_streams() -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    _mend_streams()
-    sys.exit(_run(arguments))
+    try:
+        try:
+            signals.raise_stopped()
+            _mend_streams()
+            code = _run(arguments)
+        finally:
+            signals.ignore()
+    except StoppedError as error:  # it came while something else was being told
+        signals.ignore()
+        _output("", {}).failed(error)
+        code = error.exit_code
+    sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
     """Run a command; its exit code. Whatever goes wrong becomes one paragraph."""
-    sys.unraisablehook = _stop_again
-    for number in STOPPING:
-        # Whoever started this may have had it ignore a signal, as the shell does with jobs in the background.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _stop)
     if not arguments:
         app(["--help"], standalone_mode=False, prog_name="ckptconv")
         return UsageError.exit_code

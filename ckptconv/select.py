@@ -90,14 +90,14 @@ class Choice:
 def matching(names: Iterable[str], choice: Choice) -> list[str]:
     """Those of `names` that are chosen.
 
-    Raises UsageError for a pattern of `include` that matches nothing, now or before.
+    Raises UsageError for a pattern of `include` that matches nothing, now or before, and where there are no names.
     """
     names = list(names)
     if not choice:
         return names
     chosen = [name for name in names if name in choice]
     for pattern in choice.include:
-        if pattern not in choice.used and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+        if not names or (pattern not in choice.used and not any(fnmatch.fnmatchcase(name, pattern) for name in names)):
             raise UsageError(
                 f"--include {pattern!r} matches none of the {len(names)} names.", _candidates(pattern, names)
             )

@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import pytest
+from counting import calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strict import assert_same
@@ -714,14 +715,11 @@ def test_limits_can_be_set():
         load(nested, limits=Limits(depth=3))
 
 
-def test_reads_a_million_opcodes_a_second_or_nearly():
-    # Far below what it does, for slow and busy machines; Python's own reader in Python does two thirds of it.
+def test_an_opcode_takes_a_few_calls():
     tree = [(f"layer.{n}.weight", {"shape": (n, 300), "on": True, "lr": 0.5}) for n in range(20_000)]
     data = pickle.dumps(tree, 2)
     count = sum(1 for _ in pickletools.genops(data))
-    began = time.process_time()
-    load(data)
-    assert count / (time.process_time() - began) > 300_000
+    assert calls(lambda: load(data)) < 5 * count
 
 
 def test_copyreg_is_not_consulted():
