@@ -300,11 +300,11 @@ _NUMPY_DTYPE = re.compile(r"[<>|=](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]
 
 
 @functools.cache
-def _constants() -> dict[tuple[str, str], Any]:
+def _constants() -> dict[TorchConstant, Any]:
     torch = sys.modules["torch"]
     types = _constant_types()
     return {
-        (kind, str(value).removeprefix("torch.")): value
+        TorchConstant(kind, str(value).removeprefix("torch.")): value
         for kind in ("dtype", "layout", "qscheme", "memory_format")
         for value in vars(torch).values()
         if isinstance(value, types[kind])

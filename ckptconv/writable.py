@@ -138,7 +138,7 @@ def _is_listed(node: Opaque) -> bool:
     if cls in _CLASSES or cls in _ENUMS or cls in _NUMPY:
         return True
     if cls in _RECONSTRUCT:
-        return args == (("numpy", "ndarray"), (0,), b"b")
+        return args == (Global("numpy", "ndarray"), (0,), b"b")
     if cls == _DEFAULTDICT:
         return len(args) <= 1
     if cls == _FRACTION:
