@@ -15,7 +15,7 @@ help:
 	@echo "make test      the tests"
 	@echo "make test-azure   Azure's storage, as Azurite serves it: needs node and npm"
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
-	@echo "make fuzz      a minute of hostile and broken files"
+	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff format and mend"
 	@echo "make bench     timings beside cp and the other converters"

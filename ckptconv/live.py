@@ -300,11 +300,11 @@ _NUMPY_DTYPE = re.compile(r"[<>|=](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]
 
 
 @functools.cache
-def _constants() -> dict[TorchConstant, Any]:
+def _constants() -> dict[tuple[str, str], Any]:
     torch = sys.modules["torch"]
     types = _constant_types()
     return {
-        TorchConstant(kind, str(value).removeprefix("torch.")): value
+        (kind, str(value).removeprefix("torch.")): value
         for kind in ("dtype", "layout", "qscheme", "memory_format")
         for value in vars(torch).values()
         if isinstance(value, types[kind])
@@ -326,7 +326,7 @@ def revived(node: Any) -> Any:
             except RuntimeError:
                 return node
         if kind is TorchConstant:
-            return _constants().get(node, node)
+            return _constants().get((node.kind, node.name), node)
     if numpy is not None and kind in (NumpyScalar, NumpyArray) and _NUMPY_DTYPE.fullmatch(node.dtype):
         try:
             return _numpy_value(node)

@@ -22,7 +22,7 @@ def ordered(elements: Iterable[Any]) -> list[Any]:
 
 
 def _order(element: Any, known: dict[tuple[int, int], list[str]], level: int = 0) -> tuple[str, Any, list[str]]:
-    """What to order `element` by. Sets are described once, in `known` by identity and level."""
+    """What to order `element` by. `known` has the sets met inside others, by identity and level: one may be in many."""
     kind = type(element)
     natural = element if kind in (int, str, bytes) else 0
     texts: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from . import keymap, select, writable
 from .errors import CkptconvError, UnsafeError, UsageError
 from .formats.source import Source
 from .options import Options
-from .outputs.torch_tree import KINDS, TorchTree
+from .outputs.torch_tree import TorchTree
 from .plan import FilePlan
 from .storage import basename
 from .tensors import LazyTensor, Tagged
@@ -69,7 +69,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     demoted: dict[str, str] = {}
     unscaled: tuple[str, ...] = ()
     if choice or dtype != "keep" or not options.structure or _has_unlisted(tree):
-        described = keymap.describe(tree, leave_out=leaving_out(options), tagged=True, choice=choice)
+        described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
         found = {name: writable.unlisted(node) for name, node in described.found.items()}
         tensors = described.tensors
         names = set(select.matching(tensors, choice))
@@ -98,27 +98,10 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     return Restored(file, written.tensors, found, demoted, {}, written, idle, unscaled)
 
 
-def leaving_out(options: Options) -> Callable[[str, Any], Any] | None:
-    """What tells `keymap.describe` which objects to leave out: those that are not known to be data; or, where they are
-    to be kept, which those are. A defaultdict becomes a plain dict if it is only its factory that is not known. Where
-    no record is written there is nothing to leave out: objects are not written then, and their tensors are.
-    """
-
-    def leave_out(name: str, node: Any) -> Any:
-        if not writable.unlisted(node):
-            return False
-        if options.opaque == "keep":
-            return node
-        items = writable.plain_items(node)
-        return True if items is None else items
-
-    return leave_out if options.structure else None
-
-
 def _unlisted_kind(node: Any) -> str:
     """The subclass that a tensor is of, if that is not known to be data."""
     kind = node.facts.kind if isinstance(node, Tagged) else "tensor"
-    return kind if kind not in KINDS and writable.is_unlisted_kind(kind) else ""
+    return kind if kind not in writable.KINDS and writable.is_unlisted_kind(kind) else ""
 
 
 def _has_unlisted(tree: Any) -> bool:

@@ -386,10 +386,12 @@ class _Machine:
                     if type(target) is dict and type(key) is str:
                         target[key] = value
                     else:
+                        self.pos = pos
                         self._set_items(target, [key, value])
                 elif op == 0x75:  # SETITEMS
                     items_list = stack
                     stack = marks.pop()
+                    self.pos = pos
                     self._set_items(stack[-1], items_list)
                 elif op == 0x4E:  # NONE
                     stack.append(None)
@@ -400,10 +402,12 @@ class _Machine:
                     stack.append([])
                 elif op == 0x61:  # APPEND
                     value = stack.pop()
+                    self.pos = pos
                     self._append(stack[-1], [value])
                 elif op == 0x65:  # APPENDS
                     items_list = stack
                     stack = marks.pop()
+                    self.pos = pos
                     self._append(stack[-1], items_list)
                 elif op == 0x47:  # BINFLOAT
                     stack.append(_f64(data, pos)[0])

@@ -25,7 +25,6 @@ from .formats.torch_file import read as read_torch
 from .garbage import no_garbage, settled
 from .nearby import Nearby
 from .options import Options
-from .outputs.torch_tree import KINDS
 from .provenance import (
     MANIFEST,
     OPTIONS,
@@ -38,7 +37,6 @@ from .provenance import (
     read_manifest,
 )
 from .reference import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
-from .restore import leaving_out
 from .spool import SpoolingReaders, is_pipe
 from .storage import basename, dirname, is_far, is_remote, join, look, normalize, peak_rss, read_text, real_place
 from .structure import dump, name_of, parse, tensors_of
@@ -690,7 +688,7 @@ def _expected_tree(source: Source, asked: Options) -> Any:
     """The tree that a `.pt` file is to hold."""
     tree = select.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
     choice = select.Choice(asked.include, asked.exclude)
-    described = keymap.describe(tree, leave_out=leaving_out(asked), tagged=True, choice=choice)
+    described = keymap.describe(tree, leave_out=writable.leaving_out(asked), tagged=True, choice=choice)
     flat, record, fixed = described.tensors, described.structure, described.fixed
     chosen = set(select.matching(flat, choice))
     tensors: dict[str, LazyTensor] = {}
@@ -708,7 +706,7 @@ def _without_classes(record: str) -> str:
     parsed = parse(record)
     for leaf, _ in tensors_of(parsed):
         kind = leaf.get("kind", "tensor")
-        if kind not in KINDS and (type(kind) is not str or writable.is_unlisted_kind(kind)):
+        if type(kind) is not str or (kind not in writable.KINDS and writable.is_unlisted_kind(kind)):
             del leaf["kind"]
     return dump(parsed.root, parsed.nodes, parsed.storages)
 

@@ -9,10 +9,13 @@ anything up, or calls what it is given. What is not on them is written only wher
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from . import attacks
 from .foreign import COMPOSITES
+from .options import Options
+from .soundness import PLAIN_KINDS
 from .tree import Composite, Global, Opaque
 
 
@@ -22,6 +25,8 @@ def _named(*table: tuple[str, str]) -> frozenset[Global]:
     )
 
 
+# The kinds of tensors that are of torch's own classes, and the memory of tensors, which may stand for itself.
+KINDS = PLAIN_KINDS | {"storage"}
 _RNG = "MT19937 PCG64 PCG64DXSM Philox SFC64"
 # Of these, one member is got by its value, or by its name.
 _ENUMS = _named(
@@ -204,3 +209,20 @@ def attack(node: Any) -> str:
         return str(named)
     found = attacks.ways_out(named, node.args) if type(node) is Opaque and type(node.args) is tuple else ()
     return next(map(str, found), "")
+
+
+def leaving_out(options: Options) -> Callable[[str, Any], Any] | None:
+    """What tells `keymap.describe` which objects to leave out: those that are not known to be data; or, where they are
+    to be kept, which those are. A defaultdict becomes a plain dict if it is only its factory that is not known. Where
+    no record is written there is nothing to leave out: objects are not written then, and their tensors are.
+    """
+
+    def leave_out(name: str, node: Any) -> Any:
+        if not unlisted(node):
+            return False
+        if options.opaque == "keep":
+            return node
+        items = plain_items(node)
+        return True if items is None else items
+
+    return leave_out if options.structure else None

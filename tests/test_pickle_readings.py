@@ -239,7 +239,8 @@ ATOMS = [
     b"G\0\0\0\0\0\0\0\0", b"G\x80\0\0\0\0\0\0\0", b"G\x3f\xf0\0\0\0\0\0\0", b"G\x7f\xf8\0\0\0\0\0\0",
     b"X\1\0\0\0a", b"\x8c\1a", b"X\0\0\0\0", b"U\1a", b"C\1a", b"B\1\0\0\0a", b"\x96\1\0\0\0\0\0\0\0a",
     b"I1\n", b"I01\n", b"I00\n", b"L1L\n", b"F1\n", b"Va\n", b"S'a'\n", b")", b"]", b"}", b"\x8f", b"(t", b"(l", b"(d",
-    named("torch", "float32"), text("torch") + text("float32") + b"\x86", text("dtype") + text("float32") + b"\x86",
+    named("torch", "float32"), named("torch", "float"),
+    text("torch") + text("float32") + b"\x86", text("dtype") + text("float32") + b"\x86",
     named("builtins", "set"), text("builtins") + text("set") + b"\x86", named("__builtin__", "set"),
     named("torch", "Size") + b"K\1K\2\x86\x85R", b"K\1K\2\x86",
     *(pickle.dumps(scalar, 2)[2:-1].replace(b"q", b"r\0\0\1").replace(b"r\0\0\1", b"q")

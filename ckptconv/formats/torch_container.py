@@ -158,12 +158,17 @@ def refuse_attack(data: bytes, where: str, most: int = 1) -> None:
             return
 
 
-def is_pickle(data: bytes) -> bool:
-    """Whether `data` begins with a whole pickle. Raises UnsafeError for an attack."""
+def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:
+    """Whether `data` begins with a whole pickle; with `or_begins`, also with a part of one that goes on after it.
+
+    `where` names it in errors. Raises UnsafeError for an attack.
+    """
     try:
-        load(data, where="")
+        load(data, where=where)
     except UnsafeError:
         raise
+    except TruncatedError:
+        return or_begins
     except CkptconvError:
         return False
     return True

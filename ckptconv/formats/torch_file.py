@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from ckptconv import attacks
-from ckptconv.errors import CkptconvError, CorruptError
+from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.storage import Reader, basename, open_reader
 from ckptconv.tensors import File
 from ckptconv.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
@@ -35,6 +35,8 @@ def read_torch(
         head = reader.read_at(0, min(HEAD, reader.file.size))
         try:
             return _read(reader, head, limits)
+        except UnsafeError:
+            raise
         except CkptconvError:
             _refuse_attack(reader, head)
             raise
@@ -50,7 +52,7 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
         )
     if begins_as_tar:
         found = read_tar(reader, limits=limits)
-        if is_pickle(head):
+        if is_pickle(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path, or_begins=True):
             raise CorruptError(
                 f"{reader.file.path} begins as a tar archive and as a pickle: readers take it for either."
             )

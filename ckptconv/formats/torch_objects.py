@@ -601,8 +601,14 @@ _CONSTANT_NAMES = {
     "memory_format": ["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"],
     "layout": ["strided", "_mkldnn", "jagged", *_SPARSE_PARTS],
 }
+# Other names of the same dtypes.
+_ALIASES = {
+    "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16",
+    "cfloat": "complex64", "cdouble": "complex128", "chalf": "complex32",
+}  # fmt: skip
 CONSTANTS: dict[tuple[str, str], Any] = {
-    ("torch", name): TorchConstant(kind, name) for kind, names in _CONSTANT_NAMES.items() for name in names
+    **{("torch", name): TorchConstant(kind, name) for kind, names in _CONSTANT_NAMES.items() for name in names},
+    **{("torch", alias): TorchConstant("dtype", name) for alias, name in _ALIASES.items()},
 }
 
 

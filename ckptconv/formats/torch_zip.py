@@ -311,7 +311,7 @@ class _Archive:
     def _no_directory(self) -> CkptconvError:
         head = self.read_at(0, min(self.size, 512))
         what = what_it_is(head, self.size)
-        if what is None and is_pickle(self.read_at(0, min(self.size, SCANNED))):
+        if what is None and is_pickle(self.read_at(0, min(self.size, SCANNED)), self._name):
             what = _plain_pickle()
         if what:
             return type(what)(f"{self.file.path} {what.message}", what.hint)

@@ -53,7 +53,6 @@ _REBUILDING = {"nested": "_rebuild_nested_tensor", "meta": "_rebuild_meta_tensor
 # stand for itself.
 PLAIN_KINDS = frozenset({"tensor", "buffer"})
 STORAGE = "storage"
-KINDS = PLAIN_KINDS | {"parameter", STORAGE}
 
 # The classes of typed storages; tensors of other dtypes lie in untyped ones.
 _CLASSES = {
@@ -161,7 +160,7 @@ class TorchTree:
 
     def _check_kind(self, kind: str) -> None:
         """Raise UnsafeError for a subclass of tensors that is not to be written."""
-        if kind in KINDS or self._opaque == "drop" or not writable.is_unlisted_kind(kind):
+        if kind in writable.KINDS or self._opaque == "drop" or not writable.is_unlisted_kind(kind):
             return
         if self._opaque != "keep" or writable.attack(_class(kind)):
             raise _unsafe(kind)

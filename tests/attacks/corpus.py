@@ -503,6 +503,29 @@ def evil(canary: str) -> bytes:
     return pickled(called(SYSTEM, touch(canary)))
 
 
+# What we refuse and one of Python's unpicklers reads: an attack may follow.
+for _file, _why, _before in (
+    ("number", "a number in an odd spelling", b"I+1\n0"),
+    ("float", "a float in an odd spelling", b"F1\0\n0"),
+    ("put", "an odd number of a memo entry", b"Np 1\n0"),
+    ("counter", "a Counter of pairs", COUNTER + b"0"),
+    ("bytes", "bytes of a number", called(name("builtins", "bytes"), number(3)) + b"0"),
+    ("new", "a list made without its arguments", name("builtins", "list") + b"](Ne\x85\x810"),
+    ("item", "an item of a list that is set", b"](Ne" + number(0) + NONE + b"s0"),
+    ("attribute", "a method of an OrderedDict that is replaced", HOOKS + mapped(text("items"), NONE) + b"b0"),
+    ("nested_frame", "a frame in a frame", b"\x95\x0b" + b"\0" * 7 + b"\x95\1" + b"\0" * 7 + b"NN00"),
+    ("cut_frame", "an argument beyond its frame", b"\x95\2" + b"\0" * 7 + b"X\1" + b"\0" * 4 + b"0"),
+):
+    add(
+        "odd before an attack",
+        UNSAFE,
+        f"odd_{_file}.pt",
+        f"{_why}, and then an attack",
+        lambda canary, before=_before: zipped(members(pickled(before + called(SYSTEM, touch(canary))))),
+        live=True,
+    )
+
+
 def scanned(exit_code: int, file: str, why: str, made: Callable[[str], bytes], **facts: bool) -> None:
     add("scanners", exit_code, f"scan_{file}.pt", why, made, **facts)
 

@@ -468,6 +468,9 @@ _add(CORRUPT, "tar_and_pickle", "a tar archive whose first name is a pickle",
      tar(entry(pickled(NONE), record("mtime", "1"), b"x"), THREE))  # fmt: skip
 _add(UNSAFE, "tar_and_attack", "a tar archive whose first name is an attack",
      tar(entry(b"\x80\2cos\nsystem\nX\2\0\0\0id\x85R.", record("mtime", "1"), b"x"), THREE))  # fmt: skip
+_text = b"\x80\2X" + struct.pack("<I", 512 + record("mtime", "1.5").index(b".") - 7)
+_add(CORRUPT, "tar_and_long_pickle", "a tar archive in a text of a pickle that ends with a point of its second block",
+     tar(entry(_text, record("mtime", "1.5"), b"x"), THREE))  # fmt: skip
 _live("tar_signed", "a stream that is a tar archive by a checksum of signed bytes", lambda canary: tar_of_evil(
     canary, entry(MAGIC, record("mtime", "1"), b"x", signed=True)
 ))  # fmt: skip

@@ -1,0 +1,55 @@
+"""Values of a file in messages: short, printable, and never an error of their own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptconv.tree import Global, Opaque, Size, TorchConstant
+from ckptconv.units import brief
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.binary()
+    | st.text(st.characters(exclude_categories=())) | st.integers(0, 40).map(lambda n: -(7 ** (10**4 + n)))
+    | st.builds(Global, st.text(), st.text()) | st.builds(TorchConstant, st.text(), st.text()),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+)  # fmt: skip
+
+
+@given(values, st.integers(10, 100))
+def test_any_value_is_shown_short_and_printable(value: object, limit: int) -> None:
+    shown = brief(value, limit)
+    assert 0 < len(shown) <= limit
+    assert shown.isprintable()
+    shown.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (7, "7"),
+        (-1, "-1"),
+        (True, "True"),
+        (1 << 479_999, "2^479999 or more"),
+        (-(1 << 100_000), "-2^100000 or more"),
+        ("a\x1b[31m\n", r"'a\x1b[31m\n'"),
+        ("\ud800", r"'\ud800'"),
+        ("\u202eabc", r"'\u202eabc'"),
+        ("x" * 10**6, "'" + "x" * 58 + "…"),
+        (b"\xff", r"b'\xff'"),
+        ((), "()"),
+        ((1,), "(1,)"),
+        ((2, 3), "(2, 3)"),
+        ([2, "a"], "[2, 'a']"),
+        (Size((2, 3)), "(2, 3)"),
+        (tuple(range(100)), "(0, 1, 2, 3, 4, 5, 6, 7, …)"),
+        (((((1,),),),), "((tuple,),)"),
+        (Global("a.b", "c\x1b"), r"a.b.c\x1b"),
+        ({}, "dict"),
+        (Opaque(Global("a", "b")), "Opaque"),
+    ],
+    ids=lambda value: "",
+)
+def test_what_is_shown(value: object, shown: str) -> None:
+    assert brief(value) == shown
