@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # typing takes longer to import than all of this
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .conversion import Report, convert
-    from .errors import CkptconvError
+    from .errors import (
+        CkptconvError,
+        CorruptError,
+        DifferenceError,
+        FailedError,
+        LimitError,
+        StoppedError,
+        UnsafeError,
+        UnsupportedError,
+        UsageError,
+    )
     from .finishing import finish
     from .formats import open_source as open  # noqa: A004
     from .formats.source import Source
@@ -24,9 +36,17 @@ if TYPE_CHECKING:
 # the name of a function: the import system would put the one in the place of the other.
 _HOMES = {
     "CkptconvError": ("errors", "CkptconvError"),
+    "CorruptError": ("errors", "CorruptError"),
+    "DifferenceError": ("errors", "DifferenceError"),
+    "FailedError": ("errors", "FailedError"),
+    "LimitError": ("errors", "LimitError"),
     "Options": ("options", "Options"),
     "Report": ("conversion", "Report"),
     "Source": ("formats.source", "Source"),
+    "StoppedError": ("errors", "StoppedError"),
+    "UnsafeError": ("errors", "UnsafeError"),
+    "UnsupportedError": ("errors", "UnsupportedError"),
+    "UsageError": ("errors", "UsageError"),
     "Verification": ("verification", "Verification"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
@@ -42,9 +62,17 @@ _HOMES = {
 
 __all__ = [
     "CkptconvError",
+    "CorruptError",
+    "DifferenceError",
+    "FailedError",
+    "LimitError",
     "Options",
     "Report",
     "Source",
+    "StoppedError",
+    "UnsafeError",
+    "UnsupportedError",
+    "UsageError",
     "Verification",
     "__version__",
     "check_rows",

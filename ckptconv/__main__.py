@@ -1,8 +1,17 @@
-"""`python -m ckptconv` is `ckptconv`."""
+"""`ckptconv`, and `python -m ckptconv`: ready for a signal before anything large is imported."""
 
 from __future__ import annotations
 
-from ckptconv.cli import main
+from ckptconv import signals
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    signals.leave_at_once()
+    from ckptconv.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

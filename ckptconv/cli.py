@@ -9,23 +9,20 @@ import io
 import json
 import os
 import re
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
+from . import signals
 from .errors import CkptconvError, FailedError, StoppedError, UsageError
 from .options import full_dtype
 
 if TYPE_CHECKING:
     from .report import Output
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
 MOST_JOBS = 256
 MOST_ITEMS = 100_000_000
 MOST_IDS = (1 << 63) - 1
@@ -149,7 +146,11 @@ SHOWING = {
     "quiet": _option(bool, False, "--quiet", "-q", help="Print warnings and errors only."),
     "verbose": _option(bool, False, "--verbose", "-v", help="Print all names, where a few are shown."),
     "storage_options": _option(
-        str, "", metavar="JSON", help="Settings of a store, for fsspec, such as '{\"anon\": true}'."
+        str,
+        "",
+        "--storage-options",
+        metavar="JSON",
+        help="Settings of a store, for fsspec, such as '{\"anon\": true}'.",
     ),
     "inert": _option(bool, False, "--inert", help="Take even files that carry an attack; nothing in them runs."),
     "no_progress": _option(bool, False, "--no-progress", help="Show no progress."),
@@ -159,6 +160,7 @@ CONVERTING = {
     "max_shard_size": _option(
         str | None,
         None,
+        "--max-shard-size",
         metavar="SIZE",
         help="Split the output into files of at most SIZE: 5GB, 2GiB. Default: files as the input has them; 5GB for "
         "zero-to-fp32 and dcp2safetensors.",
@@ -166,28 +168,50 @@ CONVERTING = {
     "dtype": _option(
         DtypeName | None,
         None,
+        "--dtype",
         metavar="DTYPE",
         help="Cast floating tensors to float32, bfloat16, float16 (or fp32, bf16, fp16); keep: leave them. Default: "
         "float32 for zero-to-fp32, else keep.",
     ),
-    "key": _option(str, "", metavar="PATH", help="Only this subtree, as in state_dict or optimizer.state; . is all."),
+    "key": _option(
+        str, "", "--key", metavar="PATH", help="Only this subtree, as in state_dict or optimizer.state; . is all."
+    ),
     "include": _option(
-        list[str] | None, None, metavar="GLOB", help="Only names that match, such as 'model.*'; repeatable."
+        list[str] | None,
+        None,
+        "--include",
+        metavar="GLOB",
+        help="Only names that match, such as 'model.*'; repeatable.",
     ),
     "exclude": _option(
-        list[str] | None, None, metavar="GLOB", help="No names that match, such as '*.bias'; repeatable."
+        list[str] | None, None, "--exclude", metavar="GLOB", help="No names that match, such as '*.bias'; repeatable."
     ),
-    "strip_prefix": _option(str, "", metavar="PREFIX", help="Take PREFIX, such as model., off the beginning of names."),
+    "strip_prefix": _option(
+        str, "", "--strip-prefix", metavar="PREFIX", help="Take PREFIX, such as model., off the beginning of names."
+    ),
     "rename": _option(
-        list[str] | None, None, metavar="REGEX=REPL", help="Rename, as re.sub does: '^module=model'; repeatable."
+        list[str] | None,
+        None,
+        "--rename",
+        metavar="REGEX=REPL",
+        help="Rename, as re.sub does: '^module=model'; repeatable.",
     ),
     "tied": _option(
-        TiedChoice, "alias", help="Store tied tensors once (alias), or under each of their names (duplicate)."
+        TiedChoice, "alias", "--tied", help="Store tied tensors once (alias), or under each of their names (duplicate)."
     ),
-    "jobs": _option(str | None, None, metavar="N", help="Work in N threads; default: what suits the machine."),
+    "no_structure": _option(
+        bool,
+        False,
+        "--no-structure",
+        help="Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
+    ),
+    "jobs": _option(
+        str | None, None, "--jobs", metavar="N", help="Work in N threads; default: what suits the machine."
+    ),
     "memory": _option(
         str,
         "8MiB",
+        "--memory",
         metavar="SIZE",
         help="Most memory for all buffers together; 24MiB by default where something is far away.",
     ),
@@ -200,20 +224,30 @@ CONVERTING = {
     "spool_dir": _option(
         str,
         "",
+        "--spool-dir",
         metavar="DIR",
         help="For temporary files: of pipes, compressed tensors, what is far away. Default: beside OUTPUT, or TMPDIR.",
     ),
     "part": _option(
-        str, "", metavar="I/N", help="Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system."
+        str,
+        "",
+        "--part",
+        metavar="I/N",
+        help="Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system.",
     ),
     "dask": _option(
         str,
         "",
+        "--dask",
         metavar="ADDRESS",
         help="Spread the work over the dask.distributed cluster with the scheduler there: tcp://10.0.0.1:8786.",
     ),
-    "manifest": _option(str, "", metavar="FILE", help="Write there what was made of what, with checksums."),
-    "depfile": _option(str, "", metavar="FILE", help="Write a rule for make there: which files the output is made of."),
+    "manifest": _option(
+        str, "", "--manifest", metavar="FILE", help="Write there what was made of what, with checksums."
+    ),
+    "depfile": _option(
+        str, "", "--depfile", metavar="FILE", help="Write a rule for make there: which files the output is made of."
+    ),
     "dry_run": _option(bool, False, "--dry-run", help="Show the plan, write nothing."),
     **SHOWING,
 }
@@ -230,19 +264,22 @@ def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None
     """Give a command `options` beside the parameters it names itself; they arrive in its `**options`."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[name])
-            for name, parameter in signature.parameters.items()
-            if parameter.kind is not parameter.VAR_KEYWORD
-        ]
+        signature = inspect.signature(function, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
         added = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             for name, (annotation, default) in options.items()
         ]
-        function.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
-        function.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
-        return function
+
+        # A function without defaults: before Python 3.11, `get_type_hints`, which typer calls, changes the annotation
+        # of what is None by default.
+        def command(**given: Any) -> None:
+            function(**given)
+
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
+        return command
 
     return decorate
 
@@ -426,6 +463,7 @@ def verify_(
     limit = options["max_shard_size"]
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
     options["storage_options"] = _storage_options(options["storage_options"])
+    options["structure"] = not options.pop("no_structure")
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options[name] or ())
     with shown.progress() as progress:
@@ -466,20 +504,27 @@ app.add_typer(rows)
 
 # What is in a row.
 LAYOUT = {
-    "embedding_dim": _option(str | None, None, metavar="D", help="Items of weight in a row."),
+    "embedding_dim": _option(str | None, None, "--embedding-dim", metavar="D", help="Items of weight in a row."),
     "optimizer": _option(
         str | None,
         None,
+        "--optimizer",
         metavar="NAME",
         help="exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
     ),
-    "weight_dtype": _option(str | None, None, metavar="DTYPE", help="float32 or float16; default: the table's."),
-    "momentum1_dtype": _option(
-        str | None, None, metavar="DTYPE", help="float32, float16 or bfloat16; default: float32."
+    "weight_dtype": _option(
+        str | None, None, "--weight-dtype", metavar="DTYPE", help="float32 or float16; default: the table's."
     ),
-    "momentum2_dtype": _option(str | None, None, metavar="DTYPE", help="As --momentum1-dtype."),
+    "momentum1_dtype": _option(
+        str | None, None, "--momentum1-dtype", metavar="DTYPE", help="float32, float16 or bfloat16; default: float32."
+    ),
+    "momentum2_dtype": _option(str | None, None, "--momentum2-dtype", metavar="DTYPE", help="As --momentum1-dtype."),
     "max_dim": _option(
-        str | None, None, metavar="D", help="D of the widest table of the same operator; default: this one's."
+        str | None,
+        None,
+        "--max-dim",
+        metavar="D",
+        help="D of the widest table of the same operator; default: this one's.",
     ),
 }
 # Options of a conversion that make sense for rows.
@@ -634,7 +679,7 @@ def _make_rows(
             target,
             progress=progress,
             announce=progress.begin,
-            publishing=_ignore_signals,
+            publishing=signals.ignore,
             **settings,
             **options,
         )
@@ -673,7 +718,7 @@ def finish_(
     options["fsync"] = not options.pop("no_fsync")
     options["storage_options"] = _storage_options(options["storage_options"])
     with shown.progress() as progress:
-        report = finish(outputs, publishing=_ignore_signals, progress=progress, announce=progress.begin, **options)
+        report = finish(outputs, publishing=signals.ignore, progress=progress, announce=progress.begin, **options)
     shown.done(report)
 
 
@@ -766,6 +811,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     limit = options.get("max_shard_size")
     options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
     _parse_common(options)
+    options["structure"] = not options.pop("no_structure")
     for name in ("include", "exclude", "rename"):
         options[name] = tuple(options.get(name) or ())
     part, address = options.pop("part"), options.pop("dask")
@@ -787,7 +833,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
             family=family,
             progress=progress,
             announce=progress.begin,
-            publishing=_ignore_signals,
+            publishing=signals.ignore,
             executor=executor,
             **options,
         )
@@ -818,28 +864,6 @@ def _storage_options(text: str) -> dict[str, Any]:
     return value
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    name = signal.Signals(number).name
-    raise StoppedError(f"Stopped by {name}. Nothing was put under a final name.", exit_code=128 + number)
-
-
-def _stop_again(lost: sys.UnraisableHookArgs) -> None:
-    """A signal that came where Python drops exceptions, such as a finalizer, comes once more."""
-    error = lost.exc_value
-    if not isinstance(error, StoppedError):
-        sys.__unraisablehook__(lost)
-        return
-    again = threading.Timer(0.01, os.kill, (os.getpid(), error.exit_code - 128))
-    again.daemon = True
-    again.start()
-
-
-def _ignore_signals() -> None:
-    """From here on the work is finished, and the exit code says so: 143 means that nothing new is there."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _mend_streams() -> None:
     """Streams that take anything: what goes to a closed one is lost, what an encoding lacks is escaped."""
     for number in range(3):
@@ -858,17 +882,22 @@ def _mend_streams() -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    _mend_streams()
-    sys.exit(_run(arguments))
+    try:
+        try:
+            signals.raise_stopped()
+            _mend_streams()
+            code = _run(arguments)
+        finally:
+            signals.ignore()
+    except StoppedError as error:  # it came while something else was being told
+        signals.ignore()
+        _output("", {}).failed(error)
+        code = error.exit_code
+    sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
     """Run a command; its exit code. Whatever goes wrong becomes one paragraph."""
-    sys.unraisablehook = _stop_again
-    for number in STOPPING:
-        # Whoever started this may have had it ignore a signal, as the shell does with jobs in the background.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _stop)
     if not arguments:
         app(["--help"], standalone_mode=False, prog_name="ckptconv")
         return UsageError.exit_code

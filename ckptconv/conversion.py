@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .checksums import Checksums
 from .depfile import rule
 from .errors import UsageError
+from .foreign import shown
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source
 from .garbage import no_garbage, settled
@@ -41,6 +42,11 @@ from .uploads import notes
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+# Where files of a training keep the weights.
+_WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
+# So many keys are named, and so much of each.
+_SHOWN, _LONGEST = 5, 60
+
 # What plans one of the outputs that can be made of a source.
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]
 # Compares what is staged, given where the files of each output are, with its source; tells how many bytes.
@@ -61,10 +67,12 @@ class Report:
     """What a conversion did, or would do with `dry_run`. Sizes are in bytes.
 
     `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.
-    `bytes_verified` counts the bytes of tensors that were compared with the source afterwards.
+    `bytes_verified` counts the bytes of tensors that were compared with the source afterwards; 0 where there is no
+    tensor beside objects of classes that are known by name only.
     `reused` counts the files that an earlier run had finished: they are no part of `bytes_written`.
     `part` names the part that was staged, and `finish` the outputs that are to be finished when all parts are.
     `dropped` names entries that were left out as their class is known by name only: {entry: class}.
+    `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors.
     """
 
     input: str
@@ -90,6 +98,7 @@ class Report:
     part: str = ""
     finish: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
+    recorded: list[str] = field(default_factory=list)
 
 
 def convert(
@@ -180,6 +189,7 @@ def produce(
                 outputs, read, equal, alike, chosen, announce, progress, publishing, watched, verify, executor
             )
     has_chosen_names = chosen.key or chosen.strip_prefix or chosen.rename
+    recorded = list(dict.fromkeys(key for each in outputs for key in each.told.recorded))
     counts: Counter[str] = Counter()
     for one in sources:
         counts.update(one.counts)
@@ -195,14 +205,16 @@ def produce(
         tensors=sum(each.tensors for each in outputs),
         aliases={alias: kept for each in outputs for alias, kept in each.aliases.items()},
         counts=dict(counts),
-        # None of these is kept in a .pt file.
-        opaque=list(dict.fromkeys(name for one in sources for name in one.opaque)) if not outputs[0].restored else [],
+        opaque=list(_opaque(sources, outputs)),
         warnings=list(_warnings(sources, outputs, chosen, checksums, done)),
-        notes=[note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))],
+        notes=[
+            *(note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))),
+            *_told_of(recorded, sources, chosen),
+        ],
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + done.tally.bytes_read + checksums.extra_bytes,
         bytes_written=written,
-        bytes_verified=done.tally.bytes_verified,
+        bytes_verified=0 if is_inert(outputs) else done.tally.bytes_verified,
         reused=done.reused,
         checksums=checksums.checked,
         extra_bytes=checksums.extra_bytes,
@@ -212,7 +224,31 @@ def produce(
         part=f"{chosen.part[0]}/{chosen.part[1]}" if chosen.part else "",
         finish=[each.target.path for each in outputs] if chosen.part else [],
         dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
+        recorded=recorded,
     )
+
+
+def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:
+    """The classes known by name only that an output keeps. A `.pt` file keeps none."""
+    every = dict.fromkeys(name for one in sources for name in one.opaque)
+    for name in every if not outputs[0].restored else ():
+        if any(each.told.kept is None or name in each.told.kept for each in outputs):
+            yield name
+
+
+def _told_of(recorded: Sequence[str], sources: Sequence[Source], chosen: Options) -> Iterator[str]:
+    """What is said of values that go into the output beside tensors: whoever gets it can read them."""
+    if not recorded:
+        return
+    few = ", ".join(key if len(key) <= _LONGEST else f"{key[:_LONGEST]}…" for key in recorded[:_SHOWN])
+    more = f" and {len(recorded) - _SHOWN} more" if len(recorded) > _SHOWN else ""
+    weights = next((key for key in _WEIGHTS if not chosen.key and _is_tree(sources[0].weights, key)), "")
+    alone = f"--key {weights} takes the weights alone, " if weights else ""
+    yield f"values are recorded beside the tensors, under {few}{more}; {alone}--no-structure leaves values out"
+
+
+def _is_tree(weights: Any, key: str) -> bool:
+    return isinstance(weights, Mapping) and isinstance(weights.get(key), Mapping) and bool(weights[key])
 
 
 def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Output]) -> bool:
@@ -232,10 +268,10 @@ def _warnings(
         more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
         yield f"{paths[0]}{more} cannot be checked: no checksums are recorded for what was read."
     if done.differing:
-        shown = ", ".join(done.differing[:5]) + (", …" if len(done.differing) > 5 else "")
+        few = ", ".join(done.differing[:5]) + (", …" if len(done.differing) > 5 else "")
         yield (
             f"The tensor-parallel ranks differ in {len(done.differing)} states of parameters that each of them has "
-            f"whole; the first rank's were taken: {shown}."
+            f"whole; the first rank's were taken: {few}."
         )
     if overflows := done.tally.overflows:
         values = "1 value was" if overflows == 1 else f"{overflows:,} values were"
@@ -245,14 +281,43 @@ def _warnings(
             sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
             yield from notes(sent, chosen.buffers(far=True) // 2)
     for each in outputs:
-        yield from each.warnings
+        yield from each.told.warnings
         yield from each.restored.warnings() if each.restored else ()
     # Likely there is a slip in an option that changes nothing in any of the outputs.
-    for option, reason in outputs[0].idle.items():
-        if all(option in each.idle for each in outputs):
+    for option, reason in outputs[0].told.idle.items():
+        if all(option in each.told.idle for each in outputs):
             yield f"{option} {reason}."
-    if not any(each.tensors for each in outputs):
-        yield f"{sources[0].path} holds no tensor: only its structure is kept."
+    for each in outputs:
+        if each.told.bits:
+            yield (
+                f"{shown(list(each.told.bits))} cannot be put together again without the structure record: safetensors "
+                "has no dtype for what they are of."
+            )
+    if is_inert(outputs):
+        yield _no_model(sources[0], outputs)
+    elif not any(each.tensors for each in outputs):
+        kept = "nothing of it is kept" if not chosen.structure else "only its structure is kept"
+        yield f"{sources[0].path} holds no tensor: {kept}."
+
+
+def is_inert(outputs: Sequence[Output]) -> bool:
+    """Whether there is no tensor in the outputs beside objects of classes that are known by name only."""
+    return all(each.told.inert for each in outputs)
+
+
+def _no_model(source: Source, outputs: Sequence[Output]) -> str:
+    """What is said of an input whose tensors, if there are any, are inside of objects that nobody here can make."""
+    count = sum(each.tensors for each in outputs)
+    classes = f"objects of classes that are known by name only ({shown(source.opaque, 3)})"
+    what = (
+        f"has all its tensors ({count}) inside {classes}: their names are no model's"
+        if count
+        else f"holds no tensor, and {classes}, which may have some, are kept as inert data"
+    )
+    return (
+        f"{source.path} {what}. This is no converted model. Where the classes can be imported, save the state_dict() "
+        "of the object with torch.save, and convert that."
+    )
 
 
 def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None) -> Verifier:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import live
 from .errors import UnsupportedError
@@ -18,8 +19,12 @@ from .structure_reader import Decoder
 from .structure_writer import METADATA, Encoder, walk
 from .tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
 
+if TYPE_CHECKING:
+    from .select import Choice
+
 __all__ = [
-    "Flattened", "claimed_equal", "describe", "flatten", "flatten_states", "plain_record", "remap", "unflatten", "walk",
+    "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "plain_record", "remap",
+    "unflatten", "walk",
 ]  # fmt: skip
 
 
@@ -27,13 +32,19 @@ class Flattened(NamedTuple):
     """A tree as tensors by name, in its order, and its structure record; None where it needs none.
 
     `fixed` are names of tensors whose values mean nothing by themselves, and are not to be cast: parts of complex
-    numbers that are stored as pairs, and of quantized tensors. `apart`: no two of them are the same bytes.
+    numbers that are stored as pairs, and of quantized tensors. `apart`: no two of them are the same bytes. `values` are
+    the keys at the top that lead to values in the record, other than tensors and the versions of a state dict.
+    `inert`: the record has objects that are known by name only, and no tensor that is not part of one. `found` is
+    what was chosen and left out all the same, by name, or something written in its place.
     """
 
     tensors: dict[str, Any]
     structure: str | None
     fixed: frozenset[str]
     apart: bool = False
+    values: tuple[str, ...] = ()
+    inert: bool = False
+    found: Mapping[str, Any] = MappingProxyType({})
 
 
 def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str | None]:
@@ -50,22 +61,23 @@ def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str 
     return described.tensors, described.structure
 
 
-def flatten_states(
-    states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], str]:
-    """An optimizer's `states` by parameter, and its param_groups, as {name: tensor}, and their structure record.
+def flatten_states(states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> Flattened:
+    """An optimizer's `states` by parameter, and its param_groups, as tensors by name, and their structure record.
 
     The names are <parameter>.<state>, whoever saved them; the record is that of torch's own nesting, {"state": …,
     "param_groups": …}. Raises UnsupportedError where that gives two tensors one name.
     """
-    flat, structure = flatten({"state": states, "param_groups": groups})
+    described = describe({"state": states, "param_groups": groups})
+    flat = described.tensors
     names = {name: name.removeprefix("state.") for name in flat}
     if len(set(names.values())) < len(names):
         odd = next(name for name, new in names.items() if name != new and new in flat)
         raise UnsupportedError(f"A state of the optimizer and an entry of its groups are both named {names[odd]!r}.")
-    remapped = remap(structure, names)
-    assert remapped is not None
-    return {names[name]: tensor for name, tensor in flat.items()}, remapped
+    return described._replace(
+        tensors={names[name]: tensor for name, tensor in flat.items()},
+        structure=remap(described.structure, names),
+        fixed=frozenset(names[name] for name in described.fixed),
+    )
 
 
 def describe(
@@ -74,24 +86,32 @@ def describe(
     keep_order: bool = True,
     leave_out: Callable[[str, Any], Any] | None = None,
     tagged: bool = False,
+    choice: Choice | None = None,
 ) -> Flattened:
     """What `flatten` gives and more. `tagged` keeps lazy tensors tagged with their facts.
 
     `leave_out` is called with every `Opaque`, `Global` and `Composite`, and the name that a tensor in its place would
-    have: it says whether that is to be left out, as a tensor is by `remap`; or gives a container of what it holds, to
-    be written in its place.
+    have: it says whether that is to be left out; or gives what is to be written in its place and told of, it itself or
+    a container of what it holds.
+    `choice` says which tensors and values the record is to have: those that are not chosen are missing from it, from a
+    dict with their keys, and None stands for them in a sequence. All tensors are in the result.
     """
+    choice = choice or None
     plain = None if tagged else _plain_tensors(tree)
     if plain is not None:
-        in_order = not keep_order or _in_file_order(plain)
-        return Flattened(plain, None if in_order else plain_record(plain), frozenset(), apart=True)
-    encoder = Encoder(leave_out, tagged)
+        kept = plain if choice is None else {name: tensor for name, tensor in plain.items() if name in choice}
+        in_order = not keep_order or _in_file_order(kept)
+        return Flattened(plain, None if in_order else plain_record(kept), frozenset(), apart=True)
+    encoder = Encoder(leave_out, tagged, choice)
     encoder.survey(tree)
     root = encoder.encode(tree)
     flat, fixed = encoder.flat, frozenset(encoder.fixed)
-    if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(flat)):
-        return Flattened(flat, None, fixed)
-    return Flattened(flat, dump(root, encoder.nodes, encoder.storages), fixed)
+    kept = flat if choice is None else {name: tensor for name, tensor in flat.items() if name in choice}
+    inert = encoder.foreign and not encoder.outside
+    if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(kept)):
+        return Flattened(flat, None, fixed, inert=inert, found=encoder.found)
+    record = dump(root, encoder.nodes, encoder.storages)
+    return Flattened(flat, record, fixed, False, encoder.values(), inert, encoder.found)
 
 
 def unflatten(
@@ -159,6 +179,22 @@ def remap(
             leaf["name"] = new
         leaf.update(facts)
     return dump(record.root, record.nodes, record.storages)
+
+
+def classes(structure: str | None) -> frozenset[str]:
+    """The classes and functions that a record names, those of tensors among them."""
+    if structure is None:
+        return frozenset()
+    record = parse(structure)
+    found = {str(leaf["kind"]) for leaf, _ in tensors_of(record) if "kind" in leaf}
+    stack = [record.root, *record.nodes]
+    while stack:
+        node = stack.pop()
+        if type(node) is list and node[:1] == ["global"]:
+            found.add(".".join(map(str, node[1:])))
+        elif type(node) is list:
+            stack.extend(node)
+    return frozenset(found.union(node for node in record.nodes if type(node) is str))
 
 
 def plain_record(names: Iterable[str]) -> str:

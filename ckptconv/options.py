@@ -38,6 +38,7 @@ class Options:
     strip_prefix: str = ""
     rename: Sequence[str] = ()
     tied: str = "alias"
+    structure: bool = True
     jobs: int | None = None
     memory: int = DEFAULT_MEMORY
     fsync: bool = True

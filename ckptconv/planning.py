@@ -27,17 +27,34 @@ MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
 _CHOOSING = ("key", "include", "exclude", "dtype", "tied", "max_shard_size")
 
 
-# The files of an output, the names in it that are stored under another, {removed: kept}, and what `Output.idle` and
-# `Output.warnings` are.
-_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], dict[str, str], tuple[str, ...]]
+# The files of an output, the names in it that are stored under another, {removed: kept}, and what it has to say.
+_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], "Told"]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a user should know of an output.
+
+    `idle` are options that were given and change nothing in it: {option: reason}. `recorded` are the keys at the top
+    of the structure record that lead to values. `inert`: it holds objects of classes that are known by name only, and
+    no tensor that is not part of one. `bits` are tensors that mean nothing without the record, which was not written.
+    `kept` are the classes known by name only that the record names, if these are not all there are. `warnings` are all
+    else that is worth knowing of what was made.
+    """
+
+    idle: Mapping[str, str] = field(default_factory=dict)
+    recorded: tuple[str, ...] = ()
+    inert: bool = False
+    bits: tuple[str, ...] = ()
+    kept: frozenset[str] | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Output:
     """One output of a conversion: where it goes, its plan, and the names it stores under another: {removed: kept}.
 
-    `heading` is what its manifest says before the files, and `restored` what else is known of a `.pt` file. `idle` are
-    options that were given and change nothing in it: {option: reason}. `warnings` are worth knowing of what was made.
+    `heading` is what its manifest says before the files, and `restored` what else is known of a `.pt` file.
     """
 
     target: Target
@@ -45,8 +62,7 @@ class Output:
     aliases: dict[str, str]
     heading: dict[str, Any]
     restored: Restored | None = None
-    idle: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    told: Told = field(default_factory=Told)
 
     @property
     def tensors(self) -> int:
@@ -60,9 +76,9 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
     if target.is_torch:
         if source.family != safetensors_input.FAMILY:
             raise not_a_directory(target.path)
-        chosen = {name: getattr(options, name) for name in ("key", "include", "exclude", "opaque")}
-        restored = plan_restored(source, target.path, dtype=options.dtype or "keep", **chosen)
-        return output_of("weights", [source], target, options, (restored.file,), {}, restored=restored)
+        restored = plan_restored(source, target.path, options)
+        told = Told(idle=restored.idle)
+        return output_of("weights", [source], target, options, (restored.file,), {}, told, restored)
     return output_of("weights", [source], target, options, *weights_files(source, target, options))
 
 
@@ -79,13 +95,14 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
         raise UsageError(f"{target.path}: a universal checkpoint is written to a local directory.")
     states = (source.states() or {}).get("state", {})
     files = (*universal.file_plans(source.training, source.weights, states), universal.latest(target.path))
-    return output_of("universal", [source], target, options, files, {}, idle=_choosing(options))
+    return output_of("universal", [source], target, options, files, {}, Told(idle=_choosing(options)))
 
 
 def _choosing(options: Options) -> dict[str, str]:
     """The options that choose and change tensors, of those that were given, and why none of them is of use here."""
     usual = Options()
     given = [f"--{name.replace('_', '-')}" for name in _CHOOSING if getattr(options, name) != getattr(usual, name)]
+    given += [] if options.structure else ["--no-structure"]
     renaming = [option for option, _ in select.renaming(options.strip_prefix, options.rename)]
     return dict.fromkeys([*given, *renaming], "changes nothing in a universal checkpoint, which holds all as it is")
 
@@ -97,15 +114,14 @@ def output_of(
     options: Options,
     files: tuple[FilePlan, ...],
     aliases: dict[str, str],
-    idle: Mapping[str, str] | None = None,
-    warnings: tuple[str, ...] = (),
+    told: Told | None = None,
     restored: Restored | None = None,
 ) -> Output:
     """The output that consists of `files`, with its plan id; a manifest calls what it is made of `sources` `kind`."""
     inputs = {name: found for source in sources for name, found in source.inputs.items()}
     plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, recorded(options)))
-    told = heading(sources, options, kind, plan_id, aliases)
-    return Output(target, Plan(files, plan_id), aliases, told, restored, idle or {}, warnings)
+    head = heading(sources, options, kind, plan_id, aliases)
+    return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told())
 
 
 def check_output(output: Output, spared: Spared, options: Options) -> None:
@@ -155,8 +171,10 @@ def check_growth(output: Output, available: int) -> None:
 def weights_files(source: Source, target: Target, options: Options) -> _Files:
     """The files of the weights. Pure."""
     tree = select.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
-    flat, structure, fixed, apart = _flattened(source, tree, options)
-    new_names = _new_names(source, flat, options)
+    choice = select.Choice(options.include, options.exclude)
+    described = _flattened(source, tree, choice)
+    flat, structure, fixed = described.tensors, described.structure, described.fixed
+    new_names = _new_names(source, flat, options, choice)
     tensors = {new: flat[old] for old, new in new_names.items()}
     # A whole state without a tensor is kept by its record alone; a part that was asked for is a slip.
     if not flat and (options.key or not source.structured):
@@ -164,14 +182,15 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
         raise UsageError(f"There is no tensor {where}: nothing to convert.")
     if flat and not tensors:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
-    idle = select.idle(new_names, options.strip_prefix, options.rename)
+    idle = select.idle_globs(list(flat), choice) | select.idle(new_names, options.strip_prefix, options.rename)
     owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
-    all_apart = options.tied == "duplicate" or (apart and not owners)
+    all_apart = options.tied == "duplicate" or (described.apart and not owners)
     aliases = {} if all_apart else select.untie(tensors, owners)
     aliases = {alias: kept for alias, kept in aliases.items() if alias not in safetensors_input.RESERVED}
-    if structure is None and source.structured and any(old != new for old, new in new_names.items()):
-        structure = keymap.plain_record(flat)
-    structure = keymap.remap(structure, {old: new_names.get(old) for old in flat}, aliases)
+    structured = source.structured and options.structure
+    if structure is None and structured and any(old != new for old, new in new_names.items()):
+        structure = keymap.plain_record(new_names)
+    structure = keymap.remap(structure, new_names, aliases) if structured else None
     dtype = options.dtype or source.default_dtype
     widen_only = source.default_dtype == dtype == "float32"
     fixed = frozenset(new_names[name] for name in fixed if name in new_names)
@@ -188,10 +207,27 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     limit = options.max_shard_size or source.default_shard_size
     groups = _as_in(kept, source.shards) if source.shards and limit is None else None
     files = _file_plans(kept, aliases, structure, target, limit, groups)
-    if structure is None and source.structured and _names(files) != list(kept):
+    if structure is None and structured and _names(files) != list(kept):
         # A plain dict, whose order is lost where tensors were cast, or are spread over several files.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
-    return files, aliases, idle, warnings
+    return files, aliases, _told(source, described, structure, options, idle, fixed, warnings)
+
+
+def _told(
+    source: Source,
+    described: keymap.Flattened,
+    structure: str | None,
+    options: Options,
+    idle: Mapping[str, str],
+    fixed: Iterable[str],
+    warnings: tuple[str, ...] = (),
+) -> Told:
+    """What a user should know of an output with this `structure` record, where `fixed` are names in the output."""
+    bits = () if options.structure or not source.structured else tuple(sorted(fixed))
+    is_part = options.key or options.include or options.exclude or not options.structure
+    kept = keymap.classes(structure) if source.opaque and is_part else None
+    values = described.values if structure is not None else ()
+    return Told(idle, values, described.inert, bits, kept, warnings)
 
 
 def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[list[str]]:
@@ -203,26 +239,24 @@ def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[lis
     return [group for group in groups.values() if group] or [[]]
 
 
-def _flattened(source: Source, tree: Any, options: Options) -> keymap.Flattened:
-    """The tensors of `tree`. Raises UnsupportedError for those without data, unless they are left out by name."""
+def _flattened(source: Source, tree: Any, choice: select.Choice) -> keymap.Flattened:
+    """The tensors of `tree`, and a record of those that are chosen. Raises UnsupportedError for those without data,
+    unless they are left out by name."""
     if not source.structured:
         return keymap.Flattened(dict(tree), None, frozenset())
-    lacking: dict[str, str] = {}
-    left_out: list[str] = []
+    without: list[str] = []
 
     def leave_out(name: str, node: Any) -> bool:
         reason = foreign.lacks_data(node)
-        if reason and select.is_chosen(name, options.include, options.exclude):
-            lacking[name] = reason
-        elif reason:
-            left_out.append(name)
+        without.extend([name] if reason else [])
         return bool(reason)
 
-    flattened = keymap.describe(tree, leave_out=leave_out)
-    if lacking:
+    flattened = keymap.describe(tree, leave_out=leave_out, choice=choice)
+    if flattened.found:
+        lacking = {name: foreign.lacks_data(node) for name, node in flattened.found.items()}
         raise foreign.without_data(source.path, lacking)
-    if left_out and not flattened.tensors:
-        raise UsageError(f"Nothing is left to convert: all {len(left_out)} tensors are excluded.")
+    if without and not flattened.tensors:
+        raise UsageError(f"Nothing is left to convert: all {len(without)} tensors are excluded.")
     return flattened
 
 
@@ -239,14 +273,16 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     never narrowed.
     """
     optimizer = source.states()
-    names = dict.fromkeys([*_flattened(source, source.weights, options).tensors, *optimizer["state"]])
-    new_names = _new_names(source, names, options)
+    choice = select.Choice(options.include, options.exclude)
+    names = dict.fromkeys([*_flattened(source, source.weights, choice).tensors, *optimizer["state"]])
+    new_names = _new_names(source, names, options, choice)
     states = {new_names[name]: state for name, state in optimizer["state"].items() if name in new_names}
     groups = [
         {**group, "params": [new_names[name] for name in group["params"] if name in new_names]}
         for group in optimizer["param_groups"]
     ]
-    flat, structure = keymap.flatten_states(states, groups)
+    described = keymap.flatten_states(states, groups)
+    flat, structure = described.tensors, described.structure if options.structure else None
     dtype = "keep" if options.dtype == "keep" else source.default_dtype
     flat = {name: select.converted(name, tensor, dtype, widen_only=True) for name, tensor in flat.items()}
     aliases = {}
@@ -256,14 +292,15 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
             if kept in flat and removed not in flat:
                 aliases[removed] = kept
     files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)
-    return files, aliases, select.idle(new_names, options.strip_prefix, options.rename), ()
+    idle = select.idle_globs(list(names), choice) | select.idle(new_names, options.strip_prefix, options.rename)
+    return files, aliases, _told(source, described, structure, options, idle, described.fixed)
 
 
-def _new_names(source: Source, flat: Mapping[str, Any], options: Options) -> dict[str, str]:
+def _new_names(source: Source, flat: Mapping[str, Any], options: Options, choice: select.Choice) -> dict[str, str]:
     """What is converted, and under which names: {old: new}."""
-    names = select.matching(flat, options.include, options.exclude)
+    names = select.matching(flat, choice)
     _check_pieces(source, flat)
-    lost = select.matching(source.unaccounted, (), options.exclude) if not options.include else []
+    lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
     if lost:
         raise CorruptError(
             f"{source.path} names {len(lost)} parameters whose data is nowhere in it: {', '.join(lost[:5])}"

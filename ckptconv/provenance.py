@@ -30,7 +30,7 @@ _MAX_MANIFEST = 256 << 20
 OPTIONS: dict[str, type] = {
     "dtype": str, "max_shard_size": int, "key": str, "include": list, "exclude": list, "strip_prefix": str,
     "rename": list, "tied": str, "tag": str, "exclude_frozen_parameters": bool, "opaque": str, "drop_opaque": bool,
-    "inert": bool,
+    "inert": bool, "structure": bool,
 }  # fmt: skip
 _IGNORED = frozenset({"inert"})
 # So many patterns, of so many characters, are taken from a file.

@@ -308,11 +308,12 @@ def _gathered(path: str) -> str:
 
 def _verified_lines(done: Verification, verbose: bool) -> list[str]:
     lines: list[str] = []
+    verb = "compared" if done.inert else "verified"
     if verbose or len(done.outputs) <= FEW:
-        lines.extend(f"verified {file.path} ({_contents(file.bytes, file.tensors)})" for file in done.outputs)
+        lines.extend(f"{verb} {file.path} ({_contents(file.bytes, file.tensors)})" for file in done.outputs)
     else:
         contents = _contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
-        lines.append(f"verified {len(done.outputs)} files ({contents})")
+        lines.append(f"{verb} {len(done.outputs)} files ({contents})")
     if done.manifest:
         told = ", ".join(f"{name}={value}" for name, value in done.options.items())
         lines.append(f"converted with {told}, says {done.manifest}")

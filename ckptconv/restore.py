@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import keymap, select, writable
 from .errors import CkptconvError, UnsafeError, UsageError
 from .formats.source import Source
+from .options import Options
 from .outputs.torch_tree import TorchTree
 from .plan import FilePlan
 from .storage import basename
@@ -27,7 +28,7 @@ class Restored:
 
     `left_out` are entries of classes that are not known to be data, by name: the class. `demoted` are tensors of such a
     class, which are written as plain ones, and `kept` what is written of such classes all the same. `unscaled` is what
-    to say of 8-bit floats that were cast.
+    to say of 8-bit floats that were cast. `idle` are options that were given and change nothing: {option: reason}.
     """
 
     file: FilePlan
@@ -36,6 +37,7 @@ class Restored:
     demoted: dict[str, str]
     kept: dict[str, str]
     tree: TorchTree
+    idle: Mapping[str, str]
     unscaled: tuple[str, ...] = ()
 
     def warnings(self) -> Iterator[str]:
@@ -53,52 +55,47 @@ class Restored:
         return self.tree.overlaps()
 
 
-def plan_restored(
-    source: Source,
-    path: str,
-    *,
-    key: str = "",
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    dtype: str = "keep",
-    opaque: str = "",
-) -> Restored:
-    """The plan to write the tree of `source` to `path`: under `key`, what the globs choose, floats as `dtype`.
+def plan_restored(source: Source, path: str, options: Options) -> Restored:
+    """The plan to write the tree of `source` to `path`: under a key, what the globs choose, floats of another dtype.
 
-    Raises UnsafeError for objects of classes that are not known to be data, unless `opaque` says to "keep" them, or to
-    "drop" them; and for an attack in any case.
+    Without `options.structure` it is the tensors by name. Raises UnsafeError for objects of classes that are not known
+    to be data, unless `options.opaque` says to "keep" them, or to "drop" them; and for an attack in any case.
     """
-    tree = select.subtree(source.weights, key, source.path) if key else source.weights
+    dtype, opaque = options.dtype or "keep", options.opaque
+    choice = select.Choice(options.include, options.exclude)
+    tree = select.subtree(source.weights, options.key, source.path) if options.key else source.weights
+    idle: dict[str, str] = {}
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
     unscaled: tuple[str, ...] = ()
-    if include or exclude or dtype != "keep" or _has_unlisted(tree):
-        leave_out = writable.leaving_out(include, exclude, opaque, found)
-        tensors, structure, fixed, _ = keymap.describe(tree, leave_out=leave_out, tagged=True)
-        names = set(select.matching(tensors, include, exclude))
-        demoted = {name: _unlisted_kind(tensor) for name, tensor in tensors.items() if name in names}
+    if choice or dtype != "keep" or not options.structure or _has_unlisted(tree):
+        described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
+        found = {name: writable.unlisted(node) for name, node in described.found.items()}
+        tensors = described.tensors
+        names = set(select.matching(tensors, choice))
+        idle = select.idle_globs(list(tensors), choice)
+        demoted = {name: _unlisted_kind(tensors[name]) for name in tensors if name in names and options.structure}
         demoted = {name: kind for name, kind in demoted.items() if kind}
         if (found or demoted) and not opaque:
             raise _refusal(source.path, found | demoted)
         if tensors and not names:
             raise UsageError(f"Nothing is left to write: all {len(tensors)} tensors are excluded.")
         flat = {
-            name: tensor.tensor if name in fixed else select.converted(name, tensor.tensor, dtype)
+            name: tensor.tensor if name in described.fixed else select.converted(name, tensor.tensor, dtype)
             for name, tensor in tensors.items()
             if name in names
         }
         cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
         unscaled = select.unscaled(cast, tensors, dtype)
-        structure = keymap.remap(structure, {name: None for name in tensors if name not in names})
-        tree = keymap.unflatten(flat, structure, live_values=False)
+        tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
         written = TorchTree(tree, opaque)
         file = written.plan(basename(path), _stem(path))
     except CkptconvError as error:
         raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
     if opaque == "keep":
-        return Restored(file, written.tensors, {}, {}, found | demoted, written, unscaled)
-    return Restored(file, written.tensors, found, demoted, {}, written, unscaled)
+        return Restored(file, written.tensors, {}, {}, found | demoted, written, idle, unscaled)
+    return Restored(file, written.tensors, found, demoted, {}, written, idle, unscaled)
 
 
 def _unlisted_kind(node: Any) -> str:

@@ -56,26 +56,58 @@ def _candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     return f"There are: {', '.join(map(repr, names[:most]))}{more}."
 
 
-def matching(names: Iterable[str], include: Sequence[str], exclude: Sequence[str]) -> list[str]:
-    """The names that match a glob of `include` (all, if there is none) and none of `exclude`.
+class Choice:
+    """Which names are chosen: those that match a glob of `include`, if there is one, and none of `exclude`.
 
-    Raises UsageError for a pattern of `include` that matches nothing.
+    `used` are the globs that have matched a name since.
+    """
+
+    def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
+        self.include = tuple(include)
+        self.exclude = tuple(exclude)
+        self.used: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.include or self.exclude)
+
+    def __contains__(self, name: str) -> bool:
+        return not self.excludes(name) and (not self.include or self.includes(name))
+
+    def includes(self, name: str) -> bool:
+        """Whether `name` matches a glob of `include`."""
+        return self._any(name, self.include)
+
+    def excludes(self, name: str) -> bool:
+        """Whether `name` matches a glob of `exclude`."""
+        return self._any(name, self.exclude)
+
+    def _any(self, name: str, patterns: Sequence[str]) -> bool:
+        found = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern)]
+        self.used.update(found)
+        return bool(found)
+
+
+def matching(names: Iterable[str], choice: Choice) -> list[str]:
+    """Those of `names` that are chosen.
+
+    Raises UsageError for a pattern of `include` that matches nothing, now or before, and where there are no names.
     """
     names = list(names)
-    if not include and not exclude:
+    if not choice:
         return names
-    for pattern in include:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+    chosen = [name for name in names if name in choice]
+    for pattern in choice.include:
+        if not names or (pattern not in choice.used and not any(fnmatch.fnmatchcase(name, pattern) for name in names)):
             raise UsageError(
                 f"--include {pattern!r} matches none of the {len(names)} names.", _candidates(pattern, names)
             )
-    return [name for name in names if is_chosen(name, include, exclude)]
+    return chosen
 
 
-def is_chosen(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
-    """Whether `name` matches a glob of `include` (if there is one) and none of `exclude`."""
-    included = not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include)
-    return included and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
+    """The globs of `exclude` that have matched nothing, and why: {option: reason}. `names` are those there are."""
+    found = (pattern for pattern in choice.exclude if pattern not in choice.used)
+    return {f"--exclude {each!r}": f"matches nothing. {_candidates(each, names)[:-1]}" for each in found}
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:

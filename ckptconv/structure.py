@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from . import strict_json
@@ -53,6 +53,47 @@ def dump(root: Any, nodes: Sequence[Any], storages: Sequence[Any]) -> str:
     return json.dumps(record, ensure_ascii=False, check_circular=False, separators=(",", ":"), allow_nan=False)
 
 
+def compacted(
+    root: Any, nodes: Sequence[Any], storages: Sequence[Any], pinned: Collection[int]
+) -> tuple[Any, list[Any], list[Any]]:
+    """The parts of a record without the nodes and storages that nothing refers to, except nodes that are `pinned`.
+
+    References are changed in place.
+    """
+    reached: dict[int, None] = dict.fromkeys(pinned)
+    used: dict[int, None] = {}
+    references: list[list[Any]] = []
+    leaves: list[dict[str, Any]] = []
+    stack = [root, *(nodes[index] for index in reached)]
+    while stack:
+        node = stack.pop()
+        found: list[int] = []
+        if type(node) is dict:
+            leaves.append(node)
+            stack.append(node.get("kind"))
+            used.update(dict.fromkeys(node["storage"][:1] if "storage" in node else ()))
+            found = [node["attributes"]] if "attributes" in node else []
+        elif type(node) is list and node[0] == "@":
+            references.append(node)
+            found = [node[1]]
+        elif type(node) is list:
+            stack.extend(node)
+        for index in found:
+            if index not in reached:
+                reached[index] = None
+                stack.append(nodes[index])
+    places = {index: place for place, index in enumerate(sorted(reached))}
+    homes = {index: place for place, index in enumerate(sorted(used))}
+    for reference in references:
+        reference[1] = places[reference[1]]
+    for leaf in leaves:
+        if "attributes" in leaf:
+            leaf["attributes"] = places[leaf["attributes"]]
+        if "storage" in leaf:
+            leaf["storage"][0] = homes[leaf["storage"][0]]
+    return root, [nodes[index] for index in places], [storages[index] for index in homes]
+
+
 def parse(structure: str) -> Record:
     """Raises UnsupportedError for a version that is not known, CorruptError for what is no record at all."""
     try:
@@ -72,12 +113,6 @@ def parse(structure: str) -> Record:
         valid = type(storage) is list and len(storage) == 2 and is_count(storage[0]) and type(storage[1]) is str
         expect(valid, "a storage is not a size and a dtype")
     return Record(record["root"], nodes, storages)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    expect(len(made) == len(pairs), "a member is there twice")
-    return made
 
 
 # -------------------------------------------------------------------------------------------------- names of tensors

@@ -2,6 +2,10 @@
 
 Two passes over the tree: `survey` finds what occurs more than once, `encode` writes. Neither recurses, and both are
 linear in what the tree holds: what is shared is written once and referred to.
+
+Values have names as tensors have: the path that leads to them. Where names are chosen, a value goes into the record if
+its own name is chosen, and a container if its name is, or if anything in it is kept. What is shared goes by the name of
+the place where it is met first, but is written whole for a place that was chosen.
 """
 
 from __future__ import annotations
@@ -11,15 +15,15 @@ import math
 import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import live
 from .bits import stored
 from .order import ordered
-from .structure import EXACT, FACTORIES, LONGEST, NAMING, NESTED, SHORT, implied_name, inner_prefix
+from .structure import EXACT, FACTORIES, LONGEST, NAMING, NESTED, SHORT, compacted, implied_name, inner_prefix
 from .tensors import (
     Conjugate,
     Convert,
@@ -34,6 +38,9 @@ from .tensors import (
     untagged,
 )
 from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+
+if TYPE_CHECKING:
+    from .select import Choice
 
 # The one name that safetensors keeps for itself.
 METADATA = "__metadata__"
@@ -154,11 +161,23 @@ FOREIGN = frozenset({Opaque, Global, Composite})
 _CONSTANTS = frozenset({TorchConstant, NumpyScalar})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
 
+# How values inside a node are chosen: none, by their own names, all that are not left out by theirs, or every one.
+_LEFT_OUT, _BY_NAME, _CHOSEN, _WHOLE = range(4)
+# What stands in a node for something that was not chosen, until the node is closed.
+_GONE: Any = object()
+# Nodes that consist of values and containers; of these, those from which one can be taken away without a trace.
+_HOLDERS = frozenset({"dict", "odict", "counter", "defaultdict", "list", "tuple", "set", "frozenset", "deque"})
+_UNORDERED = frozenset({"set", "frozenset"})
+# Fields that hold values; all others make a node what it is.
+_OF_VALUES = frozenset({"attributes", "args", "state", "kwargs", "appended", "items"})
+_OPAQUE = "opaque"
+_COMPOSITE = "composite"
 
-def walk(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
+
+def walk(tree: Any) -> Iterator[Any]:
     """Every container, tensor and object in a tree of lazy tensors, each once; strings, numbers and the like are not
-    among them. With `seen`, none whose id is in it, and all that are found are added."""
-    seen = set() if seen is None else seen
+    among them."""
+    seen: set[int] = set()
     stack = [tree]
     while stack:
         value = stack.pop()
@@ -175,6 +194,57 @@ def walk(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
+
+# What stands for a field of an object that was not chosen.
+_EMPTY: dict[str, Callable[[], Any]] = {
+    "args": lambda: ["tuple"],
+    "state": lambda: ["list"],
+    "kwargs": lambda: None,
+    "appended": lambda: ["list"],
+    "items": lambda: ["list"],
+}
+
+
+def _take_away(frame: _Frame) -> None:
+    """Take what was not chosen out of the node of a frame: entries of a mapping, elements of a set; None stands for
+    those of a sequence."""
+    node, form = frame.out, frame.form
+    first = len(form.fields) + 1
+    if form is _ATTRIBUTES or all(child is not _GONE for child in node):
+        return
+    if form.tag == _OPAQUE:
+        # Of the fields, those at the end may be missing.
+        named = zip(form.fields, node[1:], strict=False)
+        node[1:] = [_EMPTY[field]() if child is _GONE else child for field, child in named]
+        return
+    fields = [None if child is _GONE else child for child in node[1:first]]
+    children: Iterable[Any] = node[first:]
+    if form.paired and not frame.pinned:
+        pairs = zip(node[first::2], node[first + 1 :: 2], strict=True)
+        children = chain.from_iterable(pair for pair in pairs if pair[1] is not _GONE)
+    elif form.tag in _UNORDERED:
+        children = (child for child in children if child is not _GONE)
+    node[1:] = [*fields, *(None if child is _GONE else child for child in children)]
+
+
+def _is_state_dict_metadata(frame: _Frame, at: int) -> bool:
+    """Whether child `at` is what torch sets on every state dict: the versions of its modules."""
+    value = frame.children[at]
+    if frame.form.tag != "odict" or at or type(value) is not dict or list(value) != ["_metadata"]:
+        return False
+    modules = value["_metadata"]
+    return isinstance(modules, dict) and all(
+        type(name) is str and type(facts) is dict and all(key == "version" for key in facts)
+        and all(type(version) in (int, type(None)) for version in facts.values())
+        for name, facts in modules.items()
+    )  # fmt: skip
+
+
+class _Met(NamedTuple):
+    """An object, class or tensor made of several, and the name of a tensor in its place."""
+
+    name: str
+    value: Any
 
 
 class _Leaf:
@@ -196,7 +266,10 @@ class _Frame:
     `prefix` begins the names of tensors inside; `implied` is what a reader of the record knows of it, None if nothing.
     """
 
-    __slots__ = ("at", "children", "depth", "form", "implied", "out", "prefix")
+    __slots__ = (
+        "at", "children", "depth", "form", "holds", "identity", "implied", "index", "inert", "kept", "lost", "met",
+        "out", "owner", "pinned", "prefix", "rule", "silent", "tensors", "valued",
+    )  # fmt: skip
 
     def __init__(
         self, out: list[Any], children: Sequence[Any], form: _Form, prefix: str, implied: str | None, depth: int
@@ -208,6 +281,37 @@ class _Frame:
         self.implied = implied if form.tag in NAMING else None
         self.depth = depth
         self.at = 0
+        self.rule = _WHOLE
+        self.owner: tuple[Any, Any] = (None, None)  # where what stands for this node is: in a list or a dict
+        self.identity: Hashable = None
+        self.index: int | None = None  # of the node, if it is in the table
+        self.met: _Met | None = None  # what is to be told of, if this is kept
+        self.inert = form.tag == _OPAQUE  # whether this is inside an object that is known by name only
+        self.silent = False  # whether its values are worth no word
+        self.valued = False  # whether there are values in it
+        self.kept = self.lost = False  # whether something in it was chosen, and something was not
+        self.holds = self.tensors = False  # whether there are chosen tensors in it, and whether any
+        self.pinned = False  # whether there are chosen tensors in its keys
+
+    def of_values(self, at: int) -> bool:
+        """Whether child `at` is a value in this node, which may be taken away, rather than a part of what it is."""
+        form = self.form
+        if at < len(form.fields):
+            return form.fields[at] in _OF_VALUES
+        if form.tag == _COMPOSITE:
+            return (at - 1) % 2 == 1 and self.children[at - 1] == "attributes"
+        if form.paired:
+            return (at - len(form.fields)) % 2 == 1
+        return form.tag in _HOLDERS or form is _ROOT
+
+    def values(self) -> Iterator[int]:
+        """Where strings, numbers and the like stand in this node as values."""
+        form = self.form
+        if form.tag in _HOLDERS:
+            for at in range(len(form.fields) + form.paired, len(self.children), 1 + form.paired):
+                value = self.children[at]
+                if type(value) in _ATOMS and value is not None and self.out[at + 1] is not _GONE:
+                    yield at
 
     def place(self, at: int) -> tuple[str, Any]:
         """Where child `at` stands: in words, and as the key or index that tensors may be named after, if any."""
@@ -227,14 +331,34 @@ class Encoder:
     """Writes one tree, in two passes: `survey` finds what occurs more than once, `encode` writes.
 
     `leave_out` is asked of every object, class and tensor made of several, with the name that a tensor in its place
-    would have, whether it is to be left out (True), written (False), or what is to be written in its place, which is
-    made of what it holds. `fixed` are the names of tensors whose values are not to be changed:
-    parts of complex numbers, and of quantized tensors. `tagged` lazy tensors come out with their facts.
+    would have, whether it is to be left out (True), written (False), or what is to be written in its place: it itself,
+    or a container made of what it holds. Those that were chosen are in the dict `found`, by name, but for what is just
+    written. `fixed` are the names of tensors whose values are not to be changed: parts of complex numbers, and of
+    quantized tensors. `tagged` lazy tensors come out with their facts.
+
+    `choice` says which names go into the record; tensors that do not are in `flat` all the same. `values` are the keys
+    at the top that lead to values in the record; `foreign` says that it has objects that are known by name only, and
+    `outside` that it has a tensor that is not part of one.
     """
 
-    def __init__(self, leave_out: Callable[[str, Any], Any] | None = None, tagged: bool = False) -> None:
+    def __init__(
+        self,
+        leave_out: Callable[[str, Any], Any] | None = None,
+        tagged: bool = False,
+        choice: Choice | None = None,
+    ) -> None:
         self.leave_out = leave_out
         self.tagged = tagged
+        self.choice = choice
+        self.found: dict[str, Any] = {}
+        self.outside = False
+        self.foreign = False
+        self.top: _Frame | None = None
+        self.valued_at: set[int] = set()
+        self.valued_nodes: set[int] = set()
+        self.holding: set[int] = set()
+        # What was written with less than is in it, and by which rule.
+        self.spoilt: dict[Hashable, int] = {}
         self.flat: dict[str, Any] = {}
         self.fixed: set[str] = set()
         self.nodes: list[Any] = []
@@ -346,10 +470,13 @@ class Encoder:
         while stack:
             frame = stack[-1]
             out, children = frame.out, frame.children
+            choosing = frame.rule != _WHOLE
             for at in range(frame.at, len(children)):
                 value = children[at]
                 kind = type(value)
-                if kind is str:
+                if choosing and kind in _ATOMS and not self._is_chosen(frame, at):
+                    out.append(_GONE)
+                elif kind is str:
                     out.append(value if len(value) <= SHORT and value.isascii() else self._atom(value))
                 elif kind is float:
                     out.append(["float", _float_text(value)])
@@ -360,10 +487,102 @@ class Encoder:
                     inner = self._open(value, frame, at)
                     if inner:
                         stack.append(inner)
+                        if len(stack) == 2:
+                            self.top = inner
                         break
             else:
                 stack.pop()
+                if stack:
+                    self._close(frame, stack[-1])
+        if self.choice:
+            top[0], self.nodes, self.storages = compacted(top[0], self.nodes, self.storages, self.holding)
         return top[0]
+
+    def values(self) -> tuple[str, ...]:
+        """The keys at the top of the tree that lead to values in the record."""
+        return tuple(self.top.place(at)[0] for at in sorted(self.valued_at)) if self.top else ()
+
+    def _is_chosen(self, frame: _Frame, at: int) -> bool:
+        """Whether the string, number or the like that is child `at` of a frame goes into the record."""
+        if not frame.of_values(at):
+            return True
+        chosen = self._rule(frame, at, frame.place(at)[0]) >= _CHOSEN
+        frame.kept |= chosen
+        frame.lost |= not chosen
+        return chosen
+
+    def _rule(self, frame: _Frame, at: int, text: str) -> int:
+        """How values are chosen in what stands as child `at` of a frame, which is called `text` there."""
+        if self.choice is None:
+            return _WHOLE
+        if frame.form is _ROOT:
+            return _BY_NAME if self.choice.include else _CHOSEN
+        if frame.rule == _WHOLE or not frame.of_values(at):
+            return _WHOLE
+        if frame.rule == _LEFT_OUT or self.choice.excludes(frame.prefix + text):
+            return _LEFT_OUT
+        return _CHOSEN if frame.rule == _CHOSEN or self.choice.includes(frame.prefix + text) else _BY_NAME
+
+    def _close(self, frame: _Frame, parent: _Frame) -> None:
+        """Tell the parent of a frame whose node is written what is in that; take away what was not chosen."""
+        form = frame.form
+        if frame is self.top:
+            self.valued_at.update(frame.values())
+        elif frame.silent:
+            frame.valued = False
+        elif not frame.valued:
+            is_value = form.tag not in _HOLDERS and form.tag != _COMPOSITE and form is not _ATTRIBUTES
+            frame.valued = is_value or any(True for _ in frame.values())
+        if self.choice and not self._closed(frame, parent):
+            return
+        self._note(frame.met)
+        self.foreign |= form.tag == _OPAQUE
+        if frame.valued:
+            if frame.index is not None:
+                self.valued_nodes.add(frame.index)
+            self._mark(parent)
+
+    def _note(self, met: _Met | None) -> None:
+        if met:
+            self.found[met.name] = met.value
+
+    def _mark(self, frame: _Frame) -> None:
+        """Note that the child of a frame that was opened last has values in it."""
+        frame.valued = True
+        if frame is self.top:
+            self.valued_at.add(frame.at - 1)
+
+    def _closed(self, frame: _Frame, parent: _Frame) -> bool:
+        """Take away what was not chosen of a node that is written; whether the node itself is kept."""
+        is_value = parent.of_values(parent.at - 1)
+        parent.holds |= frame.holds
+        parent.tensors |= frame.tensors
+        parent.lost |= frame.lost
+        parent.pinned |= frame.holds and not is_value
+        tag, rule = frame.form.tag, frame.rule
+        if frame.holds and frame.index is not None:
+            self.holding.add(frame.index)
+        if frame.lost and not frame.tensors and frame.identity is not None:
+            self.spoilt[frame.identity] = rule
+        if frame.form is _ATTRIBUTES or (tag == _COMPOSITE and frame.tensors):
+            kept = frame.holds
+        elif tag == _OPAQUE and frame.lost:
+            kept = frame.kept or frame.holds
+        else:
+            kept = rule >= _CHOSEN or frame.kept or frame.holds or parent.form is _ROOT
+        if frame.lost:
+            _take_away(frame)
+        if kept:
+            # What is part of another node is kept with it.
+            parent.kept |= is_value
+            return True
+        parent.lost = True
+        owner, key = frame.owner
+        if type(owner) is dict:
+            del owner[key]
+        elif owner is not None:
+            owner[key] = _GONE
+        return False
 
     def _atom(self, value: Any) -> Any:
         key = self._atom_key(value)
@@ -383,37 +602,70 @@ class Encoder:
                 return self._tensor(value, frame, at)
             value, form = self._stand_in(value)
         text, key = frame.place(at)
+        rule = self._rule(frame, at, text)
         identity = self._key(value)
+        met: _Met | None = None
         if self.leave_out and type(value) in FOREIGN:
             name = frame.prefix + text if frame.form is not _ROOT else "tensor"
             left = self.leave_out(name, value)
-            if left is True:
-                frame.out.append({"dropped": name})
+            # What is told of is not kept for a tensor in it, if it was left out itself.
+            if left is True or (left is not False and rule == _LEFT_OUT and type(value) is not Composite):
+                # One made of several is a tensor, which goes by its own name alone.
+                by_name = type(value) is Composite or rule == _BY_NAME
+                chosen = name in self.choice if self.choice and by_name else rule >= _CHOSEN
+                if chosen:
+                    self.found[name] = value
+                frame.lost |= not chosen
+                frame.out.append({"dropped": name} if chosen else _GONE)
                 return None
             if left is not False:
+                # Who is told of an object is told of its class.
+                met = None if frame.form.tag == _OPAQUE and at == 0 else _Met(name, value)
                 value, form = left, _FORMS[type(left)]
         prefix, implied = _cut(frame.prefix + text) + ".", inner_prefix(frame.implied, key)
         if frame.form is _ROOT:
             prefix = implied = ""
         if frame.depth >= NESTED or identity in self.repeated:
-            index, inner = self._refer(value, form, identity, prefix)
+            index, inner = self._refer(value, form, identity, prefix, rule)
+            if inner is None and rule < _CHOSEN:
+                frame.lost = True
+                frame.out.append(_GONE)
+                return None
             frame.out.append(["@", index])
-            return inner
-        node: list[Any] = [form.tag]
-        frame.out.append(node)
-        return _Frame(node, form.children(value), form, prefix, implied, frame.depth + 1)
+            if inner is None:
+                self._note(met)
+                frame.kept |= frame.of_values(at)
+                frame.lost |= identity in self.spoilt
+                if index in self.valued_nodes:
+                    self._mark(frame)
+                return None
+        else:
+            node: list[Any] = [form.tag]
+            frame.out.append(node)
+            inner = _Frame(node, form.children(value), form, prefix, implied, frame.depth + 1)
+        inner.rule, inner.identity, inner.met = rule, identity, met
+        inner.owner = (frame.out, len(frame.out) - 1)
+        inner.inert |= frame.inert
+        inner.silent = not frame.of_values(at) or (form is _FORMS[dict] and _is_state_dict_metadata(frame, at))
+        return inner
 
-    def _refer(self, value: Any, form: _Form, identity: Hashable, prefix: str) -> tuple[int, _Frame | None]:
-        """The index of a container in the table; the frame for its inside, if it was not there."""
+    def _refer(self, value: Any, form: _Form, identity: Hashable, prefix: str, rule: int) -> tuple[int, _Frame | None]:
+        """The index of a container in the table; the frame for its inside, if it was not there.
+
+        One that was written with less than is in it is written again where `rule` gives more.
+        """
         index = self.indices.get(identity) if identity is not None else None
-        if index is not None:
+        if index is not None and rule <= self.spoilt.get(identity, rule):
             return index, None
         index = len(self.nodes)
         if identity is not None:
             self.indices[identity] = index
+            self.spoilt.pop(identity, None)
         node: list[Any] = [form.tag]
         self.nodes.append(node)
-        return index, _Frame(node, form.children(value), form, prefix, "", 1)
+        frame = _Frame(node, form.children(value), form, prefix, "", 1)
+        frame.index = index
+        return index, frame
 
     def _tensor(self, value: Any, frame: _Frame, at: int) -> _Frame | None:
         """Write a tensor, which is child `at` of `frame`; the frame for its attributes, if it has any."""
@@ -425,8 +677,18 @@ class Encoder:
         name = self._unique(frame.prefix + text)
         bits = stored(leaf.bare)
         self.flat[name] = Tagged(bits, facts) if self.tagged else bits
+        chosen = self.choice is None or name in self.choice
+        frame.tensors = True
+        if chosen:
+            frame.holds = True
+            self.outside |= not frame.inert
+        else:
+            frame.lost = True
         node: dict[str, Any] = {}
-        frame.out.append(node)
+        is_value = frame.of_values(at)
+        frame.pinned |= chosen and not is_value
+        # A node that lacks a part is known by that.
+        frame.out.append(node if chosen else _GONE if is_value else {"dropped": name})
         if name != implied_name(frame.implied, key):
             node["name"] = name
         if bits is not leaf.bare:
@@ -437,34 +699,51 @@ class Encoder:
             node["kind"] = self._atom(facts.kind)
         if facts.requires_grad != (facts.kind == "parameter"):
             node["requires_grad"] = facts.requires_grad
-        if leaf.count > 1:
+        if leaf.count > 1 and chosen:
             if leaf.number is None:
                 leaf.number = self.numbers
                 self.numbers += 1
             node["is"] = leaf.number
-        self._note_storage(node, leaf)
+        if chosen:
+            self._note_storage(node, leaf)
         attributes = facts.attributes
         if attributes is None:
             return None
+        met: _Met | None = None
         if self.leave_out and type(attributes) in FOREIGN:
-            left = self.leave_out(f"{name}.attributes", attributes)
+            place, left = f"{name}.attributes", self.leave_out(f"{name}.attributes", attributes)
             if left is True:
+                self.found.update({place: attributes} if chosen else {})
                 return None
-            attributes = attributes if left is False else left
-        node["attributes"], inner = self._attributes(attributes, _cut(name) + ".")
+            if left is not False:
+                met, attributes = _Met(place, attributes), left
+        rule = _WHOLE if self.choice is None else _CHOSEN if chosen else _LEFT_OUT
+        node["attributes"], inner = self._attributes(attributes, _cut(name) + ".", rule)
+        if inner:
+            inner.rule, inner.owner, inner.inert = rule, (node, "attributes"), inner.inert or frame.inert
+            inner.met = met
+        elif chosen:
+            self._note(met)
+            if node["attributes"] in self.valued_nodes:
+                self._mark(frame)
         return inner
 
-    def _attributes(self, value: Any, prefix: str) -> tuple[int, _Frame | None]:
+    def _attributes(self, value: Any, prefix: str, rule: int) -> tuple[int, _Frame | None]:
         """The index of a tensor's attributes in the table, and the frame for their inside, if that is to be written."""
         if type(value) in _ATOMS:
             self.nodes.append(_atom(value))
+            self.valued_nodes.add(len(self.nodes) - 1)
             return len(self.nodes) - 1, None
         if id(value) in self.leaves:
             return len(self.nodes), _Frame(self.nodes, (value,), _ATTRIBUTES, prefix, None, 0)
         form = _FORMS.get(type(value))
         if form is None or type(value) is defaultdict:
             value, form = self._stand_in(value)
-        return self._refer(value, form, self._key(value), prefix)
+        identity = self._key(value)
+        index, inner = self._refer(value, form, identity, prefix, rule)
+        if inner:
+            inner.identity = identity
+        return index, inner
 
     def _note_storage(self, node: dict[str, Any], leaf: _Leaf) -> None:
         """Write how a tensor shares memory with others; of one that does not, only an unusual order of dimensions."""

@@ -80,7 +80,7 @@ def resolve_output(path: str, options: Options) -> Target:
         )
     # A directory of such a name is meant only where a slash says so.
     if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
-        raise not_a_directory(path)
+        raise _an_input(path) if entry.kind == "file" and path.endswith(CHECKPOINT_SUFFIXES) else not_a_directory(path)
     # Stores have no directories to make.
     if is_file and not is_remote(path) and look(dirname(path)).kind != "directory":
         raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
@@ -203,6 +203,15 @@ def not_a_directory(path: str) -> UsageError:
     return UsageError(
         f"{path} is the name of a file, and an output that does not end in .safetensors is a directory.",
         f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
+    )
+
+
+def _an_input(path: str) -> UsageError:
+    """The error for a checkpoint where an output should be: a name made of it would say that it had been converted."""
+    return UsageError(
+        f"{path} stands where OUTPUT should, and is a checkpoint that is there. Nothing was written.",
+        'Each input takes a command of its own: for several, for file in *.pt; do ckptconv pt2safetensors "$file"; '
+        "done. An OUTPUT is a directory, or a name that ends in .safetensors.",
     )
 
 

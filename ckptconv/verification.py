@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from . import foreign, keymap, renaming, select, writable
-from .errors import CkptconvError, CorruptError, DifferenceError, FailedError, UsageError
+from .errors import CkptconvError, CorruptError, DifferenceError, UsageError
 from .formats import open_source, ranks_to_convert
 from .formats.source import Source, Training
 from .formats.torch_file import read as read_torch
@@ -73,7 +73,8 @@ class Verification:
 
     `options` decided what was expected, as far as they are not the default: they were given, or stand in the manifest.
     `tensors` counts the names of the source that were looked up, of which `aliases` are stored under another name:
-    {removed: kept}. `bytes_compared` are those of the output's tensors, each of which was compared.
+    {removed: kept}. `bytes_compared` are those of the output's tensors, each of which was compared. `inert`: the output
+    holds no tensor beside objects of classes that are known by name only, so that what is equal is no model.
     """
 
     input: str
@@ -87,6 +88,7 @@ class Verification:
     warnings: list[str]
     options: dict[str, Any] = field(default_factory=dict)
     manifest: str = ""
+    inert: bool = False
     seconds: float = 0.0
     peak_rss_bytes: int = 0
 
@@ -105,12 +107,14 @@ class Target(NamedTuple):
 class _Expected:
     """What an output is to hold: tensors by name, in order; the record's text by the aliases that were found.
 
-    `flat` says that without a record the order of names means nothing.
+    `flat` says that without a record the order of names means nothing; `inert` that all tensors are parts of objects
+    that are known by name only, or that there is none beside such objects.
     """
 
     tensors: dict[str, LazyTensor]
     structure: Callable[[Mapping[str, str]], str | None]
     flat: bool
+    inert: bool = False
 
 
 class _Pair(NamedTuple):
@@ -200,8 +204,11 @@ def verify_outputs(
         pairs = [pair for source, target in outputs for pair in _compare(source, target, asked, others, done, attested)]
     # What is warned of depends on what was asked for.
     done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
-    if not done.tensors and not done.structure_records:
-        raise FailedError(f"Nothing was compared: {first.path} holds nothing that belongs into the output.")
+    if done.inert:
+        done.warnings.append(
+            f"{first.path} has no tensor beside objects of classes that are known by name only: what is equal is no "
+            "model."
+        )
     if announce:
         announce(sum(pair.got.nbytes for pair in pairs))
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
@@ -370,6 +377,7 @@ def _compare(
     done.tensors += len(expected.tensors)
     done.aliases.update(found.aliases)
     done.structure_records += found.structure is not None
+    done.inert |= expected.inert
     yield from pairs
 
 
@@ -408,29 +416,25 @@ def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
 def _expected_weights(source: Source, asked: Options) -> _Expected:
     """What the rules of the conversion make of the weights: subtree, names chosen and changed, dtypes."""
     tree = select.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
+    choice = select.Choice(asked.include, asked.exclude)
     if source.structured:
-        lacking: dict[str, str] = {}
-
-        def leave_out(name: str, node: Any) -> bool:
-            reason = foreign.lacks_data(node)
-            if reason and select.is_chosen(name, asked.include, asked.exclude):
-                lacking[name] = reason
-            return bool(reason)
-
-        flat, record, fixed, _ = keymap.describe(tree, leave_out=leave_out)
-        if lacking:
+        described = keymap.describe(tree, leave_out=lambda _, node: bool(foreign.lacks_data(node)), choice=choice)
+        if described.found:
+            lacking = {name: foreign.lacks_data(node) for name, node in described.found.items()}
             raise foreign.without_data(source.path, lacking)
     else:
-        flat, record, fixed = dict(tree), None, frozenset()
-    names = _names(source, flat, asked)
+        described = keymap.Flattened(dict(tree), None, frozenset())
+    flat, record, fixed = described.tensors, described.structure, described.fixed
+    names = _names(source, flat, asked, choice)
     tensors = {new: flat[old] if old in fixed else _as_asked(flat[old], source, asked) for old, new in names.items()}
-    if record is None and any(old != new for old, new in names.items()) and source.structured:
-        record = keymap.plain_record(flat)
+    structured = source.structured and asked.structure
+    if record is None and any(old != new for old, new in names.items()) and structured:
+        record = keymap.plain_record(names)
 
     def structure(aliases: Mapping[str, str]) -> str | None:
-        return keymap.remap(record, {old: names.get(old) for old in flat}, dict(aliases))
+        return keymap.remap(record, names, dict(aliases)) if structured else None
 
-    return _Expected(tensors, structure, flat=not source.structured)
+    return _Expected(tensors, structure, flat=not structured, inert=described.inert)
 
 
 def _expected_states(source: Source, asked: Options) -> _Expected:
@@ -439,13 +443,15 @@ def _expected_states(source: Source, asked: Options) -> _Expected:
     if optimizer is None:
         raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
     weights = keymap.flatten(source.weights)[0] if source.structured else source.weights
-    names = _names(source, dict.fromkeys([*weights, *optimizer["state"]]), asked)
+    choice = select.Choice(asked.include, asked.exclude)
+    names = _names(source, dict.fromkeys([*weights, *optimizer["state"]]), asked, choice)
     states = {names[old]: state for old, state in optimizer["state"].items() if old in names}
     groups = [
         {**group, "params": [names[old] for old in group["params"] if old in names]}
         for group in optimizer["param_groups"]
     ]
-    flat, record = keymap.flatten_states(states, groups)
+    described = keymap.flatten_states(states, groups)
+    flat, record = described.tensors, described.structure
     # States are widened as the weights are, and never narrowed.
     unless_kept = Options(dtype="keep" if asked.dtype == "keep" else None)
     tensors = {name: _as_asked(tensor, source, unless_kept) for name, tensor in flat.items()}
@@ -455,15 +461,15 @@ def _expected_states(source: Source, asked: Options) -> _Expected:
                 kept, removed = f"{names[owner]}.{key}", f"{names[alias]}.{key}"
                 if kept in flat:
                     tensors.setdefault(removed, tensors[kept])
-    return _Expected(tensors, lambda aliases: record, flat=False)
+    return _Expected(tensors, lambda aliases: record if asked.structure else None, flat=not asked.structure)
 
 
-def _names(source: Source, flat: Mapping[str, Any], asked: Options) -> dict[str, str]:
+def _names(source: Source, flat: Mapping[str, Any], asked: Options, choice: select.Choice) -> dict[str, str]:
     """The names that are converted, and what becomes of them: {old: new}."""
-    lost = [] if asked.include else select.matching(source.unaccounted, (), asked.exclude)
+    lost = [name for name in source.unaccounted if not asked.include and not choice.excludes(name)]
     if lost:
         raise CorruptError(f"{source.path} names parameters whose data is nowhere in it: {_some(lost)}.")
-    chosen = select.matching(flat, asked.include, asked.exclude)
+    chosen = select.matching(flat, choice)
     if isinstance(asked.rename, Rules):
         return renaming.renamed(chosen, asked.strip_prefix, asked.rename, "The manifest")
     return select.renamed(chosen, asked.strip_prefix, asked.rename)
@@ -526,6 +532,13 @@ def _check_structure(expected: _Expected, found: Written) -> None:
     if expected.flat and found.structure is None:
         return
     stored = [name for name in expected.tensors if name not in found.aliases]
+    if want is None and expected.flat:
+        raise DifferenceError(
+            f"{found.structure_path}: there is a structure record, and there should be none.",
+            "If it was converted without --no-structure, leave that out here too.",
+            what="structure",
+            file=found.structure_path,
+        )
     if want is None:
         if found.structure is None and list(found.tensors) == stored:
             return
@@ -674,18 +687,18 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 def _expected_tree(source: Source, asked: Options) -> Any:
     """The tree that a `.pt` file is to hold."""
     tree = select.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
-    leave_out = writable.leaving_out(asked.include, asked.exclude, asked.opaque, {})
-    flat, record, fixed, _ = keymap.describe(tree, leave_out=leave_out, tagged=True)
-    chosen = set(select.matching(flat, asked.include, asked.exclude))
+    choice = select.Choice(asked.include, asked.exclude)
+    described = keymap.describe(tree, leave_out=writable.leaving_out(asked), tagged=True, choice=choice)
+    flat, record, fixed = described.tensors, described.structure, described.fixed
+    chosen = set(select.matching(flat, choice))
     tensors: dict[str, LazyTensor] = {}
     for name, tensor in flat.items():
         if name in chosen:
             bare = untagged(tensor)
             tensors[name] = bare if name in fixed else _as_asked(bare, source, asked)
-    record = keymap.remap(record, {name: None for name in flat if name not in chosen})
     if record is not None and asked.opaque == "drop":
         record = _without_classes(record)
-    return keymap.unflatten(tensors, record, live_values=False)
+    return keymap.unflatten(tensors, record if asked.structure else None, live_values=False)
 
 
 def _without_classes(record: str) -> str:

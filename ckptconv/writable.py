@@ -9,11 +9,12 @@ anything up, or calls what it is given. What is not on them is written only wher
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from . import attacks, keymap, select
-from .foreign import COMPOSITES, class_of
+from . import attacks
+from .foreign import COMPOSITES
+from .options import Options
 from .soundness import PLAIN_KINDS
 from .tree import Composite, Global, Opaque
 
@@ -142,7 +143,7 @@ def _is_listed(node: Opaque) -> bool:
     if cls in _CLASSES or cls in _ENUMS or cls in _NUMPY:
         return True
     if cls in _RECONSTRUCT:
-        return args == (("numpy", "ndarray"), (0,), b"b")
+        return args == (Global("numpy", "ndarray"), (0,), b"b")
     if cls == _DEFAULTDICT:
         return len(args) <= 1
     if cls == _FRACTION:
@@ -210,32 +211,18 @@ def attack(node: Any) -> str:
     return next(map(str, found), "")
 
 
-def leaving_out(
-    include: Sequence[str], exclude: Sequence[str], opaque: str, found: dict[str, str]
-) -> Callable[[str, Any], Any]:
-    """What tells `keymap.describe` which objects to leave out: those that the globs do not choose, and those that are
-    not known to be data unless `opaque` is "keep". The latter go into `found`, {name: class}. A defaultdict becomes a
-    plain dict if it is only its factory that is not known.
+def leaving_out(options: Options) -> Callable[[str, Any], Any] | None:
+    """What tells `keymap.describe` which objects to leave out: those that are not known to be data; or, where they are
+    to be kept, which those are. A defaultdict becomes a plain dict if it is only its factory that is not known. Where
+    no record is written there is nothing to leave out: objects are not written then, and their tensors are.
     """
-    chosen: set[int] = set()
-    told: set[int] = set()
 
     def leave_out(name: str, node: Any) -> Any:
-        if not class_of(node):
+        if not unlisted(node):
             return False
-        if id(node) not in chosen:
-            if not select.is_chosen(name, include, exclude):
-                return True
-            # What an object is made of goes with it.
-            for _ in keymap.walk(node, chosen):
-                pass
-        cls = unlisted(node)
-        if cls and id(node) not in told:
-            found[name] = cls
-            told.add(id(getattr(node, "cls", None)))
-        if not cls or opaque == "keep":
-            return False
+        if options.opaque == "keep":
+            return node
         items = plain_items(node)
         return True if items is None else items
 
-    return leave_out
+    return leave_out if options.structure else None

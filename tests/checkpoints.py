@@ -36,7 +36,7 @@ class Run:
         return json.loads(self.out)
 
 
-def ckptconv(*arguments: object, timeout: float = 120, **kwargs: Any) -> Run:
+def ckptconv(*arguments: object, timeout: float = 600, **kwargs: Any) -> Run:
     """Run the command line in a process of its own."""
     command = [sys.executable, "-m", "ckptconv", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **kwargs)

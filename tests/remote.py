@@ -121,10 +121,10 @@ def process_serving(command: Callable[[int], list[str]], environment: dict[str, 
     )
     try:
         endpoint = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while True:
             try:
-                urllib.request.urlopen(endpoint, timeout=5).close()
+                urllib.request.urlopen(endpoint, timeout=60).close()
                 break
             except urllib.error.HTTPError:
                 break  # it answers
@@ -303,7 +303,7 @@ class _Passing(BaseHTTPRequestHandler):
         if fault.isdigit():
             self._answer(int(fault), {}, b"")
             return
-        upstream = http.client.HTTPConnection(self.proxy.upstream, timeout=60)
+        upstream = http.client.HTTPConnection(self.proxy.upstream, timeout=600)
         kept = ("connection", "transfer-encoding", "expect", "content-length")
         headers = {key: value for key, value in self.headers.items() if key.lower() not in kept}
         upstream.request(self.command, self.path, body or None, headers)

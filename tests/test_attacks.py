@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import resource
+import functools
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,14 @@ from attacks.headers import FILES, SETS
 from attacks.live import ODD
 from attacks.readers import READERS
 from checkpoints import ckptconv_here
+from counting import counted
 from safetensors.torch import load_file
 
 from ckptconv import attacks
 from ckptconv.tree import Global, Opaque
 
+# What a file takes at most, in calls of functions.
+MOST_CALLS = 20_000_000
 ALL = [*CASES.values(), *READERS.values(), *FILES.values()]
 SETS_OF_FILES = [*DIRECTORIES.values(), *SETS.values()]
 FAMILIES = sorted({case.family for case in ALL})
@@ -106,9 +108,8 @@ def test_every_file_ends_as_it_should(family: str, tmp_path: Path) -> None:
             continue
         output = output_of(case.command, tmp_path / "out")
         path = written(case, tmp_path)
-        started = time.process_time()
-        run = ckptconv_here(case.command, path, output, "--no-fsync")
-        assert time.process_time() - started < 10, case.file
+        taken, run = counted(functools.partial(ckptconv_here, case.command, path, output, "--no-fsync"))
+        assert taken < MOST_CALLS, case.file
         assert run.code == case.exit, f"{case.file}: {run.err}"
         assert not (tmp_path / "canary").exists(), case.file
         if run.code:
@@ -132,9 +133,8 @@ def test_every_directory_ends_as_it_should(family: str, tmp_path: Path) -> None:
             continue
         output = output_of(directory.command, tmp_path)
         source = filled(directory, tmp_path)
-        started = time.process_time()
-        run = ckptconv_here(directory.command, source, output, "--no-fsync")
-        assert time.process_time() - started < 10, directory.file
+        taken, run = counted(functools.partial(ckptconv_here, directory.command, source, output, "--no-fsync"))
+        assert taken < MOST_CALLS, directory.file
         assert run.code == directory.exit, f"{directory.file}: {run.err}"
         assert not (tmp_path / "canary").exists(), directory.file
         assert output.exists() == (run.code == 0)
@@ -221,11 +221,8 @@ def test_the_whole_corpus_takes_little_memory(tmp_path: Path) -> None:
         "        cli.main([command, path, output, '--dry-run', '--quiet'])\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=True)
     assert int(done.stdout) << 10 < 400 << 20
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime < 600
 
 
 HONEST = [

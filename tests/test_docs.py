@@ -56,7 +56,7 @@ def place(tmp_path: Path) -> Path:
 
 def run(command: list[str], place: Path) -> None:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(command, check=False, cwd=place, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -13,7 +13,7 @@ from attacks.assemble import DATA, mapped, members, number, pickled, tensor, tex
 from attacks.corpus import CASES
 from checkpoints import ckptconv_here
 
-from ckptconv import cli
+from ckptconv import signals
 from ckptconv.errors import ERROR_KINDS, CkptconvError, DifferenceError, StoppedError
 
 TIB = 1 << 40
@@ -99,10 +99,11 @@ def test_a_flipped_bit(tmp_path: Path) -> None:
     )
 
 
-def test_a_signal() -> None:
+def test_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_handle", lambda handler: None)
     for sent, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         with pytest.raises(StoppedError) as caught:
-            cli._stop(sent, None)
+            signals._stop(sent, None)
         assert caught.value.exit_code == code
         assert str(caught.value) == f"Stopped by {sent.name}. Nothing was put under a final name."
 

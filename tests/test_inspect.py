@@ -234,7 +234,7 @@ def on_terminal(columns: int, *arguments: object, **environment: str) -> str:
         os.close(follower)
         shown = b""
         while True:
-            ready, _, _ = select.select([leader], [], [], 60)
+            ready, _, _ = select.select([leader], [], [], 600)
             try:
                 piece = os.read(leader, 65536) if ready else b""
             except OSError:
@@ -242,7 +242,7 @@ def on_terminal(columns: int, *arguments: object, **environment: str) -> str:
             if not piece:
                 break
             shown += piece
-        assert process.wait(60) == 0
+        assert process.wait() == 0
     os.close(leader)
     return shown.decode()
 
@@ -368,9 +368,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         command += [f"--user-data-dir={profile}", "--virtual-time-budget=5000", f"--window-size={size}"]
         command += [f"--screenshot={picture}"] if picture else ["--dump-dom"]
-        done = subprocess.run(
-            [*command, f"{path.as_uri()}#{fragment}"], capture_output=True, text=True, timeout=120, check=False
-        )
+        done = subprocess.run([*command, f"{path.as_uri()}#{fragment}"], capture_output=True, text=True, check=False)
         assert "Content Security Policy" not in done.stderr
         return done.stdout
 

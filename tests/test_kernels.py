@@ -592,7 +592,7 @@ assert "numpy" in sys.modules and "torch" not in sys.modules
 assert "OPENBLAS_NUM_THREADS" not in os.environ
 assert not os.path.exists("/proc/self/task") or len(os.listdir("/proc/self/task")) == 1
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 # ------------------------------------------------------------------------------------------------- runs and bits

@@ -7,7 +7,6 @@ import collections
 import copy
 import datetime
 import enum
-import gc
 import io
 import json
 import math
@@ -18,7 +17,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from counting import calls, counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -159,15 +158,17 @@ def test_names_depend_on_nothing_but_the_tree() -> None:
     assert len(outputs) == 1
 
 
-def test_a_million_collisions_take_no_longer_than_a_million_names() -> None:
-    tree = [{"." * (n % 7): lazy(shape=())} for n in range(2)]
-    tree = {"a": [tree[0]], "a.0": [{"": lazy(shape=())}]} | {
-        ("k", n, "long enough for its words to be cut short " * 20): lazy(shape=()) for n in range(20_000)
-    }
-    started = time.process_time()
-    flat, _ = flatten(tree)
+def test_names_that_collide_take_no_more_work_than_others() -> None:
+    def tree(count: int, words: str) -> Any:
+        return {"a": [{"": lazy(shape=())}], "a.0": [{"": lazy(shape=())}]} | {
+            ("k", n, words): lazy(shape=()) for n in range(count)
+        }
+
+    long = "long enough for its words to be cut short " * 20
+    taken, (flat, _) = counted(lambda: flatten(tree(20_000, long)))
     assert len(flat) == 20_002
-    assert time.process_time() - started < 5
+    assert taken < 1.5 * calls(lambda: flatten(tree(20_000, "short")))
+    assert taken < 6 * calls(lambda: flatten(tree(4_000, long)))
 
 
 def test_a_tensor_alone_has_a_name_too() -> None:
@@ -1406,11 +1407,9 @@ def test_keys_that_are_too_deep_to_hash_are_refused() -> None:
 
 def test_keys_with_one_hash_are_refused() -> None:
     numbers = [["int", hex((2**61 - 1) * n + 5)] for n in range(30, 50_030)]
-    started = time.process_time()
     for root in (["set", *numbers], ["dict", *(part for number in numbers for part in (number, 1))]):
         with pytest.raises(LimitError, match="same hash"):
             unflatten({}, record(root))
-    assert time.process_time() - started < 5
 
 
 def test_a_record_cannot_ask_for_memory_that_its_tensors_do_not_need() -> None:
@@ -1440,17 +1439,19 @@ def test_120_000_tensors_give_a_record_of_less_than_12_megabytes() -> None:
     assert len(structure or "") < 3e6
 
 
-def test_100_000_tensors_and_a_million_values_take_seconds() -> None:
-    tree = {
-        "tensors": {f"w{n}": lazy(shape=(3,)) for n in range(100_000)},
-        "values": [{"i": n, "f": n * 0.1, "s": str(n), "t": (n, None), "l": [True, -n]} for n in range(125_000)],
-    }
-    gc.collect()
-    started = time.process_time()
-    flat, structure = flatten(tree)
-    again = unflatten(flat, structure)
-    assert time.process_time() - started < 20
-    assert again == tree
+def test_tensors_and_values_take_a_few_calls_each() -> None:
+    def taken(tensors: int, values: int) -> int:
+        tree = {
+            "tensors": {f"w{n}": lazy(shape=(3,)) for n in range(tensors)},
+            "values": [{"i": n, "f": n * 0.1, "s": str(n), "t": (n, None), "l": [True, -n]} for n in range(values)],
+        }
+        count, again = counted(lambda: unflatten(*flatten(tree)))
+        assert again == tree
+        return count
+
+    usual = taken(5_000, 5_000)
+    assert taken(20_000, 20_000) < 4.2 * usual
+    assert usual < 5_000 * 600
 
 
 # ------------------------------------------------------------------------------------------------------ OLMo's map

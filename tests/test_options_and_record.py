@@ -3,11 +3,15 @@ is the state that was saved, less what was left out, whatever its tensors were c
 
 from __future__ import annotations
 
+import base64
 import fnmatch
+import re
 import tempfile
+from collections import Counter, OrderedDict, deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import ckptconv_here
@@ -15,6 +19,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from strict import assert_same
+
+from ckptconv import keymap
+from ckptconv.select import Choice
 
 LEFT_OUT: Any = object()
 BASE = torch.arange(24.0) / 7
@@ -54,17 +61,33 @@ def names(tree: Any, prefix: str = "") -> list[str]:
     return [name for key, value in pairs for name in names(value, f"{prefix}{key}.")]
 
 
-def without(tree: Any, chosen: set[str], prefix: str = "") -> Any:
-    """The state with the chosen tensors only: the entry of a dict is absent, and None stands in a sequence."""
+def matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, one) for one in patterns)
+
+
+def without(tree: Any, include: list[str], exclude: list[str], prefix: str = "", taken: bool | None = None) -> Any:
+    """The state with what was chosen: the entry of a dict is absent, and None stands in a sequence.
+
+    Tensors go by their names alone; values also by the names of what they are in, of which `taken` is the outcome: a
+    container was left out (False), was chosen (True), or was not named (None).
+    """
+    name = prefix[:-1] or "tensor"
     if isinstance(tree, torch.Tensor):
-        return tree if (prefix[:-1] or "tensor") in chosen else LEFT_OUT
+        return tree if (not include or matches(name, include)) and not matches(name, exclude) else LEFT_OUT
+    if prefix and taken is not False:
+        taken = False if matches(name, exclude) else True if taken or matches(name, include) else None
+    elif not prefix:
+        taken = None if include else True
     if isinstance(tree, dict):
-        made = {key: without(value, chosen, f"{prefix}{key}.") for key, value in tree.items()}
-        return {key: value for key, value in made.items() if value is not LEFT_OUT}
+        made = {key: without(value, include, exclude, f"{prefix}{key}.", taken) for key, value in tree.items()}
+        made = {key: value for key, value in made.items() if value is not LEFT_OUT}
+        return made if made or taken or not prefix else LEFT_OUT
     if isinstance(tree, (list, tuple)):
-        items = [without(value, chosen, f"{prefix}{index}.") for index, value in enumerate(tree)]
+        items = [without(value, include, exclude, f"{prefix}{at}.", taken) for at, value in enumerate(tree)]
+        if all(value is LEFT_OUT for value in items) and not taken and prefix:
+            return LEFT_OUT
         return type(tree)(None if value is LEFT_OUT else value for value in items)
-    return tree
+    return tree if taken else LEFT_OUT
 
 
 def cast(tree: Any, dtype: torch.dtype) -> Any:
@@ -129,7 +152,7 @@ def test_what_comes_back_is_what_was_chosen_under_its_own_keys(
         assume(run.code == 0)
         run = ckptconv_here("safetensors2pt", place / output, place / "y.pt")
         assert run.code == 0, run.err
-        expected = without(part, chosen)
+        expected = without(part, include, exclude)
         again = torch.load(place / "y.pt", weights_only=False)
         if dtype == "keep":
             torch.save(expected, place / "z.pt")
@@ -144,13 +167,18 @@ def test_the_way_back_chooses_too(tmp_path: Path) -> None:
     assert ckptconv_here("pt2safetensors", tmp_path / "x.pt").code == 0
     for options, expected in [
         (["--key", "model"], state["model"]),
-        (["--exclude", "optimizer.*"], {**state, "optimizer": {0: {}}}),
-        (["--include", "model.b.0"], {"model": {"b": [torch.zeros(2), 5]}, "optimizer": {0: {}}, "n": 1}),
+        (["--exclude", "optimizer.*"], {**state, "optimizer": {}}),
+        (["--exclude", "optimizer*"], {"model": state["model"], "n": 1}),
+        (["--include", "model.b.0"], {"model": {"b": [torch.zeros(2), None]}}),
+        (["--include", "model.b.0", "--include", "n"], {"model": {"b": [torch.zeros(2), None]}, "n": 1}),
+        (["--no-structure"], {"model.a": torch.ones(2), "model.b.0": torch.zeros(2), "optimizer.0.m": torch.ones(2)}),
         (["--dtype", "float16"], cast(state, torch.float16)),
     ]:
         run = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt", *options)
         assert run.code == 0, run.err
         assert_same(expected, torch.load(tmp_path / "y.pt", weights_only=True))
+        run = ckptconv_here("verify", tmp_path / "x.safetensors", tmp_path / "y.pt", *options)
+        assert run.code == 0, run.err
     for options in (["--key", "nothing"], ["--include", "nothing"], ["--exclude", "*"]):
         run = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt", *options)
         assert run.code == 2, run.err
@@ -173,3 +201,199 @@ def test_names_given_on_the_way_there_stand_in_the_file_and_keys_in_the_record(o
         assert set(opened.keys()) == {"a", "b"}
     assert ckptconv_here("safetensors2pt", tmp_path / output, tmp_path / "y.pt").code == 0
     assert_same(state, torch.load(tmp_path / "y.pt", weights_only=True))
+
+
+# ------------------------------------------------------------------------------- what is no tensor, and may be a secret
+
+SECRET = "PLANTED-b7e1"
+
+
+class Thing:
+    """An object of a class that is known by name only."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+def training() -> dict[str, Any]:
+    """A file of a training, as Lightning writes them, with a secret in every place but the weights."""
+    weight = torch.arange(6.0).reshape(2, 3)
+    shared = [1, SECRET]
+    return {
+        "epoch": 3,
+        "state_dict": OrderedDict({"a.weight": weight, "a.tied": weight, "a.count": torch.tensor(7)}),
+        "optimizer_states": [{"state": {0: {"m": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "name": SECRET}]}],
+        "callbacks": {f"{SECRET}{{}}": {"path": f"/{SECRET}"}},
+        "hyper_parameters": {
+            "api_key": SECRET,
+            "lr": 0.5,
+            SECRET: {},
+            "long": SECRET * 20,
+            "bytes": SECRET.encode() * 3,
+            "nested": {"list": [{SECRET: SECRET}], "tuple": (SECRET, None), "set": {SECRET}},
+            "array": np.frombuffer(SECRET.encode(), dtype="u1").copy(),
+            "counts": Counter({SECRET: 2}),
+            "last": deque([SECRET], maxlen=3),
+            "thing": Thing(key=SECRET, **{SECRET: 1}),
+            "shared": shared,
+            "again": SECRET * 20,
+        },
+        "shared": shared,
+        "again": {"long": SECRET * 20},
+    }
+
+
+def everywhere(place: Path) -> bytes:
+    """All bytes of all files below `place`, as they are and as base64 is read."""
+    data = b"".join(path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file())
+    decoded = (base64.b64decode(text[: len(text) // 4 * 4]) for text in re.findall(rb"[A-Za-z0-9+/]{8,}", data))
+    return data + b"".join(decoded)
+
+
+ALONE = [
+    ["--key", "state_dict"],
+    ["--include", "state_dict.*"],
+    ["--include", "state_dict.a.*", "--exclude", "*.count"],
+    ["--exclude", "[!se]*", "--exclude", "shared*"],
+    ["--exclude", "hyper_parameters", "--exclude", "[aco]*", "--exclude", "shared"],
+    ["--no-structure"],
+    ["--no-structure", "--include", "state_dict.*"],
+]
+
+
+@pytest.mark.parametrize("output", ["x.safetensors", "x", "x/parts"])
+@pytest.mark.parametrize("options", ALONE, ids=" ".join)
+def test_what_was_not_chosen_is_in_no_file_that_is_written(options: list[str], output: str, tmp_path: Path) -> None:
+    torch.save(training(), tmp_path / "x.pt")
+    made = tmp_path / "made"
+    made.mkdir()
+    target = made / output.partition("/")[0]
+    split = ["--max-shard-size", "30"] if "/" in output else []
+    options = [*options, *split]
+    run = ckptconv_here(
+        "pt2safetensors", tmp_path / "x.pt", target, "--verify", "--manifest", made / "m.json", *options, "--json"
+    )
+    assert run.code == 0, run.err
+    assert SECRET.encode() not in everywhere(made)
+    assert run.json["recorded"] == (["epoch"] if "[" in "".join(options) else [])
+    assert run.json["opaque"] == []
+    assert ckptconv_here("verify", tmp_path / "x.pt", target, *options).code == 0
+    assert ckptconv_here("safetensors2pt", target, made / "back.pt", "--verify").code == 0
+    back = torch.load(made / "back.pt", weights_only=True)
+    weights = back if "--key" in options else back.get("state_dict", back)
+    prefix = "state_dict." if "state_dict.a.weight" in weights else ""
+    assert torch.equal(weights[f"{prefix}a.weight"], training()["state_dict"]["a.weight"])
+    if "--no-structure" not in options:
+        assert type(weights) is OrderedDict
+        assert weights["a.weight"].data_ptr() == weights["a.tied"].data_ptr()
+    assert SECRET.encode() not in everywhere(made)
+
+
+def test_the_way_back_leaves_out_what_was_not_chosen(tmp_path: Path) -> None:
+    torch.save(training(), tmp_path / "x.pt")
+    assert ckptconv_here("pt2safetensors", tmp_path / "x.pt").code == 0
+    assert SECRET.encode() in (tmp_path / "x.safetensors").read_bytes()
+    made = tmp_path / "made"
+    made.mkdir()
+    for options in ALONE:
+        run = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", made / "y.pt", "--verify", *options)
+        assert run.code == 0, run.err
+        assert SECRET.encode() not in everywhere(made), options
+
+
+def test_what_is_recorded_beside_the_tensors_is_told(tmp_path: Path) -> None:
+    torch.save(training(), tmp_path / "x.pt")
+    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt")
+    note = next(line for line in run.out.splitlines() if line.startswith("values are recorded"))
+    assert "under epoch, optimizer_states, callbacks, hyper_parameters, shared and 1 more" in note
+    assert "--key state_dict" in note
+    assert "--no-structure" in note
+    told = ckptconv_here("pt2safetensors", tmp_path / "x.pt", "--json").json
+    assert told["recorded"] == ["epoch", "optimizer_states", "callbacks", "hyper_parameters", "shared", "again"]
+    assert told["opaque"]
+    assert ckptconv_here("pt2safetensors", tmp_path / "x.pt", "-q").out == ""
+
+
+def test_the_versions_of_a_state_dict_are_no_values_worth_a_word(tmp_path: Path) -> None:
+    state = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).state_dict()
+    torch.save({"state_dict": state}, tmp_path / "x.pt")
+    assert ckptconv_here("pt2safetensors", tmp_path / "x.pt", "--json").json["recorded"] == []
+    state._metadata["0"]["name"] = "mine"
+    torch.save({"state_dict": state}, tmp_path / "x.pt")
+    assert ckptconv_here("pt2safetensors", tmp_path / "x.pt", "--json").json["recorded"] == ["state_dict"]
+
+
+def test_what_is_shared_is_whole_where_it_was_chosen(tmp_path: Path) -> None:
+    """A value that is met first in a place that was not chosen is not lost in one that was."""
+    betas, tags = (0.9, 0.99), {"x": ["y" * 100]}
+    state = {
+        "a": {"betas": betas, "tags": tags},
+        "b": {"betas": betas, "tags": tags, "again": tags},
+        "w": torch.ones(2),
+    }
+    torch.save(state, tmp_path / "x.pt")
+    for options, expected in (
+        (["--include", "w", "--include", "b.*"], {"b": state["b"], "w": state["w"]}),
+        (["--exclude", "a", "--exclude", "*.again"], {"b": {"betas": betas, "tags": tags}, "w": state["w"]}),
+    ):
+        assert ckptconv_here("pt2safetensors", tmp_path / "x.pt", *options).code == 0
+        assert ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt").code == 0
+        back = torch.load(tmp_path / "y.pt", weights_only=True)
+        assert_same(expected, back)
+        if "again" in back["b"]:
+            assert back["b"]["tags"] is back["b"]["again"]
+
+
+def test_values_shared_many_times_are_written_a_few_times() -> None:
+    """However often they are reached, and by however many names: two hundred lists, each twice in the next."""
+    value: Any = ["z"]
+    for _ in range(200):
+        value = [value, value]
+    tree = {"left": value, "right": [value], "w": torch.ones(2)}
+    for include, exclude in ((["w"], []), (["w", "right*"], []), (["w", "right.*.0"], ["*.1.1"]), ([], ["*.1.1"])):
+        structure = keymap.describe(tree, choice=Choice(include, exclude)).structure
+        assert len(structure or "") < 20_000
+
+
+@pytest.mark.parametrize("command", ["pt2safetensors", "safetensors2pt"])
+def test_a_glob_that_excludes_nothing_is_told(command: str, tmp_path: Path) -> None:
+    torch.save({"model": {"bias": torch.ones(2), "lr": 1}}, tmp_path / "x.pt")
+    assert ckptconv_here("pt2safetensors", tmp_path / "x.pt").code == 0
+    source, output = ("x.pt", "y.safetensors") if command == "pt2safetensors" else ("x.safetensors", "y.pt")
+    run = ckptconv_here(command, tmp_path / source, tmp_path / output, "--exclude", "model.bais")
+    assert run.code == 0
+    assert "warning: --exclude 'model.bais' matches nothing. Did you mean 'model.bias'" in run.err
+    run = ckptconv_here(command, tmp_path / source, tmp_path / output, "--exclude", "model.lr")
+    assert run.code == 0
+    assert run.err == ""
+
+
+# ----------------------------------------------------------------------------------------------------- what is no model
+
+
+@pytest.mark.parametrize("state", [torch.nn.Linear(2, 2), {"a": Thing(w=torch.ones(2))}, {"a": Thing(b=b"x"), "n": 1}])
+def test_tensors_inside_inert_objects_alone_are_no_success(state: Any, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "x.pt")
+    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", "--verify")
+    assert run.code == 0
+    assert "warning: " in run.err
+    assert "no converted model" in run.err
+    assert "verified" not in run.out
+    run = ckptconv_here("verify", tmp_path / "x.pt", tmp_path / "x.safetensors")
+    assert "no model" in run.err
+    assert "verified" not in run.out
+
+
+def test_an_object_beside_tensors_is_no_concern(tmp_path: Path) -> None:
+    torch.save({"args": Thing(w=torch.ones(2)), "w": torch.ones(2)}, tmp_path / "x.pt")
+    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", "--verify")
+    assert run.err == ""
+    assert "verified" in run.out
+
+
+@pytest.mark.parametrize("output", ["x.safetensors", "x"])
+def test_an_empty_state_dict_is_converted_and_verified(output: str, tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "x.pt")
+    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", tmp_path / output, "--verify")
+    assert run.code == 0, run.err
+    assert ckptconv_here("verify", tmp_path / "x.pt", tmp_path / output).code == 0

@@ -57,7 +57,7 @@ def dying(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process that kills itself where `code` says so."""
     code = f"import os, signal, sys\n{code}\nfrom ckptconv.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 # Sends itself a signal when the shard of that number is begun.

@@ -441,14 +441,13 @@ def test_nothing_is_left_when_it_is_stopped(number: signal.Signals, tmp_path: Pa
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(bytes(MIB))
-        deadline = time.monotonic() + 30
-        while not spooled(process.pid) and time.monotonic() < deadline:
+        while not spooled(process.pid) and process.poll() is None:
             time.sleep(0.01)
         assert spooled(process.pid)
         assert os.listdir(tmp_path) == []
         process.send_signal(number)
         process.stdin.close()
-        code = process.wait(30)
+        code = process.wait()
     assert code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
     assert os.listdir(tmp_path) == []
 
@@ -469,7 +468,7 @@ def spooled(pid: int) -> int:
 
 def piped(content: bytes, *arguments: object) -> Run:
     command = [sys.executable, "-m", "ckptconv", *map(str, arguments)]
-    done = subprocess.run(command, input=content, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, input=content, capture_output=True, check=False)
     assert b"Traceback" not in done.stderr
     assert b"mistake in ckptconv" not in done.stderr
     return Run(done.returncode, done.stdout.decode(), done.stderr.decode())
@@ -577,7 +576,7 @@ def test_a_terminal_is_not_waited_for(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     try:
         command = [sys.executable, "-m", "ckptconv", "pt2safetensors", "-", str(tmp_path / "out.safetensors")]
-        done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False)
     finally:
         os.close(ours)
         os.close(theirs)

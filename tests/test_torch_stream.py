@@ -8,7 +8,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import time
 import tracemalloc
 import warnings
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here, load_with_aliases
+from counting import calls
 from evaluate import evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -286,9 +286,8 @@ def test_a_file_larger_than_four_gigabytes(tmp_path: Path) -> None:
         out.write(head + struct.pack("<q", size))
         out.seek(size, os.SEEK_CUR)
         out.write(struct.pack("<q", 6) + FLOATS)
-    began = time.process_time()
     file = read(path)
-    assert time.process_time() - began < 1
+    assert file.bytes_read < 100_000
     assert file.value["large"].nbytes == size
     assert evaluate(file.value["small"]) == FLOATS
 
@@ -297,13 +296,11 @@ def test_many_tensors_open_fast_and_small(tmp_path: Path) -> None:
     count = 10_000
     tree = OrderedDict((f"model.layers.{n}.self_attn.q_proj.weight", torch.full((2, 3), n)) for n in range(count))
     path = save(tree, tmp_path / "many.pt")
-    began = time.process_time()
     tracemalloc.start()
     file = read(path)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # A tenth of the speed seen, with tracing.
-    assert time.process_time() - began < 20
+    assert calls(lambda: read(path)) < 200 * count
     assert len(file.value) == count
     assert kept / count < 700
     assert peak / count < 1100

@@ -12,7 +12,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import time
 import tracemalloc
 import warnings
 import zipfile
@@ -24,6 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import torch
+from counting import calls
 from evaluate import evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -592,7 +592,6 @@ def test_many_tensors_open_fast_and_small(tmp_path):
     count = 10_000
     tree = OrderedDict((f"model.layers.{n}.self_attn.q_proj.weight", torch.full((2, 3), n)) for n in range(count))
     torch.save(tree, tmp_path / "many.pt")
-    began = time.process_time()
     tracemalloc.start()
     file = read(tmp_path / "many.pt")
     kept, peak = tracemalloc.get_traced_memory()
@@ -600,8 +599,7 @@ def test_many_tensors_open_fast_and_small(tmp_path):
     assert len(file.value) == count
     assert kept / count < 700
     assert peak / count < 1024
-    # A tenth of the speed seen, with tracing.
-    assert time.process_time() - began < 10
+    assert calls(lambda: read(tmp_path / "many.pt")) < 200 * count
     for n in (0, 1, 4999, count - 1):
         assert evaluate(list(file.value.values())[n]) == bits(torch.full((2, 3), n))
 

@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import pytest
+from counting import calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strict import assert_same
@@ -737,19 +738,12 @@ def test_no_pickle_takes_long_or_much(data, reason):
 
 def calls_for(data: bytes, *vocabulary: Vocabulary) -> int:
     """How many functions are called to read a pickle, Python's own among them: as many at any speed and load."""
-    count = 0
 
-    def counted(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(counted)
-    try:
+    def read() -> None:
         with contextlib.suppress(CkptconvError):
             load(data, *vocabulary)
-    finally:
-        sys.setprofile(None)
-    return count
+
+    return calls(read)
 
 
 def test_to_give_states_takes_as_long_however_much_was_stored_before():

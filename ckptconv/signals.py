@@ -1,0 +1,96 @@
+"""SIGINT and SIGTERM: each ends the work with one sentence and one exit code, whenever it comes and however often.
+
+Before there is any work, the process ends at once. Then the first signal raises StoppedError, so that what was begun is
+cleaned up, and those that follow do not disturb that, unless it takes so long that they mean it. When outputs get their
+names, signals are ignored: 143 means that nothing new is there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import NoReturn
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+# After so many seconds of cleaning up, another signal ends the process.
+_PATIENCE = 5.0
+_NOTHING = "Nothing was put under a final name."
+
+
+def leave_at_once() -> None:
+    """Until `raise_stopped` is called, a signal ends the process. Imports nothing: much is imported after this."""
+    _handle(_leave)
+
+
+def raise_stopped() -> None:
+    """From here on the first signal raises StoppedError in the main thread."""
+    sys.unraisablehook = _not_lost
+    _handle(_stop)
+
+
+def ignore() -> None:
+    """From here on signals change nothing any more."""
+    for number in _NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _handle(handler: Callable[[int, FrameType | None], object]) -> None:
+    for number in _NUMBERS:
+        # Whoever started this may have had it ignore a signal, as the shell does with jobs in the background.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    message = f"Stopped by {signal.Signals(number).name}. {_NOTHING}"
+    code = 128 + number
+    if "--json" in sys.argv:
+        _write(1, f'{{"ok": false, "error": {{"exit_code": {code}, "kind": "interrupted", "message": "{message}", ')
+        _write(1, '"hint": ""}}\n')
+    _write(2, f"ckptconv: {message}\n")
+    os._exit(code)
+
+
+def _write(number: int, text: str) -> None:
+    import contextlib
+
+    with contextlib.suppress(OSError):  # nobody listens
+        os.write(number, text.encode())
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    import time
+
+    from .errors import StoppedError
+
+    stopped = time.monotonic()
+
+    def again(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() - stopped > _PATIENCE:
+            os._exit(128 + number)
+
+    _handle(again)
+    raise StoppedError(f"Stopped by {signal.Signals(number).name}. {_NOTHING}", exit_code=128 + number)
+
+
+def _not_lost(lost: sys.UnraisableHookArgs) -> None:
+    """A signal that came where Python drops exceptions, such as a finalizer, comes once more."""
+    import threading
+
+    from .errors import StoppedError
+
+    error = lost.exc_value
+    if isinstance(error, StoppedError):
+        _handle(_stop)
+        again = threading.Timer(0.01, os.kill, (os.getpid(), error.exit_code - 128))
+        again.daemon = True
+        again.start()
+    # Python says so of a signal that came while it was told to ignore it.
+    elif not (isinstance(error, OSError) and "ignored due to race condition" in str(error)):
+        sys.__unraisablehook__(lost)
