@@ -127,6 +127,13 @@ _STORAGE_DTYPES = {
     "Untyped": "uint8",
     "_Untyped": "uint8",
 }
+# The classes of tensors, which were saved by their names until torch 0.1.10, and of Variables, until 0.3.
+_TENSOR_DTYPES = {
+    Global(module, f"{kind}Tensor"): DTYPES[_STORAGE_DTYPES[kind]]
+    for module in ("torch", "torch.cuda")
+    for kind in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+}
+_VARIABLES = (Global("torch.autograd.variable", "Variable"), Global("torch.nn.parameter", "Parameter"))
 _STORAGE_CLASS = re.compile(r"(\w+?)Storage(?:Base)?")
 
 
@@ -334,6 +341,16 @@ class _Tensors:
         _arguments(args, "_rebuild_tensor", 4)
         return self.view(*args)
 
+    def build_typed(self, value: Opaque, state: Any) -> Any:
+        """State of a torch.FloatTensor and its like, until torch 0.1.10: (storage, offset, size, stride)."""
+        if value.args or value.state or type(state) is not tuple or len(state) != 4:
+            raise MalformedError(f"has a {value.name} whose state is not that of a tensor")
+        if type(state[0]) is not Storage:
+            return _unknown(f"a {value.name}", state[0])
+        if state[0].dtype != _TENSOR_DTYPES[value.cls]:
+            raise MalformedError(f"has a {value.name} in a storage of {state[0].dtype}")
+        return self.view(*state)
+
     def rebuild_tensor_v2(self, args: tuple[Any, ...]) -> Any:
         _arguments(args, "_rebuild_tensor_v2", 6, 7)
         storage, offset, size, stride, requires_grad, _hooks, *metadata = args
@@ -514,6 +531,28 @@ def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
     if type(args[1]) is not bool:
         raise MalformedError("has a parameter whose requires_grad is not a bool")
     return _described(args[0], "parameter", args[1], args[3] if len(args) == 4 else None)
+
+
+def _made_without_state(cls: Global) -> Constructor:
+    """For a tensor, Variable or Parameter of torch before 0.4, which is complete only after its BUILD."""
+    return lambda args: Opaque(cls, args)
+
+
+def _build_variable(value: Opaque, state: Any) -> Any:
+    """State of a Variable or Parameter of torch before 0.4, as torch.Tensor.__setstate__ takes it.
+
+    (requires_grad, volatile, hooks) for one that is made of its tensor, and until torch 0.1.9, for one that is made of
+    nothing, (tensor, gradient, hooks, requires_grad, volatile), of which torch takes no gradient.
+    """
+    if type(state) is tuple and len(state) == 5 and not value.args:
+        data, _, _, requires_grad, _ = state
+    elif type(state) is tuple and len(state) == 3 and len(value.args) == 1:
+        (data,), (requires_grad, _, _) = value.args, state
+    else:
+        raise MalformedError(f"has a {value.name} whose state is not that of one")
+    if type(requires_grad) is not bool:
+        raise MalformedError(f"has a {value.name} whose requires_grad is not a bool")
+    return _described(data, _KINDS.get(value.cls, "tensor"), requires_grad, None)
 
 
 def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]) -> Any:
@@ -856,6 +895,9 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
         ("numpy", "dtype"): _made_dtype,
     }
     builders: dict[tuple[str, str], Builder] = {}
+    for cls in (*_TENSOR_DTYPES, *_VARIABLES):
+        constructors[cls.module, cls.name] = _made_without_state(cls)
+        builders[cls.module, cls.name] = tensors.build_typed if cls in _TENSOR_DTYPES else _build_variable
     for module in _NUMPY_MODULES:
         constructors[module, "_reconstruct"] = _made_array(Global(module, "_reconstruct"))
         constructors[module, "scalar"] = _scalar

@@ -84,7 +84,12 @@ def _surveyed(storages: _Storages) -> Vocabulary:
     """The vocabulary of a reading that only notes the storages: what tensors are made of is not looked at."""
     words = vocabulary(storages.note)
     rebuilding = {name for name in words.constructors if name[0].startswith("torch._")}
-    return replace(words, constructors={**words.constructors, **dict.fromkeys(rebuilding, lambda args: None)})
+    building = {name for name in words.builders if name[0].startswith("torch")}
+    return replace(
+        words,
+        constructors={**words.constructors, **dict.fromkeys(rebuilding, lambda args: None)},
+        builders={**words.builders, **dict.fromkeys(building, lambda value, state: value)},
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- storages
