@@ -234,7 +234,8 @@ class _Machine:
                 raise self.oddity
             self.keys.check()
             # Shared parts are few bytes each time they are referred to.
-            check_nesting(value, self.limits, 1_000_000 + 16 * (end - self.start))
+            length = end - self.start
+            check_nesting(value, self.limits, 1_000_000 + 16 * length, 1_000_000 + length // 4)
         except _NotStoredError:
             if self.lean:
                 raise
