@@ -16,6 +16,8 @@ from .vocabulary import ExcessiveError, Limits, MalformedError
 _WORTH_KEEPING = 16
 # References to a container that has one place only: that, and those of the walk.
 _ONE_PLACE = 3
+# The one empty tuple that Python has: there may be one for each byte of a pickle.
+_EMPTY = ()
 
 
 def _mapped(container: dict[Any, Any]) -> Iterable[Any]:
@@ -43,7 +45,8 @@ _CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
 def check_nesting(value: Any, limits: Limits, most: int, most_containers: int) -> None:
     """Check that a walk over the tree that goes into shared parts each time comes to an end, soon, and not too deep.
 
-    Raises ExcessiveError where it would come to more than `most` values, or there are more than `most_containers`.
+    Raises ExcessiveError where it would come to more than `most` values, or there are more than `most_containers`
+    with something in them.
 
     Objects, which have an identity, may lead back to themselves: whoever walks looks out for them. Other containers
     may if `limits` say so.
@@ -59,9 +62,6 @@ def check_nesting(value: Any, limits: Limits, most: int, most_containers: int) -
     while True:
         # Go into `child`, and then on with its children, until one is a container not yet seen.
         if type(child) in _CHILDREN:
-            containers += 1
-            if containers > most_containers:
-                raise ExcessiveError("makes more objects than its length can be about")
             unfinished.add(id(child))
             path.append([child, iter(_CHILDREN[type(child)](child)), 1, 1])
             if len(path) > deepest:
@@ -71,7 +71,11 @@ def check_nesting(value: Any, limits: Limits, most: int, most_containers: int) -
             for child in children:
                 nodes += 1
                 kind = type(child)
-                if kind in _CHILDREN and (kind is not Tagged or child.facts.attributes is not None):
+                if (
+                    kind in _CHILDREN
+                    and child is not _EMPTY
+                    and (kind is not Tagged or child.facts.attributes is not None)
+                ):
                     known = finished.get(id(child))
                     if known:
                         nodes += known[0]
@@ -85,6 +89,9 @@ def check_nesting(value: Any, limits: Limits, most: int, most_containers: int) -
             else:
                 path.pop()
                 unfinished.remove(id(container))
+                containers += nodes > 1
+                if containers > most_containers:
+                    raise ExcessiveError("makes more objects than its length can be about")
                 if nodes > _WORTH_KEEPING or (nodes > 1 and sys.getrefcount(container) > _ONE_PLACE):
                     finished[id(container)] = nodes, levels
                 if path:

@@ -714,6 +714,7 @@ BOMBS = {
     "a long bytearray": (b"\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", "unfinished"),
     "a long frame": (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff.", "unfinished"),
     "many tuples": (b"(" + b"N\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85" * 2 * N + b"t.", "more objects than"),
+    "many empty tuples": (b"(" + b")" * 10 * N + b"t.", None),
     "a small tuple in many": (b"(" + b"N" * 14 + b"tq\0](" + b"h\0\x85" * N + b"e.", None),
     "a long path of attributes": (
         b"cbuiltins\ngetattr\nq\0X\xe8\3\0\0" + b"a." * 500 + b"q\1" + b"h\0h\1\x85R0" * N + b"N.", None),
