@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .tensors import Tagged
-from .tree import Composite, Opaque
+from .tree import Composite, Opaque, Replaced
+from .units import brief
 from .vocabulary import ExcessiveError, Limits, MalformedError
 
 # Smaller containers are remembered only if something else refers to them too; there may be a million others.
@@ -25,6 +26,10 @@ def _mapped(container: dict[Any, Any]) -> Iterable[Any]:
     return itertools.chain(container.values(), (attributes,)) if attributes else container.values()
 
 
+def _replaced(node: Replaced) -> Iterable[Any]:
+    raise MalformedError(f"refers to a {brief(node.name)} from before it was given its state")
+
+
 _CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
     **dict.fromkeys((dict, defaultdict, OrderedDict, Counter), _mapped),
     **dict.fromkeys((list, tuple, deque, set, frozenset), lambda container: container),
@@ -36,6 +41,7 @@ _CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
         *opaque.appended,
         *itertools.chain.from_iterable(opaque.items),
     ),
+    Replaced: _replaced,
     Composite: lambda composite: composite.parts.values(),
     slice: lambda bounds: (bounds.start, bounds.stop, bounds.step),
     Tagged: lambda tensor: (tensor.facts.attributes,),

@@ -62,6 +62,10 @@ class Opaque:
         return str(self.cls) if isinstance(self.cls, Global) else self.cls.name
 
 
+class Replaced(Opaque):
+    """What stood for an object before it was given its state, and became another node. No tree may have it."""
+
+
 class Size(tuple[int, ...]):
     """A torch.Size."""
 

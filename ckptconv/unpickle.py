@@ -33,7 +33,7 @@ from .errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from .garbage import no_garbage
 from .nesting import check_nesting
 from .phrases import HOLE, Phrases
-from .tree import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant, become
+from .tree import Global, NumpyArray, NumpyScalar, Opaque, Replaced, Size, TorchConstant, become
 from .units import brief
 from .vocabulary import (
     DEFAULT_LIMITS,
@@ -647,8 +647,9 @@ class _Machine:
     def _replace(self, old: Any, new: Any, place: int) -> None:
         """Put `new` where `old` is: on the stack, and at `place` in the memo if it was stored when it was made.
 
-        Who refers to it from elsewhere, as no pickler does, has it without its state.
+        Nobody else may refer to it, as with no pickler anyone does: a tree with a `Replaced` in it is refused.
         """
+        old.__class__ = Replaced
         self.stack[-1] = new
         if 0 <= place < len(self.memo):
             if self.memo[place] is old:

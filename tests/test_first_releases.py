@@ -14,6 +14,7 @@ from attacks.assemble import (
     NONE,
     TRUE,
     called,
+    listed,
     mapped,
     members,
     name,
@@ -107,10 +108,19 @@ def test_they_are_converted_and_go_back(case: str, tmp_path: Path) -> None:
 
 
 def test_one_object_that_is_mentioned_twice_is_one_tensor(tmp_path: Path) -> None:
-    made = called(name("torch", "FloatTensor")) + b"q\x05" + several(STORED, number(0), numbers(2, 3), numbers(3, 1))
+    made = called(name("torch", "FloatTensor")) + b"q\x00" + several(STORED, number(0), numbers(2, 3), numbers(3, 1))
     path = tmp_path / "model.pt"
-    path.write_bytes(streamed(mapped(text("w"), made + b"b", text("tied"), b"h\x05")))
+    path.write_bytes(streamed(mapped(text("w"), made + b"b", text("tied"), b"h\x00")))
     same(read_torch(str(path)).value, loaded(path))
+
+
+def test_one_that_is_mentioned_before_it_has_its_state_is_refused(tmp_path: Path) -> None:
+    early = listed(called(name("torch", "FloatTensor")) + b"q\x63") + b"0h\x63"
+    path = tmp_path / "model.pt"
+    held = several(STORED, number(0), numbers(2, 3), numbers(3, 1))
+    path.write_bytes(streamed(mapped(text("w"), early + held + b"b", text("early"), b"h\x63")))
+    run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors")
+    assert run.code == 4, (run.code, run.err)
 
 
 def test_archives_may_hold_them_too(tmp_path: Path) -> None:
