@@ -278,6 +278,12 @@ def _leads_out(name: str) -> bool:
     return not _IMPORTED.isdisjoint(steps) or (len(steps) > 1 and not _WAYS_OUT.isdisjoint(steps))
 
 
+@functools.lru_cache(maxsize=4096)
+def _steps_out(path: str) -> tuple[str, ...]:
+    """The ways out in a path of attributes."""
+    return tuple(step for step in path.split(".") if step in _WAYS_OUT)
+
+
 def _heads(path: str) -> list[str]:
     """The first part of a dotted path, the first two, and so on: as many as an entry of the tables may have."""
     return list(itertools.accumulate(path.split(".", _PARTS)[:_PARTS], "{}.{}".format))
@@ -296,7 +302,7 @@ def ways_out(function: Global, args: tuple[Any, ...]) -> Iterator[Global]:
         for arg in args[:3]:
             if type(arg) is str:
                 owner = str(args[0]) if type(args[0]) is Global else "getattr"
-                yield from (Global(owner, step) for step in arg[:_LONGEST].split(".") if step in _WAYS_OUT)
+                yield from (Global(owner, step) for step in _steps_out(arg[:_LONGEST]))
 
 
 def code_called(function: Any, args: tuple[Any, ...]) -> Global | None:

@@ -48,7 +48,7 @@ class Keys:
     def __init__(self, limits: Limits, size: int) -> None:
         self.limits = limits
         # Hashes of tuples are not cached, and a reference to one costs two bytes: the sum is limited as well.
-        self.budget = 1_000_000 + 4 * size
+        self.budget = 1_000_000 + 2 * size
         # By identity of a container: the container (so that it stays the same one), and how often each hash occurred.
         self.seen: dict[int, tuple[Any, dict[int, int]]] = {}
         # By identity, containers with keys that Python may take for equal though we do not.
@@ -103,7 +103,7 @@ class Keys:
                     if nodes + len(deeper) > self.limits.key_nodes:
                         break
                 elif kind is int:
-                    nodes += item.bit_length() >> 10
+                    nodes += item.bit_length() >> 7
                 elif kind is range:
                     deeper += (item.start, item.stop, item.step)
                 elif kind is Opaque:

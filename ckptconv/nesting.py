@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,8 +12,12 @@ from .tensors import Tagged
 from .tree import Composite, Opaque
 from .vocabulary import ExcessiveError, Limits, MalformedError
 
-# Smaller containers are walked again when they come again; there may be a million of them.
+# Smaller containers are remembered only if something else refers to them too; there may be a million others.
 _WORTH_KEEPING = 16
+# References to a container that has one place only: that, and those of the walk.
+_ONE_PLACE = 3
+# The one empty tuple that Python has: there may be one for each byte of a pickle.
+_EMPTY = ()
 
 
 def _mapped(container: dict[Any, Any]) -> Iterable[Any]:
@@ -37,8 +42,11 @@ _CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
 }
 
 
-def check_nesting(value: Any, limits: Limits, most: int) -> None:
+def check_nesting(value: Any, limits: Limits, most: int, most_containers: int) -> None:
     """Check that a walk over the tree that goes into shared parts each time comes to an end, soon, and not too deep.
+
+    Raises ExcessiveError where it would come to more than `most` values, or there are more than `most_containers`
+    with something in them.
 
     Objects, which have an identity, may lead back to themselves: whoever walks looks out for them. Other containers
     may if `limits` say so.
@@ -50,6 +58,7 @@ def check_nesting(value: Any, limits: Limits, most: int) -> None:
     # The containers we are in, outermost first: itself, its children yet to come, its nodes, its levels.
     path: list[list[Any]] = []
     child = value
+    containers = 0
     while True:
         # Go into `child`, and then on with its children, until one is a container not yet seen.
         if type(child) in _CHILDREN:
@@ -62,7 +71,11 @@ def check_nesting(value: Any, limits: Limits, most: int) -> None:
             for child in children:
                 nodes += 1
                 kind = type(child)
-                if kind in _CHILDREN and (kind is not Tagged or child.facts.attributes is not None):
+                if (
+                    kind in _CHILDREN
+                    and child is not _EMPTY
+                    and (kind is not Tagged or child.facts.attributes is not None)
+                ):
                     known = finished.get(id(child))
                     if known:
                         nodes += known[0]
@@ -76,7 +89,10 @@ def check_nesting(value: Any, limits: Limits, most: int) -> None:
             else:
                 path.pop()
                 unfinished.remove(id(container))
-                if nodes > _WORTH_KEEPING:
+                containers += nodes > 1
+                if containers > most_containers:
+                    raise ExcessiveError("makes more objects than its length can be about")
+                if nodes > _WORTH_KEEPING or (nodes > 1 and sys.getrefcount(container) > _ONE_PLACE):
                     finished[id(container)] = nodes, levels
                 if path:
                     path[-1][2] += nodes

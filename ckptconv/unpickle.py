@@ -234,7 +234,8 @@ class _Machine:
                 raise self.oddity
             self.keys.check()
             # Shared parts are few bytes each time they are referred to.
-            check_nesting(value, self.limits, 1_000_000 + 16 * (end - self.start))
+            length = end - self.start
+            check_nesting(value, self.limits, 1_000_000 + 16 * length, 1_000_000 + length // 4)
         except _NotStoredError:
             if self.lean:
                 raise
@@ -612,6 +613,7 @@ class _Machine:
         if kind is Opaque:
             builder = self.builders.get((target.cls.module, target.cls.name)) if type(target.cls) is Global else None
             value = builder(target, state) if builder else NotImplemented
+            place = self.places.pop(id(target), -1)
             if value is NotImplemented:
                 target.state.append(state)
                 if builder:
@@ -620,7 +622,7 @@ class _Machine:
                 self.charge(len(value.data) // _BYTES_EACH)
                 become(target, value)
             elif value is not target:
-                self._replace(target, value)
+                self._replace(target, value, place)
         elif kind in _BUILT_IN_PLACE:
             if type(state) is tuple and len(state) == 2 and state[1] is None:
                 state = state[0]
@@ -642,13 +644,12 @@ class _Machine:
         if self.phrases is not None:
             self.phrases.forget()
 
-    def _replace(self, old: Any, new: Any) -> None:
-        """Put `new` where `old` is: on the stack, and in the memo where it was stored when it was made.
+    def _replace(self, old: Any, new: Any, place: int) -> None:
+        """Put `new` where `old` is: on the stack, and at `place` in the memo if it was stored when it was made.
 
         Who refers to it from elsewhere, as no pickler does, has it without its state.
         """
         self.stack[-1] = new
-        place = self.places.pop(id(old), -1)
         if 0 <= place < len(self.memo):
             if self.memo[place] is old:
                 self.memo[place] = new

@@ -696,7 +696,7 @@ BOMBS = {
         b"](" + b"N" * 9_000 + b"tq\0" + b"}h\0Ns0" * (N // 2) + b".", "too long to hash"),
     "the same large integer as a key": (
         b"]\x8b\x00\x06\x00\x00" + b"\x7f" * 1536 + b"q\0" + b"}h\0Ns0" * N + b".",
-        None,
+        "too long to hash",
     ),
     "colliding integers": (colliding_keys(30_000), "same hash"),
     "colliding tuples": (colliding_keys(30_000, b"\x85"), "same hash"),
@@ -714,6 +714,11 @@ BOMBS = {
     "longer text": (b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", "unfinished"),
     "a long bytearray": (b"\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", "unfinished"),
     "a long frame": (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff.", "unfinished"),
+    "many tuples": (b"(" + b"N\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85" * 2 * N + b"t.", "more objects than"),
+    "many empty tuples": (b"(" + b")" * 10 * N + b"t.", None),
+    "a small tuple in many": (b"(" + b"N" * 14 + b"tq\0](" + b"h\0\x85" * N + b"e.", None),
+    "a long path of attributes": (
+        b"cbuiltins\ngetattr\nq\0X\xe8\3\0\0" + b"a." * 500 + b"q\1" + b"h\0h\1\x85R0" * N + b"N.", None),
     "marks": (b"(" * N + b".", "no value"),
     "many empty sets": (b"(" + b"\x8f" * N + b"t.", None),
     "a million empty sets": (b"(" + b"\x8f" * 10 * N + b"t.", "more objects than"),
