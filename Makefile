@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 
-.PHONY: help install demo test test-azure test-deepspeed fuzz lint format bench clean
+.PHONY: help install demo test test-pythons test-azure test-deepspeed fuzz lint format bench clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
 	@echo "make demo      a ZeRO-3 checkpoint of 100 M parameters, converted before your eyes"
 	@echo "make test      the tests"
+	@echo "make test-pythons   every command on Python 3.10 to 3.14, with the lowest and the newest libraries"
 	@echo "make test-azure   Azure's storage, as Azurite serves it: needs node and npm"
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
@@ -38,6 +39,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-pythons: $(INSTALLED)
+	$(BIN)/python scripts/test_pythons.py
 
 test-azure: $(INSTALLED) $(AZURITE)
 	$(BIN)/python -m pytest tests/test_azure.py

@@ -258,10 +258,15 @@ def is_suspect(named: Global) -> bool:
         return False
     # A path of attributes: honest ones lead to a class inside a class, and through no module. It may be a path from a
     # module by itself ...
+    if name.rpartition(".")[2] in _VERBS.get(name.partition(".")[0], ()):
+        return True
     heads = _heads(name)
     if name in _NAMES or (name not in _HARMLESS and not _CLOSED.isdisjoint(heads[: steps - 1])):
         return True
     # ... or lead from the module to what is listed, and then on.
+    verbs = _VERBS.get(module.partition(".")[0])
+    if verbs and not verbs.isdisjoint(name.split(".")):
+        return True
     heads = _heads(f"{module}.{name}")
     before = module.count(".") + 1
     for at in range(before, len(heads)):

@@ -482,6 +482,7 @@ def verify_(
             manifest=manifest,
             **options,
         )
+    signals.ignore()
     shown.verified(done)
 
 
@@ -648,6 +649,7 @@ def rows_check(
             announce=progress.begin,
             **options,
         )
+    signals.ignore()
     shown.rows_checked(report)
 
 
@@ -683,6 +685,7 @@ def _make_rows(
             **settings,
             **options,
         )
+    signals.ignore()
     output.done(report)
 
 
@@ -719,6 +722,7 @@ def finish_(
     options["storage_options"] = _storage_options(options["storage_options"])
     with shown.progress() as progress:
         report = finish(outputs, publishing=signals.ignore, progress=progress, announce=progress.begin, **options)
+    signals.ignore()
     shown.done(report)
 
 
@@ -837,6 +841,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
             executor=executor,
             **options,
         )
+    signals.ignore()
     output.done(report)
 
 
@@ -889,9 +894,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             code = _run(arguments)
         finally:
             signals.ignore()
-    except StoppedError as error:  # it came while something else was being told
+    except StoppedError as error:  # it came beside the work: before, after, or while something else went wrong
         signals.ignore()
-        _output("", {}).failed(error)
+        _output("", {"json": "--json" in arguments}).failed(error)
         code = error.exit_code
     sys.exit(code)
 
@@ -912,6 +917,7 @@ def _run(arguments: list[str]) -> int:
         failure = _failure(error)
         if failure is None:
             raise
+        signals.ignore()  # the code is known
         _output("", {"json": "--json" in arguments}).failed(failure)
         return failure.exit_code
     return code if isinstance(code, int) else 0

@@ -151,14 +151,11 @@ def claimed_equal(flat: Mapping[str, Any], structure: str | None) -> Iterator[tu
                 yield name, flat[known], flat[name]
 
 
-def remap(
-    structure: str | None, renames: Mapping[str, str | None], aliases: Mapping[str, str] | None = None
-) -> str | None:
-    """The record for tensors of other names: first `renames` {old: new, or None: left out}, then `aliases`
-    {removed: kept} among the new names. Names that are in neither stay.
+def remap(structure: str | None, renames: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> str | None:
+    """The record for tensors of other names: first `renames` {old: new}, then `aliases` {removed: kept} among the new
+    names. Names that are in neither stay.
 
-    Keys of the tree are not names, and stay. A tensor left out is missing from the tree: the entry of a dict is absent,
-    and None stands in a sequence. None stays None: what is left of a plain dict under new names is a plain dict; use
+    Keys of the tree are not names, and stay. None stays None: a plain dict under new names is a plain dict; use
     `plain_record` before to keep its keys. Raises CorruptError for a malformed record.
     """
     if structure is None or not (aliases or any(old != new for old, new in renames.items())):
@@ -171,9 +168,6 @@ def remap(
         new = renames.get(old, old)
         facts = {key: value for key, value in leaf.items() if key != "name"}
         leaf.clear()
-        if new is None:
-            leaf["dropped"] = old
-            continue
         new = (aliases or {}).get(new, new)
         if new != implied:
             leaf["name"] = new

@@ -568,7 +568,11 @@ class LocalWriter(Writer):
                 lock(self._fd, path)
                 if not self.is_at(here, name):
                     raise BusyError(path)  # and has put it under its final name just now
-                os.ftruncate(self._fd, size)
+                try:
+                    os.ftruncate(self._fd, size)
+                except OSError:
+                    here.unlink(name)  # nobody else has it, and nobody will finish it
+                    raise
             except BaseException:
                 os.close(self._fd)
                 raise

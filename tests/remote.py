@@ -222,7 +222,8 @@ def azure_server() -> Iterator[Azure]:
 # ---------------------------------------------------------------------------------------------------------- faults
 
 # What is wrong with an answer: nothing (""), "drop" (none comes), "lost" (nor then, but what was asked for is done),
-# "503", "403", "cut" (it breaks off), "short" (it is whole, and less than was asked for), "long" (more), "slow".
+# "503", "403", "cut" (it breaks off), "short" (it is whole, and less than was asked for), "long" (more), "held" (none
+# comes, and that only when the proxy is told to `release`).
 Rule = Callable[["Asked"], str]
 # What becomes of the headers and the body of an answer.
 Change = Callable[["Asked", "dict[str, str]", bytes], "tuple[dict[str, str], bytes]"]
@@ -260,6 +261,12 @@ class Proxy:
         self.asked: list[Asked] = []
         self.endpoint = ""
         self.lock = threading.Lock()
+        self.released = threading.Event()
+
+    def release(self) -> None:
+        """Drop what is held, and let pass what comes from now on."""
+        self.rule = lambda asked: ""
+        self.released.set()
 
     def take(self, method: str, path: str, headers: dict[str, str]) -> tuple[Asked, str]:
         with self.lock:
@@ -297,7 +304,9 @@ class _Passing(BaseHTTPRequestHandler):
             self.end_headers()
         body = self._body()
         asked, fault = self.proxy.take(self.command, self.path, dict(self.headers.items()))
-        if fault == "drop":
+        if fault == "held":
+            self.proxy.released.wait(600)
+        if fault in ("drop", "held"):
             self._drop()
             return
         if fault.isdigit():
@@ -315,8 +324,6 @@ class _Passing(BaseHTTPRequestHandler):
             return
         found = {key: value for key, value in answer.getheaders() if key.lower() not in kept}
         found, data = self.proxy.change(asked, found, data)
-        if fault == "slow":
-            time.sleep(0.3)
         if fault == "cut":
             self._answer(answer.status, found, data, len(data) // 2)
             self._drop()

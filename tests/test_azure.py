@@ -156,16 +156,16 @@ def test_what_is_stopped_halfway_leaves_nothing_and_the_next_run_completes(
 ) -> None:
     name = fresh()
     options = azure.through(proxy.endpoint)
-    proxy.rule = lambda asked: "slow" if stages(asked) else ""
+    proxy.rule = lambda asked: "held" if stages(asked) else ""
     command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), f"az://models/{name}/out.safetensors"]
     process = subprocess.Popen([*command, "--storage-options", json.dumps(options)], stderr=subprocess.PIPE)
     while process.poll() is None and not any(map(stages, proxy.asked)):
         time.sleep(0.01)
     process.send_signal(number)
+    proxy.release()
     _, said = process.communicate()
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143}[number], said
     assert not azure.names(name)
-    proxy.rule = lambda asked: ""
     convert(model, f"az://models/{name}/out.safetensors", storage_options=options)
     assert azure.get(f"{name}/out.safetensors") == (plain / "plain.safetensors").read_bytes()
 

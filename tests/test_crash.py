@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +73,8 @@ def contents(place: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
 
 
-def in_child(work: Callable[[], Any], until: float | None = None) -> int:
-    """Run `work` in a child process, and kill it after `until` seconds; how it ended."""
+def in_child(work: Callable[[], Any]) -> int:
+    """Run `work` in a child process; how it ended."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -82,9 +82,6 @@ def in_child(work: Callable[[], Any], until: float | None = None) -> int:
             work()
             code = 0
         os._exit(code)
-    if until is not None:
-        time.sleep(until)
-        os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -106,6 +103,20 @@ def counted(after: int, act: Callable[[], None]) -> list[int]:
     return made
 
 
+def stepped(after: int) -> list[int]:
+    """Have this process killed when so many functions were called; the list holds how many there were."""
+    made = [0]
+
+    def counting(frame: Any, event: str, argument: Any) -> None:
+        made[0] += 1
+        if made[0] == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(counting)
+    sys.setprofile(counting)
+    return made
+
+
 def check(crashing: Crashing, found: dict[str, bytes]) -> None:
     """Whatever is under a final name is whole, and an index belongs to all that is there."""
     for name, data in found.items():
@@ -123,29 +134,30 @@ def kill_again_and_again(crashing: Crashing, place: Path, kills: int, seed: int)
     report = place / "calls"
 
     def count() -> None:
-        made = counted(-1, lambda: None)
+        made, steps = counted(-1, lambda: None), stepped(-1)
         crashing.convert(place / "out")
-        report.write_text(str(made[0]))
+        report.write_text(f"{made[0]} {steps[0]}")
 
     crashing.output(place / "out")
-    begun = time.monotonic()
     assert in_child(count) == 0
-    usual, calls = time.monotonic() - begun, int(report.read_text())
+    calls, steps = map(int, report.read_text().split())
     for number in range(kills):
         output = crashing.output(place / "out")
         options = {"jobs": chance.choice([1, 2]), "fsync": chance.random() < 0.7}
-        at, until = None, None
-        if number % 4:
-            at = chance.randint(1, calls)
-        else:
-            until = chance.uniform(0, usual)
+        # Before something changes on the disk, or in between.
+        is_step = not number % 4
+        at = chance.randint(1, steps if is_step else calls)
 
-        def work(at: int | None = at, options: dict[str, Any] = options, output: Path = output) -> None:
-            if at is not None:
+        def work(
+            at: int = at, is_step: bool = is_step, options: dict[str, Any] = options, output: Path = output
+        ) -> None:
+            if is_step:
+                stepped(at)
+            else:
                 counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
             crashing.convert(output, **options)
 
-        ended = in_child(work, until)
+        ended = in_child(work)
         assert ended in (0, -signal.SIGKILL), (seed, number, at, ended)
         found = contents(output)
         try:
@@ -154,7 +166,7 @@ def kill_again_and_again(crashing: Crashing, place: Path, kills: int, seed: int)
             assert contents(output) == crashing.new
             assert not [path for path in output.iterdir() if path.is_dir()]
         except (AssertionError, CkptconvError) as error:
-            raise AssertionError(f"seed {seed}, kill {number}, at call {at}, after {until} s: {error}") from error
+            raise AssertionError(f"seed {seed}, kill {number}, at {at}: {error}") from error
         if ended and found.get(INDEX) != crashing.new[INDEX]:
             killed += 1
             reused += again.reused > 0

@@ -122,11 +122,13 @@ def test_a_broken_pool_is_an_error_and_the_next_run_goes_on(
 
 
 @pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """The address of a scheduler, and two workers, each a process of its own."""
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[subprocess.Popen[bytes]], Path]]:
+    """The address of a scheduler, two workers, each a process of its own, and the file that lets these go on."""
     pytest.importorskip("distributed")
     place = tmp_path_factory.mktemp("dask")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(place)}
+    go_on = place / "go-on"
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(place), "GO_ON": str(go_on)}
+    environment = {**os.environ, **paths}
     run = [
         sys.executable,
         "-m",
@@ -141,11 +143,9 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, l
     with open(log, "wb") as out:
         main = subprocess.Popen(run, stdout=out, stderr=out, env=environment, cwd=place)
     address = None
-    for _ in range(600):
-        address = re.search(r"Scheduler at:\s+(tcp://\S+)", log.read_text())
-        if address:
-            break
+    while not address and main.poll() is None:
         time.sleep(0.1)
+        address = re.search(r"Scheduler at:\s+(tcp://\S+)", log.read_text())
     assert address, log.read_text()
     command = [sys.executable, "-m", "distributed.cli.dask_worker", address[1], "--nthreads", "1", "--no-nanny"]
     command += ["--no-dashboard", "--preload", str(Path(__file__).with_name("slow_worker.py"))]
@@ -153,16 +153,16 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, l
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, cwd=place)
         for _ in range(2)
     ]
-    yield address[1], workers
+    yield address[1], workers, go_on
     for process in [*workers, main]:
         process.kill()
         process.wait()
 
 
 def test_a_dask_cluster_makes_the_same_although_a_worker_is_killed(
-    model: Path, expected: dict[str, bytes], tmp_path: Path, scheduler: tuple[str, list[subprocess.Popen[bytes]]]
+    model: Path, expected: dict[str, bytes], tmp_path: Path, scheduler: tuple[str, list[subprocess.Popen[bytes]], Path]
 ) -> None:
-    address, workers = scheduler
+    address, workers, go_on = scheduler
     out = tmp_path / "out"
     command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), str(out)]
     command += ["--max-shard-size", str(SHARD), "--dask", address]
@@ -172,6 +172,7 @@ def test_a_dask_cluster_makes_the_same_although_a_worker_is_killed(
         time.sleep(0.02)
     assert process.poll() is None, process.communicate()
     workers[0].send_signal(signal.SIGKILL)
+    go_on.touch()
     shown, err = process.communicate()
     assert process.returncode == 0, err
     assert "Traceback" not in err

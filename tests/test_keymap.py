@@ -35,6 +35,7 @@ from trees import containers, keys_with, nodes, texts, tie_into_a_cycle
 from ckptconv import keymap, olmo
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.keymap import describe, flatten, plain_record, remap, unflatten
+from ckptconv.select import Choice
 from ckptconv.tensors import (
     DTYPE_RANK,
     DTYPES,
@@ -1034,6 +1035,13 @@ def test_remap_of_any_tree(tree: Any, rng: random.Random) -> None:
     assert_same(tree, unflatten(renamed, remap(structure, renames), live_values=False))
 
 
+def chosen(tree: Any, *exclude: str) -> tuple[dict[str, Any], str | None]:
+    """The tensors of a tree but for those that are left out by name, and their record."""
+    choice = Choice((), exclude)
+    described = describe(tree, choice=choice)
+    return {name: tensor for name, tensor in described.tensors.items() if name in choice}, described.structure
+
+
 def test_a_tensor_left_out_is_absent_from_a_dict_and_none_in_a_sequence() -> None:
     tree = {
         "keep": lazy(),
@@ -1043,34 +1051,50 @@ def test_a_tensor_left_out_is_absent_from_a_dict_and_none_in_a_sequence() -> Non
         "o": OrderedDict(x=lazy(), y=3),
         "s": {7: lazy()},
     }
-    flat, structure = flatten(tree)
-    assert structure is not None
-    dropped = remap(structure, {name: None for name in flat if name != "keep"})
-    assert unflatten({"keep": flat["keep"]}, dropped) == {
+    flat, structure = chosen(tree, "drop", "*.0", "*.x", "*.7")
+    assert list(flat) == ["keep"]
+    assert unflatten(flat, structure) == {
         "keep": flat["keep"],
         "l": [None, 1],
         "t": (None, 2),
         "o": OrderedDict(y=3),
         "s": {},
     }
-    assert dropped is not None
-    assert "l.0" in dropped, "the record says what is missing"
-    assert remap(dropped, {"keep": "x", "drop": "y"}) == remap(dropped, {"keep": "x"})
+    assert not any(name in (structure or "") for name in ("drop", "l.0"))
+
+
+def test_what_older_records_say_was_dropped_is_read_so() -> None:
+    tree = ["dict", "keep", {}, "gone", {"dropped": "gone"}, "l", ["list", {"dropped": "l.0"}, 1]]
+    keep = lazy()
+    assert unflatten({"keep": keep}, record(tree)) == {"keep": keep, "l": [None, 1]}
 
 
 def test_a_composite_without_one_of_its_parts_is_left_out_whole() -> None:
-    flat, structure = flatten({"s": Composite("sparse_coo", {"indices": lazy(), "values": lazy()}), "k": [lazy()]})
-    flat.pop("s.values")
-    assert list(unflatten(flat, remap(structure, {"s.values": None}))) == ["k"]
+    tree = {"s": Composite("sparse_coo", {"indices": lazy(), "values": lazy(), "shape": Size((2,))}), "k": [lazy()]}
+    assert list(unflatten(*chosen(tree, "s.values"))) == ["k"]
+    assert "shape" not in (chosen(tree, "s.*")[1] or "")
+    assert list(unflatten(*chosen(tree, "k"))) == ["s", "k"]
 
 
 def test_of_an_object_that_occurs_twice_one_place_can_be_left_out() -> None:
     tensor = torch.nn.Parameter(torch.ones(2))
-    flat, structure = flatten([tensor, tensor, tensor])
-    again = unflatten({"1": flat["1"], "2": flat["2"]}, remap(structure, {"0": None}))
+    again = unflatten(*chosen([tensor, tensor, tensor], "0"))
     assert again[0] is None
     assert again[1] is again[2]
     assert type(again[1]) is torch.nn.Parameter
+
+
+def test_a_tensor_in_a_key_or_among_attributes_keeps_its_place() -> None:
+    """What holds a chosen tensor is kept, though nothing else in it was chosen."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.extra = torch.zeros(2)
+    parameter.note = "n"
+    tree = {("k", torch.ones(1)): 5, "p": parameter}
+    flat, _ = flatten(tree)
+    for exclude in (["p"], ["p", "*note"], ["*.*"], ["k*"], ["*[!k]*.extra"]):
+        left, structure = chosen(tree, *exclude)
+        unflatten(left, structure)
+        assert set(left) == {name for name in flat if name in Choice((), exclude)}
 
 
 def test_tied_tensors_can_be_stored_once() -> None:

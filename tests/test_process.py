@@ -396,16 +396,15 @@ print("!", flush=True)
 from ckptconv.__main__ import main
 main()
 """
-# Is sent signals while it tells of a mistake.
-TOLD_TWICE = """
+# Is sent signals while it finds out what went wrong, or tells it.
+MEANWHILE = """
 import os, signal, sys
 from ckptconv import cli, report
-failed = report.Output.failed
-def disturbed(self, error):
+def disturbed(*arguments):
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
-    failed(self, error)
-report.Output.failed = disturbed
+    return {function}(*arguments)
+{function}, {place} = {place}, disturbed
 cli.main(sys.argv[1:])
 """
 ENDED = r"ckptconv: Stopped by SIG(INT|TERM)\. Nothing was put under a final name\."
@@ -433,11 +432,21 @@ def test_two_signals_at_any_time_are_one_end(small: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_signals_while_something_is_told_are_an_end_too(options: list[str], tmp_path: Path) -> None:
-    code, out, err = ended(python(TOLD_TWICE, "pt2safetensors", tmp_path / "missing.pt", *options))
+def test_signals_while_something_went_wrong_are_an_end_too(options: list[str], tmp_path: Path) -> None:
+    code = MEANWHILE.format(function="usual", place="cli._failure")
+    code, out, err = ended(python(code, "pt2safetensors", tmp_path / "missing.pt", *options))
     assert code in (130, 143)
     assert re.fullmatch(ENDED, err.splitlines()[-1])
-    assert len(out.splitlines()) == len(options)
+    assert [json.loads(line)["error"]["exit_code"] for line in out.splitlines()] == [code] * len(options)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_signals_while_something_is_told_come_too_late(options: list[str], tmp_path: Path) -> None:
+    code = MEANWHILE.format(function="usual", place="report.Output.failed")
+    code, out, err = ended(python(code, "pt2safetensors", tmp_path / "missing.pt", *options))
+    assert code == 2
+    assert "does not exist" in err
+    assert [json.loads(line)["error"]["exit_code"] for line in out.splitlines()] == [2] * len(options)
 
 
 def test_signals_while_it_is_cleaned_up_change_nothing(small: Path, tmp_path: Path) -> None:

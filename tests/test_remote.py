@@ -208,13 +208,13 @@ def test_what_fails_halfway_leaves_nothing_behind(model: Path, s3: S3, proxy: Pr
 
 
 def uploading(model: Path, name: str, s3: S3, proxy: Proxy) -> subprocess.Popen[bytes]:
-    """A conversion in a process of its own that has sent, or is sending, the first part."""
-    proxy.rule = lambda asked: "slow" if asked.method == "PUT" else ""
+    """A conversion in a process of its own whose second part does not arrive."""
+    proxy.rule = lambda asked: "held" if "partNumber=2" in asked.path else ""
     command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), f"s3://models/{name}/out.safetensors"]
     process = subprocess.Popen(
         [*command, "--storage-options", json.dumps(impatient(s3, proxy))], stderr=subprocess.PIPE
     )
-    while process.poll() is None and not any("partNumber" in asked.path for asked in proxy.asked):
+    while process.poll() is None and not any("partNumber=2" in asked.path for asked in proxy.asked):
         time.sleep(0.01)
     return process
 
@@ -226,8 +226,8 @@ def test_a_killed_upload_leaves_nothing_under_the_name_and_the_next_run_complete
     process = uploading(model, name, s3, proxy)
     process.kill()
     process.communicate()
+    proxy.release()
     assert not s3.keys(name)
-    proxy.rule = lambda asked: ""
     convert(model, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
     assert s3.get(f"{name}/out.safetensors") == (plain / "plain.safetensors").read_bytes()
 
@@ -236,6 +236,7 @@ def test_an_interrupted_upload_is_taken_back(model: Path, s3: S3, proxy: Proxy) 
     name = fresh()
     process = uploading(model, name, s3, proxy)
     process.send_signal(signal.SIGTERM)
+    proxy.release()
     _, said = process.communicate()
     assert process.returncode == 143, said
     assert not s3.keys(name)

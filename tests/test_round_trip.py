@@ -611,6 +611,31 @@ def test_objects_of_other_classes_are_written_or_left_out_only_where_that_was_as
         assert ckptconv_here("safetensors2pt", source, output, *wrong).code == 2
 
 
+def test_only_objects_that_were_chosen_are_asked_about(tmp_path: Path) -> None:
+    counts = collections.defaultdict(Config, a=1, b=torch.ones(2))
+    state = {"w": torch.ones(3), "args": argparse.Namespace(lr=0.5), "config": Config(), "counts": counts}
+    run("pt2safetensors", saved(tmp_path, state))
+    source, output = tmp_path / "x.safetensors", tmp_path / "back.pt"
+    args = {"args": state["args"]}
+    plain = {"counts": {"b": torch.ones(2)}}
+    for options, expected in (
+        (["--include", "w"], {}),
+        (["--include", "w", "--include", "args"], args),
+        (excluding("config", "counts"), args),
+        ([*excluding("config", "counts"), "--opaque", "keep"], args),
+        (["--include", "w", "--include", "counts.b", "--opaque", "drop"], plain),
+    ):
+        report = run("safetensors2pt", source, output, "--verify", "--json", *options).json
+        assert list(report["dropped"]) == (["counts"] if expected is plain else [])
+        assert not any("will run" in warning for warning in report["warnings"])
+        again = loaded(output)
+        assert set(again) == {"w", *expected}
+        assert again.get("args", args["args"]) == args["args"]
+        assert_same(again.get("counts", {}), expected.get("counts", {}))
+    for options in (["--include", "w", "--include", "counts.b"], excluding("config"), excluding("counts")):
+        assert ckptconv_here("safetensors2pt", source, output, *options).code == 3
+
+
 def test_an_attack_is_not_written_even_where_all_else_is(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(CASES["live_partial.pt"].make(str(tmp_path / "canary")))

@@ -1,0 +1,175 @@
+"""Runs every command and the library once, on whatever Python and libraries it is started with.
+
+What hands out tensors of torch is tried only where torch is installed. Inputs are written here, or are the
+small ones in tests/data. Prints what was done; ends with an exit code.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
+DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+# The package of this checkout, wherever another is installed.
+sys.path.insert(0, str(DATA.parents[1]))
+LIBRARIES = ("fsspec", "numpy", "rich", "safetensors", "torch", "tqdm", "typer")
+# A row of four items without a state: an id, a word of metadata, the weight.
+ROW = struct.Struct("<qq4f")
+
+
+class Smoke:
+    """Runs commands in a directory of its own, and counts them."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.count = 0
+
+    def run(self, *arguments: object, code: int = 0, stdin: bytes = b"") -> str:
+        """What a command prints; it has to end with `code`, and without a traceback."""
+        command = [sys.executable, "-W", "error::SyntaxWarning", "-m", "ckptconv", *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+        done = subprocess.run(command, cwd=self.place, env=environment, input=stdin, capture_output=True, check=False)
+        out, err = done.stdout.decode(), done.stderr.decode()
+        if done.returncode != code or "Traceback" in err or "mistake in ckptconv" in err:
+            raise SystemExit(f"{' '.join(command[3:])} ended with {done.returncode}:\n{out}{err}")
+        self.count += 1
+        return out
+
+    def same(self, one: str, other: str) -> None:
+        """The two files have the same bytes."""
+        if (self.place / one).read_bytes() != (self.place / other).read_bytes():
+            raise SystemExit(f"{one} and {other} differ, and should not.")
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
+    """A safetensors file of {name: (dtype, shape, data)}."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+
+
+def convert(smoke: Smoke) -> None:
+    """pt2safetensors, safetensors2pt, verify, finish."""
+    numbers = {"a.weight": ("F32", [2, 3], struct.pack("<6f", *range(6))), "b": ("I64", [2], struct.pack("<2q", 7, 8))}
+    write_safetensors(smoke.place / "first.safetensors", numbers)
+    smoke.run("safetensors2pt", "first.safetensors", "model.pt")
+    smoke.run("pt2safetensors", "model.pt")
+    smoke.run("verify", "model.pt", "model.safetensors")
+    smoke.run("safetensors2pt", "model.safetensors", "model2.pt", "--verify")
+    smoke.run("pt2safetensors", "-", "piped.safetensors", stdin=(smoke.place / "model.pt").read_bytes())
+    smoke.same("model.safetensors", "piped.safetensors")
+    smoke.run("pt2safetensors", "model.pt", "half.safetensors", "--dtype", "bf16", "--exclude", "b", "--verify", "-v")
+    smoke.run("verify", "model.pt", "half.safetensors", "--dtype", "bfloat16", "--exclude", "b")
+    smoke.run("verify", "model.pt", "half.safetensors", code=1)
+    several = ["pt2safetensors", "model.pt", "several", "--max-shard-size", "30", "--no-structure"]
+    smoke.run(*several, "--manifest", "m.json", "--depfile", "m.d", "--rename", "^=x.", "--jobs", "2")
+    smoke.run("verify", "model.pt", "several")
+    smoke.run(*several, "--part", "0/2")
+    smoke.run(*several, "--part", "1/2")
+    smoke.run("finish", "several")
+    report = json.loads(smoke.run(*several, "--dry-run", "--json"))
+    if not (report["ok"] and report["dry_run"]):
+        raise SystemExit(f"A dry run said {report}.")
+    smoke.run("pt2safetensors", "model.pt", "--max_shard_size", "30", "--dtype", "int4", code=2)
+    smoke.run("pt2safetensors", "missing.pt", "--json", code=2)
+
+
+def checkpoints(smoke: Smoke) -> None:
+    """zero-to-fp32 and dcp2safetensors."""
+    smoke.run("zero-to-fp32", ZERO, "zero", "--verify")
+    smoke.run("zero-to-fp32", ZERO, "zero.safetensors", "--dtype", "fp16", "--optimizer", "adam", "--tied", "duplicate")
+    smoke.run("zero-to-fp32", ZERO, "--universal", "universal")
+    smoke.run("verify", ZERO, "--universal", "universal")
+    smoke.run("dcp2safetensors", DCP, "dcp", "--verify")
+    smoke.run("dcp2safetensors", DCP, "--optimizer", "dcp_adam.safetensors")
+    smoke.run("dcp2safetensors", DCP, "all.safetensors", "--key", ".")
+
+
+def rows(smoke: Smoke) -> None:
+    """rows split, pack and check."""
+    table = b"".join(ROW.pack(n, 1 << 32, *(n + i / 4 for i in range(4))) for n in range(5))
+    write_safetensors(smoke.place / "kv.safetensors", {"table": ("F32", [5, 8], table)})
+    layout = ["--embedding-dim", "4", "--optimizer", "none"]
+    smoke.run("rows", "check", *layout, "kv.safetensors")
+    smoke.run("rows", "split", *layout, "kv.safetensors", "parts.safetensors", "--verify")
+    smoke.run("rows", "pack", "parts.safetensors", "again.safetensors")
+    smoke.run("rows", "check", "parts.safetensors", "--json")
+
+
+def look(smoke: Smoke) -> None:
+    """inspect, help, completion."""
+    for path in ("model.pt", "model.safetensors", ZERO, DCP):
+        smoke.run("inspect", path)
+        json.loads(smoke.run("inspect", "--json", path))
+    smoke.run("inspect", "model.pt", "--html", "page.html", "--depth", "1", "--as", "bf16", "--max-shard-size", "1GB")
+    commands = ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "verify", "finish", "inspect"]
+    for words in ([], *([each] for each in commands), ["rows"], ["rows", "split"], ["rows", "pack"], ["rows", "check"]):
+        if "Usage" not in smoke.run(*words, "--help"):
+            raise SystemExit(f"The help of {words} says nothing of its usage.")
+    if "--dtype" not in smoke.run("pt2safetensors", "--help"):
+        raise SystemExit("--dtype is missing in the help.")
+    smoke.run(code=2)
+    print(f"  {smoke.run('--version').splitlines()[0]}")
+
+
+def library(place: Path) -> None:
+    """Every public name; what needs torch where it is."""
+    os.chdir(place)
+    import ckptconv
+
+    for name in ckptconv.__all__:
+        getattr(ckptconv, name)
+    report = ckptconv.convert("model.pt", "library.safetensors", include=["a.*"])
+    if report.tensors != 1 or ckptconv.verify("model.pt", "library.safetensors", include=["a.*"]).tensors != 1:
+        raise SystemExit(f"The library converted {report}.")
+    source = ckptconv.open("model.pt")
+    flat, structure = ckptconv.flatten(source.weights)
+    if set(ckptconv.unflatten(flat, structure)) != {"a.weight", "b"}:
+        raise SystemExit("The library lost a tensor.")
+    try:
+        ckptconv.convert("missing.pt", "x.safetensors")
+    except ckptconv.UsageError:
+        pass
+    else:
+        raise SystemExit("A missing input was converted.")
+    if importlib.util.find_spec("torch") is None:
+        print("  load_state_dict was not tried: torch is not installed")
+        return
+    if ckptconv.load_state_dict("model.safetensors")["b"].tolist() != [7, 8]:
+        raise SystemExit("load_state_dict gave other values.")
+
+
+def version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def main() -> None:
+    print(f"Python {sys.version.split()[0]}: {', '.join(f'{name} {version_of(name)}' for name in LIBRARIES)}")
+    with tempfile.TemporaryDirectory() as directory:
+        smoke = Smoke(Path(directory))
+        for work in (convert, checkpoints, rows, look):
+            work(smoke)
+        library(smoke.place)
+        print(f"  {smoke.count} commands and the library did what they should")
+
+
+if __name__ == "__main__":
+    main()
