@@ -41,7 +41,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 test-pythons: $(INSTALLED)
-	$(BIN)/python scripts/test_pythons.py
+	$(BIN)/python scripts/test_pythons.py $(PYTHONS_FLAGS)
 
 test-azure: $(INSTALLED) $(AZURITE)
 	$(BIN)/python -m pytest tests/test_azure.py

@@ -1,7 +1,8 @@
 """Runs scripts/smoke.py on other Pythons, each with the lowest and the newest libraries that pyproject.toml allows.
 
 Environments are made by uv under build/pythons. What cannot be had here (a Python, a library for it) is said and
-skipped; torch is left out, as smoke.py needs it for little. Ends with 1 if anything that could be tried failed.
+skipped; torch is left out, as smoke.py needs it for little. With --fetch, uv downloads Pythons that are not here. Ends
+with 1 if anything that could be tried failed.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ def requirements() -> list[str]:
     return [each for each in found if each and not each.startswith(("#", "torch"))]
 
 
-def candidates(uv: str, version: str) -> Iterator[str]:
-    """Interpreters that may be of this version: on the path, pyenv's, what uv knows, and what it can fetch."""
+def candidates(uv: str, version: str, fetch: bool) -> Iterator[str]:
+    """Interpreters that may be of this version: on the path, pyenv's, what uv knows, and what it may `fetch`."""
     yield shutil.which(f"python{version}") or ""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     yield from (str(each / "bin" / "python") for each in sorted(pyenv.glob(f"versions/{version}.*"), reverse=True))
     find = [uv, "python", "find", "--no-python-downloads", version]
     yield subprocess.run(find, capture_output=True, text=True, check=False).stdout.strip()
-    hasty = {**os.environ, "UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"}
-    subprocess.run([uv, "python", "install", "--quiet", version], env=hasty, capture_output=True, check=False)
-    yield subprocess.run(find, capture_output=True, text=True, check=False).stdout.strip()
+    if fetch:
+        subprocess.run([uv, "python", "install", "--quiet", version], capture_output=True, check=False)
+        yield subprocess.run(find, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def python_of(uv: str, version: str) -> str:
+def python_of(uv: str, version: str, fetch: bool) -> str:
     """An interpreter of this version that runs; "" if there is none."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    for path in candidates(uv, version):
+    for path in candidates(uv, version, fetch):
         if path and os.path.exists(path):
             done = subprocess.run([path, "-c", code], capture_output=True, text=True, check=False)
             if done.returncode == 0 and done.stdout.strip() == version:
@@ -77,9 +78,9 @@ def main() -> int:
         return 0
     outcomes: list[bool | None] = []
     for version in VERSIONS:
-        python = python_of(uv, version)
+        python = python_of(uv, version, "--fetch" in sys.argv[1:])
         if not python:
-            print(f"skipped: there is no Python {version} here, and none can be fetched.")
+            print(f"skipped: there is no Python {version} here.")
             outcomes.append(None)
             continue
         for resolution in RESOLUTIONS:
