@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 # Where files of a training keep the weights.
 _WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
-# So many keys are named, and so much of each.
-_SHOWN, _LONGEST = 5, 60
 
 # What plans one of the outputs that can be made of a source.
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]
@@ -72,7 +70,8 @@ class Report:
     `reused` counts the files that an earlier run had finished: they are no part of `bytes_written`.
     `part` names the part that was staged, and `finish` the outputs that are to be finished when all parts are.
     `dropped` names entries that were left out as their class is known by name only: {entry: class}.
-    `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors.
+    `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors;
+    then `weights_key` is the key that takes the weights alone, if there is one.
     """
 
     input: str
@@ -99,6 +98,7 @@ class Report:
     finish: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     recorded: list[str] = field(default_factory=list)
+    weights_key: str = ""
 
 
 def convert(
@@ -207,10 +207,7 @@ def produce(
         counts=dict(counts),
         opaque=list(_opaque(sources, outputs)),
         warnings=list(_warnings(sources, outputs, chosen, checksums, done)),
-        notes=[
-            *(note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))),
-            *_told_of(recorded, sources, chosen),
-        ],
+        notes=[note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))],
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in sources) + done.tally.bytes_read + checksums.extra_bytes,
         bytes_written=written,
@@ -225,6 +222,7 @@ def produce(
         finish=[each.target.path for each in outputs] if chosen.part else [],
         dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
         recorded=recorded,
+        weights_key=_weights_key(sources, chosen) if recorded else "",
     )
 
 
@@ -236,15 +234,10 @@ def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[st
             yield name
 
 
-def _told_of(recorded: Sequence[str], sources: Sequence[Source], chosen: Options) -> Iterator[str]:
-    """What is said of values that go into the output beside tensors: whoever gets it can read them."""
-    if not recorded:
-        return
-    few = ", ".join(key if len(key) <= _LONGEST else f"{key[:_LONGEST]}…" for key in recorded[:_SHOWN])
-    more = f" and {len(recorded) - _SHOWN} more" if len(recorded) > _SHOWN else ""
-    weights = next((key for key in _WEIGHTS if not chosen.key and _is_tree(sources[0].weights, key)), "")
-    alone = f"--key {weights} takes the weights alone, " if weights else ""
-    yield f"values are recorded beside the tensors, under {few}{more}; {alone}--no-structure leaves values out"
+def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
+    """The key that takes the weights alone, of a whole file of a training; "" where there is none."""
+    weights = sources[0].weights
+    return next((key for key in _WEIGHTS if not chosen.key and _is_tree(weights, key)), "")
 
 
 def _is_tree(weights: Any, key: str) -> bool:

@@ -37,6 +37,8 @@ INTERVAL = 5.0
 SHORT, WIDE_ENOUGH = 24, 72
 # Of so many output files each gets a line.
 FEW = 3
+# Of the keys that lead to recorded values so many are named, and so much of each.
+KEYS, KEY = 5, 60
 # How the styles of an overview look on a terminal.
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
@@ -268,6 +270,13 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
             contents = _contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
             lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
     lines.extend(report.notes)
+    if report.recorded:
+        keys = ", ".join(cut(key, KEY) for key in report.recorded[:KEYS])
+        more = f" and {len(report.recorded) - KEYS} more" if len(report.recorded) > KEYS else ""
+        alone = f"--key {report.weights_key} takes the weights alone, " if report.weights_key else ""
+        lines.append(
+            f"values are recorded beside the tensors, under {keys}{more}; {alone}--no-structure leaves them out"
+        )
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())
     lines.append(f"{report.format}: {kinds or count_of(report.tensors, 'tensor')}")
     if report.aliases and verbose:
