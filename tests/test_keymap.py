@@ -1070,7 +1070,8 @@ def test_what_older_records_say_was_dropped_is_read_so() -> None:
 
 
 def test_a_composite_without_one_of_its_parts_is_left_out_whole() -> None:
-    tree = {"s": Composite("sparse_coo", {"indices": lazy(), "values": lazy(), "shape": Size((2,))}), "k": [lazy()]}
+    parts = {"indices": lazy("int64", (1, 1)), "values": lazy(shape=(1,)), "shape": Size((2,))}
+    tree = {"s": Composite("sparse_coo", parts), "k": [lazy()]}
     assert list(unflatten(*chosen(tree, "s.values"))) == ["k"]
     assert "shape" not in (chosen(tree, "s.*")[1] or "")
     assert list(unflatten(*chosen(tree, "k"))) == ["s", "k"]
