@@ -58,10 +58,11 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _write(number: int, text: str) -> None:
-    import contextlib
-
-    with contextlib.suppress(OSError):  # nobody listens
+    # Nothing is imported here: a signal may come in the middle of any import.
+    try:  # noqa: SIM105
         os.write(number, text.encode())
+    except OSError:  # nobody listens
+        pass
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

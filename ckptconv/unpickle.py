@@ -228,6 +228,9 @@ class _Machine:
         """Read the pickle, and turn whatever is wrong with it into an error that names the place."""
         try:
             value = self._loop()
+            if self.around and self.pos < self.size:
+                # Python's unpickler in C passes over the rest of the frame, which the next pickle may begin in.
+                self.odd("ends before its frame does")
             self.memo.clear()
             end = self.base + self.pos
             if self.oddity:

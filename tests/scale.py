@@ -81,7 +81,7 @@ def described(parameters: int, ranks: int, elements: int) -> tuple[ModelFile, li
         states: list[dict[str, Any]] = [{} for _ in sizes]
         optims.append(
             OptimFile(
-                file, 3, [ranks], masters, [], [], [], states, [], None, nothing, "0.19.8", None, False, nothing
+                file, 3, [ranks], masters, [], [], [], states, [], None, nothing, "0.19.8", None, False, nothing, {}
             )
         )  # fmt: skip
     return model, optims
@@ -95,7 +95,7 @@ def main() -> int:
     options = parser.parse_args()
     model, optims = described(options.parameters, options.ranks, options.elements)
     started = time.process_time()
-    weights = assemble(model, optims, "global_step100000", lambda rank: model, {})
+    weights = assemble(model, optims, "global_step100000", lambda rank: model, {}, lambda: {})
     state = weights.state_dict()
     source = Source(
         "DeepSpeed ZeRO-3", "deepspeed", "global_step100000", state,

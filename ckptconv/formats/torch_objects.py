@@ -747,13 +747,18 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
         # Where the size is not in the name alone, the state decides.
         if type(order) is not str or order not in ("<", ">", "|", "=") or (kind in "SUV" and state[5] != size):
             raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
+        # The state of one that is not a copy changes nothing: numpy has one object for all of them.
+        if ">" in (order, named[1]) and order != named[1] and not (len(value.args) == 3 and value.args[2]):
+            raise MalformedError(f"has a numpy.dtype {value.args[0]!r} whose byte order is said twice, and differs")
         if kind in "mM":
             unit = _unit(state[8:])
     if unit is None:
         return None
     if kind in "SV" or size == 1:
         order = "|"
-    return f"{'<' if order in ('=', '') else order}{kind}{digits}{unit}", size
+    elif order != ">":
+        order = "<"
+    return f"{order}{kind}{digits}{unit}", size
 
 
 def _unit(state: tuple[Any, ...]) -> str | None:

@@ -258,7 +258,6 @@ class Inert:
 
     found = ("", "")
     how, args, kwargs = "", (), None
-    __getinitargs__ = None  # else OBJ and INST would not call what they have no arguments for
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
         return cls.made("newobj_ex" if kwargs else "newobj", cls, args, kwargs)
