@@ -15,7 +15,7 @@ from checkpoints import assert_same, ckptconv_here, load_with_aliases
 from torch import nn
 from torch_reference import same
 
-from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch_container import TorchFile
 from ckptconv.formats.torch_file import read_torch
 
@@ -259,6 +259,12 @@ def test_other_objects_are_no_modules(sound: dict[str, bytes], tmp_path: Path) -
         assert "does not hold a module" in refusal(packed(sound, tmp_path / "model.pt"))
 
 
+def test_paths_take_no_more_memory_than_there_is_room_for(sound: dict[str, bytes], tmp_path: Path) -> None:
+    inner = b"c__torch__\nM\n)\x81" + attributes(p=TENSOR, **{f"a{number}": b"N" for number in range(1000)}) + b"b"
+    with pytest.raises(LimitError, match="paths"):
+        read_torch(str(packed(module(sound, attributes(**{"x" * (1 << 18): inner})), tmp_path / "sound.pt")))
+
+
 # ------------------------------------------------------------------------------------------------- the first releases
 
 
@@ -497,6 +503,11 @@ def test_archives_with_model_json_that_are_not_whole(tmp_path: Path) -> None:
         read_torch(str(archive().write(path, {**archive().model(), "mainModule": nested})))
     with pytest.raises(UnsupportedError, match="neither parameters nor buffers"):
         read_torch(str(Described(nn.ReLU(), 5).write(path)))
+    long = archive().main
+    long["attributes"] = [{"name": str(each), "type": "bool", "id": "0"} for each in range(1000)]
+    long = {"name": "m", "submodules": [{**long, "name": "x" * (1 << 18)}]}
+    with pytest.raises(LimitError, match="paths"):
+        read_torch(str(archive().write(path, {**archive().model(), "mainModule": long})))
     far = archive()
     far.attributes[0] = b"ctorch.jit._pickle\nbuild_tensor_from_id\n(K\x09tR"
     with pytest.raises(CorruptError, match="tensor 9 of"):

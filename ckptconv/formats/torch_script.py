@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.tensors import LazyTensor, Tagged, same_bytes
 from ckptconv.tree import Composite, Global, Opaque
 from ckptconv.vocabulary import Constructor
@@ -27,6 +27,8 @@ _NATIVE = "__torch__.torch.classes"
 _ADVICE = "If you have the model that it was made from, save its state_dict() with torch.save, and convert that."
 _SHOWN = 5
 MAX_DEPTH = 200
+# Characters in all paths together; those of a million tensors are a few ten millions.
+_MAX_PATHS = 1 << 27
 
 
 class Weights(NamedTuple):
@@ -65,10 +67,13 @@ def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> 
     if not found:
         raise unsupported(where, "its modules have neither parameters nor buffers; frozen modules have none")
     known = {same_bytes(tensor) for tensor in found.values() if isinstance(tensor, LazyTensor)}
+    # What several attributes share is looked at once, and told of with the first: they may be very many. All is looked
+    # at, as what is packed is refused.
+    seen: set[int] = set()
     others = [
         name
         for name, held in rest.items()
-        if any(same_bytes(tensor) not in known for tensor in _tensors_in(name, held, where))
+        if sum(same_bytes(tensor) not in known for tensor in _tensors_in(name, held, where, seen))
     ]
     return Weights(OrderedDict((name, _detached(tensor)) for name, tensor in found.items()), others)
 
@@ -89,6 +94,21 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, (LazyTensor, Composite))
 
 
+class Paths:
+    """Joins names to paths. Few names and modules, shared, could make more paths than there is room for."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._room = _MAX_PATHS
+
+    def join(self, prefix: str, name: str) -> str:
+        """Raises LimitError when all paths together have more than `_MAX_PATHS` characters."""
+        self._room -= len(prefix) + len(name)
+        if self._room < 0:
+            raise LimitError(f"{self._where} is a TorchScript archive whose paths have over {_MAX_PATHS} characters.")
+        return prefix + name
+
+
 def _detached(tensor: Any) -> Any:
     if isinstance(tensor, Tagged):
         return Tagged(tensor.tensor, tensor.facts._replace(requires_grad=False))
@@ -101,6 +121,7 @@ class _Modules:
     def __init__(self, read: Callable[[str], bytes | None], where: str) -> None:
         self._read = read
         self._where = where
+        self._paths = Paths(where)
         self._classes: dict[Global, _Class | None] = {}
         # Of each file of code, the modules that it describes.
         self._files: dict[str, dict[str, dict[str, str]]] = {}
@@ -154,13 +175,13 @@ class _Modules:
         for kind in (parameters, buffers):
             for name in state:
                 if name in kind:
-                    self._add(prefix + name, state[name], found)
+                    self._add(self._paths.join(prefix, name), state[name], found)
         weights = parameters | buffers
         for name, value in state.items():
             if self.is_module(value):
-                self.collect(value, f"{prefix}{name}.", found, rest, [*above, module])
+                self.collect(value, self._paths.join(prefix, name) + ".", found, rest, [*above, module])
             elif name not in weights:
-                rest[prefix + name] = value
+                rest[self._paths.join(prefix, name)] = value
 
     def _add(self, name: str, value: Any, found: dict[str, Any]) -> None:
         if value is None:
@@ -189,9 +210,11 @@ def _modules_in(code: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def _tensors_in(name: str, value: Any, where: str) -> Iterator[LazyTensor]:
-    """The tensors in a value of any kind. Raises UnsupportedError if it has some that only C++ code can get out."""
-    seen: set[int] = set()
+def _tensors_in(name: str, value: Any, where: str, seen: set[int]) -> Iterator[LazyTensor]:
+    """The tensors in a value of any kind, but for those in what was `seen` already.
+
+    Raises UnsupportedError if it has some that only C++ code can get out.
+    """
     pending = [value]
     while pending:
         item = pending.pop()

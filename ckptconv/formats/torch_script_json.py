@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ckptconv import strict_json
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch_script import MAX_DEPTH, Weights, finished, is_tensor, unsupported
+from ckptconv.formats.torch_script import MAX_DEPTH, Paths, Weights, finished, is_tensor, unsupported
 from ckptconv.tree import Global, Opaque
 from ckptconv.units import brief
 from ckptconv.unpickle import Loaded
@@ -170,6 +170,7 @@ class _Modules:
         self._table = table
         self._attributes = attributes
         self._where = where
+        self._paths = Paths(where)
 
     def collect(self, module: dict[str, Any], prefix: str, depth: int) -> None:
         """Take what a ModuleDef has: parameters, then buffers, other attributes that are tensors, and submodules."""
@@ -184,19 +185,20 @@ class _Modules:
             for each in told:
                 if _flag(each, "isBuffer") is buffers:
                     name = _text(each, "name")
-                    self._add(prefix + name, _place(self._table, _integer(each, "tensorId"), "tensor"))
+                    self._add(self._paths.join(prefix, name), _place(self._table, _integer(each, "tensorId"), "tensor"))
                     names.add(name)
         for each in map(_object, _list(module, "attributes")):
             # Buffers are attributes again in torch 1.1. -1 stands for no value.
             name, number = _text(each, "name"), _integer(each, "id")
             if name not in names and number != -1:
                 value = _place(self._attributes, number, "attribute")
+                path = self._paths.join(prefix, name)
                 if is_tensor(value):
-                    self._add(prefix + name, value)
+                    self._add(path, value)
                 else:
-                    self.rest[prefix + name] = value
+                    self.rest[path] = value
         for each in map(_object, _list(module, "submodules")):
-            self.collect(each, f"{prefix}{_text(each, 'name')}.", depth + 1)
+            self.collect(each, self._paths.join(prefix, _text(each, "name")) + ".", depth + 1)
 
     def _add(self, name: str, value: Any) -> None:
         if name in self.found:

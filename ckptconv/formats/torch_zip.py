@@ -112,7 +112,8 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     pickle = archive.read(torch_script_json.DESCRIPTION if archive.is_old_script else PICKLE)
     # All members: one whose name was damaged would pass for a storage, or a byte order, that is not there.
     archive.locate(archive.rows.items())
-    storages = _Storages(archive, byteorder == b"big")
+    # Archives without data.pkl are older than that member.
+    storages = _Storages(archive, byteorder == b"big" and not archive.is_old_script)
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
     words = vocabulary(storages.resolve, storages.places)
     if archive.is_script:
