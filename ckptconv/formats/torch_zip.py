@@ -773,6 +773,7 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
     (b"\xfd7zXZ\0", _UNSUPPORTED, "is compressed with xz.", _UNPACK),
     (b"7z\xbc\xaf\x27\x1c", _UNSUPPORTED, "is a 7z archive.", _UNPACK),
     (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", _OTHERS),
+    (b"PYTORCH1", _UNSUPPORTED, "is a TorchScript archive of torch 1.0, which was no zip archive yet.", _OTHERS),
     (b"GGUF", _UNSUPPORTED, "is a GGUF file.", _OTHERS),
     (b"\x93NUMPY", _UNSUPPORTED, "is a numpy array (.npy).", _OTHERS),
     (b"\x00\x05\x16\x07", _UNSUPPORTED, "is an AppleDouble file: what macOS keeps of another file beside it.", _BESIDE),
