@@ -2,7 +2,8 @@
 
 Source: `torch/serialization.py` and `caffe2/serialize/inline_container.cc`; the zip format is PKWARE's APPNOTE.TXT.
 An archive P.pt has the members P/data.pkl (the description), P/data/KEY (a storage each), and in newer files
-P/byteorder. P is any name; the file may have been renamed since.
+P/byteorder. P is any name; the file may have been renamed since. TorchScript archives before torch 1.3 have
+P/model.json and P/tensors/KEY instead.
 
 The directory is read here and not by `zipfile`, which takes four times as long and 600 bytes for each member, of
 which there may be a million. Everything is checked: names, methods, sizes, and that no two members overlap.
@@ -21,7 +22,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.formats import torch_script
+from ckptconv.formats import torch_script, torch_script_json
 from ckptconv.formats.torch_container import (
     MAX_PICKLE,
     SCANNED,
@@ -60,7 +61,7 @@ from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File, Packed
 from ckptconv.units import brief
 from ckptconv.unpickle import Loaded, load
-from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError
+from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
@@ -85,8 +86,11 @@ _SAID_TWICE = _UNREADABLE | _FOLLOWS
 _DESCRIPTORS = (12, 16, 20, 24)
 # What torch looks for besides storages, in upper or lower case.
 _LOOKED_FOR = frozenset(
-    (PICKLE, "byteorder", "constants.pkl", "version", ".data/version", ".format_version", ".storage_alignment")
-)
+    (
+        PICKLE, "byteorder", "constants.pkl", "version", ".data/version", ".format_version", ".storage_alignment",
+        torch_script_json.DESCRIPTION, torch_script_json.ATTRIBUTES,
+    )
+)  # fmt: skip
 # Of the attributes that a file had: that it was a directory.
 _IS_DIRECTORY = 0x10
 # The number of a disk that stands in the zip64 field.
@@ -105,14 +109,17 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     byteorder = archive.read("byteorder", b"little")
     if byteorder not in (b"little", b"big"):
         raise archive.corrupt(f"its byteorder is {byteorder[:20]!r}, not little or big")
-    pickle = archive.read(PICKLE)
+    pickle = archive.read(torch_script_json.DESCRIPTION if archive.is_old_script else PICKLE)
     # All members: one whose name was damaged would pass for a storage, or a byte order, that is not there.
     archive.locate(archive.rows.items())
-    storages = _Storages(archive, byteorder == b"big")
+    # Archives without data.pkl are older than that member.
+    storages = _Storages(archive, byteorder == b"big" and not archive.is_old_script)
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
     words = vocabulary(storages.resolve, storages.places)
     if archive.is_script:
         words = replace(words, constructors={**words.constructors, **torch_script.CONSTRUCTORS})
+    if archive.is_old_script:
+        return _old_script(archive, pickle, words, limits)
     loaded = load(pickle, words, where=where, limits=limits)
     if archive.is_script:
         return _script(archive, loaded, byteorder.decode())
@@ -131,7 +138,32 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
 
 def _script(archive: _Archive, loaded: Loaded, byteorder: str) -> TorchFile:
     """The weights of a TorchScript archive, whose data.pkl holds a module."""
-    weights = torch_script.weights(loaded.value, archive.find, archive.file.path)
+    if archive.prefix + torch_script_json.DESCRIPTION in archive.rows:
+        raise archive.corrupt(
+            f"it has both {PICKLE} and {torch_script_json.DESCRIPTION}, and which of them counts depends on the release"
+            " of torch"
+        )
+    return _weights_file(
+        archive, torch_script.weights(loaded.value, archive.find, archive.file.path), loaded, byteorder
+    )
+
+
+def _old_script(archive: _Archive, description: bytes, words: Vocabulary, limits: Limits) -> TorchFile:
+    """The weights of a TorchScript archive of torch 1.0 to 1.2, without data.pkl."""
+
+    def size(key: str) -> int | None:
+        row = archive.storage(key)
+        return None if row is None else archive.sizes[row]
+
+    def attributes(words: Vocabulary) -> Loaded:
+        name = torch_script_json.ATTRIBUTES
+        return load(archive.read(name), words, where=f"{archive.file.path} ({archive.prefix}{name})", limits=limits)
+
+    needed = torch_script_json.Archive(archive.file.path, size, words, attributes)
+    return _weights_file(archive, *torch_script_json.weights(description, needed), "little")
+
+
+def _weights_file(archive: _Archive, weights: torch_script.Weights, loaded: Loaded, byteorder: str) -> TorchFile:
     return TorchFile(
         weights.tensors,
         archive.file,
@@ -164,8 +196,8 @@ class _Storages:
         self._sizes: dict[int, int] = {}
         # Deflated storages, as files of their own.
         self._packed: dict[int, File] = {}
-        # In a script archive, every tensor has the dtype that its own id says.
-        self._dtypes = None if archive.is_script else FirstDtypes(len(archive.sizes))
+        # In a script archive with data.pkl, every tensor has the dtype that its own id says.
+        self._dtypes = None if archive.is_script and not archive.is_old_script else FirstDtypes(len(archive.sizes))
 
     def _agrees(self, row: int, wanted: StorageId) -> bool:
         """Whether torch.load makes a storage of this dtype; those without elements are made anew each time."""
@@ -252,9 +284,12 @@ class _Archive:
         self._ends = self._rooms()
         # Where payloads begin; 0 until the local header has been read.
         self.payloads = array.array("Q", bytes(self.sizes.itemsize * len(self.sizes)))
-        self.prefix = self._prefix()
+        old = self._old_script_prefix()
+        self.is_old_script = old is not None
+        self.prefix = self._prefix() if old is None else old
+        self._within = torch_script_json.RECORDS if self.is_old_script else _STORAGES
+        self._storages = self.prefix + self._within
         self._check_names()
-        self._storages = self.prefix + _STORAGES
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(f"{self._name} is not a sound zip archive: {reason}.", hint)
@@ -443,6 +478,13 @@ class _Archive:
                 raise self._overlap(row, end)
         return ends
 
+    def _old_script_prefix(self) -> str | None:
+        """What all names begin with in a TorchScript archive that has no pickle for its description; else None."""
+        top, slash, _ = next(iter(self.rows), "").partition("/")
+        prefix = top + slash
+        is_one = slash and all(prefix + name in self.rows for name in (torch_script_json.DESCRIPTION, "version"))
+        return prefix if is_one and prefix + PICKLE not in self.rows else None
+
     def _prefix(self) -> str:
         """What the names of all members begin with: the one that holds the pickle gives it away.
 
@@ -509,7 +551,7 @@ class _Archive:
                 found in seen
                 or prefix + found in rows
                 or found in _LOOKED_FOR
-                or (found.startswith(_STORAGES) and not inner.startswith(_STORAGES))
+                or (found.startswith(self._within) and not inner.startswith(self._within))
             ):
                 raise self.corrupt(f"member {brief(name)} is {brief(prefix + found)} for other readers")
             seen.add(found)
@@ -518,6 +560,8 @@ class _Archive:
     @property
     def is_script(self) -> bool:
         """Whether it is a TorchScript archive: a program with its weights."""
+        if self.is_old_script:
+            return True
         code = self.prefix + "code/"
         return self.prefix + "constants.pkl" in self.rows or any(name.startswith(code) for name in self.rows)
 
@@ -729,6 +773,7 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
     (b"\xfd7zXZ\0", _UNSUPPORTED, "is compressed with xz.", _UNPACK),
     (b"7z\xbc\xaf\x27\x1c", _UNSUPPORTED, "is a 7z archive.", _UNPACK),
     (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", _OTHERS),
+    (b"PYTORCH1", _UNSUPPORTED, "is a TorchScript archive of torch 1.0, which was no zip archive yet.", _OTHERS),
     (b"GGUF", _UNSUPPORTED, "is a GGUF file.", _OTHERS),
     (b"\x93NUMPY", _UNSUPPORTED, "is a numpy array (.npy).", _OTHERS),
     (b"\x00\x05\x16\x07", _UNSUPPORTED, "is an AppleDouble file: what macOS keeps of another file beside it.", _BESIDE),
