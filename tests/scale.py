@@ -81,7 +81,7 @@ def described(parameters: int, ranks: int, elements: int) -> tuple[ModelFile, li
         states: list[dict[str, Any]] = [{} for _ in sizes]
         optims.append(
             OptimFile(
-                file, 3, [ranks], masters, [], [], [], states, [], None, nothing, "0.19.8", None, False, nothing, {}
+                file, 3, [ranks], masters, [], [], [], None, states, [], None, nothing, "0.19.8", None, False, nothing
             )
         )  # fmt: skip
     return model, optims

@@ -183,7 +183,8 @@ def base_zip(chance: random.Random) -> Zip:
         found = members(two(), {"0": DATA, "1": OTHER})
         without = chance.choice(["", "", "byteorder", "version"])  # older releases wrote no byte order
         parts = [part for part in found if not without or not str(part.name).endswith(without)]
-        return Zip([Entry(str(part.name).encode(), part.data) for part in parts])
+        order = {b"little": chance.choice([b"little", b"little", b"big"])}
+        return Zip([Entry(str(part.name).encode(), order.get(part.data, part.data)) for part in parts])
     return Zip([Entry(str(part.name).encode(), part.data) for part in members_of(chance.choice(ZIPS))])
 
 
