@@ -95,7 +95,7 @@ def main() -> int:
     options = parser.parse_args()
     model, optims = described(options.parameters, options.ranks, options.elements)
     started = time.process_time()
-    weights = assemble(model, optims, "global_step100000", lambda rank: model, {}, lambda: {})
+    weights = assemble(model, optims, "global_step100000", lambda rank: model, {}, dict)
     state = weights.state_dict()
     source = Source(
         "DeepSpeed ZeRO-3", "deepspeed", "global_step100000", state,
