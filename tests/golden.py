@@ -386,6 +386,7 @@ def main() -> int:
         return 0
     before = {name: each for name, each in json.loads(given.file.read_text()).items() if given.only in name}
     found = list(differences(before, json.loads(json.dumps(now))))
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     print("\n".join(found) or f"{len(now)} cases as before")
     return 1 if found else 0
 
