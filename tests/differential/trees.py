@@ -93,12 +93,7 @@ def constants_of_torch() -> dict[tuple[str, str], Any]:
     import torch
 
     kinds = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
-    # By its own name: torch.half is float16, and no pickle has it.
-    return {
-        ("torch", name): value
-        for name, value in vars(torch).items()
-        if isinstance(value, kinds) and str(value).removeprefix("torch.") in (name, f"sparse_{name}")
-    }
+    return {("torch", name): value for name, value in vars(torch).items() if isinstance(value, kinds)}
 
 
 def usual_name(module: str, name: str) -> tuple[str, str]:
