@@ -4,8 +4,6 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
     from typing import Any
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from .rows.pack import pack as pack_rows
     from .rows.split import split as split_rows
     from .verification import Verification, verify
+    from .version import __version__
 
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
 # the name of a function: the import system would put the one in the place of the other.
@@ -47,6 +46,7 @@ _HOMES = {
     "UnsafeError": ("errors", "UnsafeError"),
     "UnsupportedError": ("errors", "UnsupportedError"),
     "UsageError": ("errors", "UsageError"),
+    "__version__": ("version", "__version__"),
     "Verification": ("verification", "Verification"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),

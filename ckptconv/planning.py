@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from . import __version__, foreign, keymap, select
+from . import foreign, keymap, select
 from .errors import CorruptError, LimitError, UnsupportedError, UsageError
 from .formats import safetensors as safetensors_input
 from .formats.source import Source
@@ -19,6 +19,7 @@ from .storage import basename, is_remote, normalize
 from .structure import FILE_NAME, METADATA_KEY
 from .targets import Spared, Target, check_file, not_a_directory, resolved_name
 from .tensors import LazyTensor
+from .version import __version__
 
 # An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
 # be as large as it likes, by repeating an element.

@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from . import __version__
 from .errors import CorruptError, DifferenceError, UsageError
 from .formats.source import Source
 from .options import Options
@@ -22,6 +21,7 @@ from .schema import check_manifest, parse_json
 from .storage import basename, dirname, join, look, open_reader, read_text
 from .structure import FILE_NAME
 from .tensors import BLOCK
+from .version import __version__
 from .written import INDEX, SUFFIX, Written
 
 MANIFEST = ".ckptconv-manifest.json"

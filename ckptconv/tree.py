@@ -38,6 +38,10 @@ class Global(NamedTuple):
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
+    def brief(self, limit: int) -> str:
+        """The dotted name as a message shows it, of each part at most `limit` characters, all of them printable."""
+        return repr(f"{self.module[:limit]}.{self.name[:limit]}")[1:-1]
+
 
 @dataclass(eq=False)
 class Opaque:

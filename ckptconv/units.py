@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from .errors import UsageError
-from .tree import Global
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
@@ -83,8 +82,8 @@ def _shown(value: Any, limit: int, levels: int) -> str:
     if kind in (str, bytes, bytearray):
         part = value[: limit + 1]
         return repr(bytes(part) if kind is bytearray else part)
-    if kind is Global:
-        return repr(f"{value.module[:limit]}.{value.name[:limit]}")[1:-1]
+    if hasattr(kind, "brief"):
+        return str(value.brief(limit))
     if kind in (bool, float, complex, type(None), type(...)):
         return repr(value)
     if levels and isinstance(value, (tuple, list)):
