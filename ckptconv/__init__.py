@@ -7,8 +7,8 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
-    from .conversion import Report, convert
-    from .errors import (
+    from ckptconv.conversion import convert
+    from ckptconv.errors import (
         CkptconvError,
         CorruptError,
         DifferenceError,
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
-    from .finishing import finish
-    from .formats import open_source as open  # noqa: A004
-    from .formats.source import Source
-    from .keymap import flatten, unflatten
-    from .mapped import load_state_dict
-    from .options import Options
-    from .rows.check import check as check_rows
-    from .rows.pack import pack as pack_rows
-    from .rows.split import split as split_rows
-    from .verification import Verification, verify
-    from .version import __version__
+    from ckptconv.finishing import finish
+    from ckptconv.formats import open_source as open  # noqa: A004
+    from ckptconv.formats.source import Source
+    from ckptconv.keymap import flatten, unflatten
+    from ckptconv.loading import load_state_dict
+    from ckptconv.options import Options
+    from ckptconv.result import Report
+    from ckptconv.rows.check import check as check_rows
+    from ckptconv.rows.pack import pack as pack_rows
+    from ckptconv.rows.split import split as split_rows
+    from ckptconv.verification import Verification, verify
+    from ckptconv.version import __version__
 
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
 # the name of a function: the import system would put the one in the place of the other.
@@ -40,7 +41,7 @@ _HOMES = {
     "FailedError": ("errors", "FailedError"),
     "LimitError": ("errors", "LimitError"),
     "Options": ("options", "Options"),
-    "Report": ("conversion", "Report"),
+    "Report": ("result", "Report"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
     "UnsafeError": ("errors", "UnsafeError"),
@@ -52,7 +53,7 @@ _HOMES = {
     "convert": ("conversion", "convert"),
     "finish": ("finishing", "finish"),
     "flatten": ("keymap", "flatten"),
-    "load_state_dict": ("mapped", "load_state_dict"),
+    "load_state_dict": ("loading", "load_state_dict"),
     "open": ("formats", "open_source"),
     "pack_rows": ("rows.pack", "pack"),
     "split_rows": ("rows.split", "split"),

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from .errors import FailedError
-from .spool import Spool
-from .storage import DescriptorReader, Reader, Readers, RemoteReader, is_far
-from .tensors import GAP, File
+from ckptconv.errors import FailedError
+from ckptconv.spool import Spool
+from ckptconv.storage import DescriptorReader, Reader, Readers, RemoteReader, is_far
+from ckptconv.tensors import GAP, File
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import live
-from .structure import expect
-from .tensors import DTYPES, LazyTensor, Stored, View, contiguous_strides
+from ckptconv import live
+from ckptconv.structure import expect
+from ckptconv.tensors import DTYPES, LazyTensor, Stored, View, contiguous_strides
 
 # The dtype, of elements of as many bits, under which each is stored: a complex number as a pair of its parts, which
 # takes one more dimension, and any other element as an integer.

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .crc import combine
-from .errors import CorruptError
-from .formats.torch_container import Record, Records
-from .plan import Data, Plan
-from .storage import Reader, Readers
-from .tensors import BLOCK, File, Runs
+from ckptconv.crc import combine
+from ckptconv.errors import CorruptError
+from ckptconv.formats.torch_container import Record, Records
+from ckptconv.plan import Data, Plan
+from ckptconv.storage import Reader, Readers
+from ckptconv.tensors import BLOCK, File, Runs
 
 # Shorter runs, of a transposed tensor, are cheaper to read again in one piece than to digest one by one.
 _WORTH_DIGESTING = 4096

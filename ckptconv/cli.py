@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
-from . import signals
-from .errors import CkptconvError, FailedError, StoppedError, UsageError
-from .options import full_dtype
+from ckptconv import signals
+from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
+from ckptconv.options import full_dtype
 
 if TYPE_CHECKING:
-    from .report import Output
+    from ckptconv.report import Output
 
 MOST_JOBS = 256
 MOST_ITEMS = 100_000_000
@@ -286,7 +286,7 @@ def _taking(options: dict[str, tuple[Any, Any]]) -> Callable[[Callable[..., None
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from .versions import versions
+        from ckptconv.versions import versions
 
         typer.echo("\n".join(versions()))
         raise typer.Exit
@@ -456,8 +456,8 @@ def verify_(
       ckptconv verify --dtype bfloat16 runs/7b/checkpoints model/
       ckptconv verify model.safetensors model.pt
     """
-    from .units import parse_size
-    from .verification import verify
+    from ckptconv.text import parse_size
+    from ckptconv.verification import verify
 
     shown = _output("verify", options)
     limit = options["max_shard_size"]
@@ -568,7 +568,7 @@ def rows_split(
       ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts/
       ckptconv rows split --embedding-dim 8 --optimizer adam kv.pt t.safetensors
     """
-    from .rows.split import split
+    from ckptconv.rows.split import split
 
     _make_rows("rows split", split, table, output, options, names=tuple(tensor or ()), decode=decode)
 
@@ -598,7 +598,7 @@ def rows_pack(
       ckptconv rows pack parts/ kv.pt
       ckptconv rows pack --optimizer adam --part weight=t1.weight model.pt kv.pt
     """
-    from .rows.pack import pack
+    from ckptconv.rows.pack import pack
 
     names = dict(_named(text) for text in part or ())
     _make_rows("rows pack", pack, source, output, options, names=names, name=name)
@@ -629,8 +629,8 @@ def rows_check(
       ckptconv rows check --embedding-dim 64 --optimizer adagrad kv.pt
       ckptconv rows check parts/
     """
-    from .rows.check import check
-    from .units import parse_count
+    from ckptconv.rows.check import check
+    from ckptconv.text import parse_count
 
     shown = _output("rows check", options)
     _parse_dimensions(options)
@@ -662,7 +662,7 @@ def _named(text: str) -> tuple[str, str]:
 
 def _parse_dimensions(options: dict[str, Any]) -> None:
     """Make numbers of the words of those `options` that say how wide a row is."""
-    from .units import parse_count
+    from ckptconv.text import parse_count
 
     for name in ("embedding_dim", "max_dim"):
         if options[name] is not None:
@@ -715,7 +715,7 @@ def finish_(
       ckptconv zero-to-fp32 --part 1/2 checkpoints model/
       ckptconv finish model/
     """
-    from .finishing import finish
+    from ckptconv.finishing import finish
 
     shown = _output("finish", options)
     options["fsync"] = not options.pop("no_fsync")
@@ -759,11 +759,11 @@ def inspect_(
       ckptconv inspect --depth 2 --as bf16 checkpoints/
       ckptconv inspect --html model.html model.safetensors
     """
-    from .formats import open_source
-    from .garbage import no_garbage
-    from .storage import normalize
-    from .summary import summarize
-    from .units import format_size, parse_count, parse_size
+    from ckptconv.formats import open_source
+    from ckptconv.process import no_garbage
+    from ckptconv.storage import normalize
+    from ckptconv.summary import summarize
+    from ckptconv.text import format_size, parse_count, parse_size
 
     output = _output("inspect", options)
     levels = parse_count(depth, "--depth", 1000) if depth else None
@@ -779,12 +779,12 @@ def inspect_(
         )
         summary = summarize(source)
         if as_ or limit:
-            from .forecast import forecast
+            from ckptconv.forecast import forecast
 
             summary["conversion"] = forecast(source, dtype, limit)
     if html:
-        from .page import write_page
-        from .targets import files_behind
+        from ckptconv.page import write_page
+        from ckptconv.targets import files_behind
 
         size = write_page(html, path, summary, files_behind(source))
         output.note(f"wrote {html} ({format_size(size)})")
@@ -801,15 +801,15 @@ def _dtype(text: str) -> str:
 
 def _output(command: str, options: dict[str, Any]) -> Output:
     """How `command` shows what it does; takes what says so out of `options`."""
-    from .report import Output
+    from ckptconv.report import Output
 
     shown = {name: options.pop(name) for name in ("json", "quiet", "verbose", "no_progress") if name in options}
     return Output(command, **shown)
 
 
 def _convert(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
-    from .conversion import convert
-    from .units import parse_size
+    from ckptconv.conversion import convert
+    from ckptconv.text import parse_size
 
     output = _output(command, options)
     limit = options.get("max_shard_size")
@@ -820,7 +820,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
         options[name] = tuple(options.get(name) or ())
     part, address = options.pop("part"), options.pop("dask")
     if part:
-        from .parts import parse_part
+        from ckptconv.parts import parse_part
 
         options["part"] = parse_part(part, os.environ)
     if part and address:
@@ -828,7 +828,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     with output.progress() as progress, contextlib.ExitStack() as stack:
         executor = None
         if address:
-            from .cluster import dask_executor
+            from ckptconv.cluster import dask_executor
 
             executor = stack.enter_context(dask_executor(address))
         report = convert(
@@ -847,7 +847,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
 
 def _parse_common(options: dict[str, Any]) -> None:
     """Make values of the words of those `options` that every command which writes takes."""
-    from .units import parse_count, parse_size
+    from ckptconv.text import parse_count, parse_size
 
     jobs = options["jobs"]
     options["jobs"] = None if jobs is None else parse_count(jobs, "--jobs", MOST_JOBS)
@@ -907,7 +907,7 @@ def _run(arguments: list[str]) -> int:
         app(["--help"], standalone_mode=False, prog_name="ckptconv")
         return UsageError.exit_code
     if any("://" in argument for argument in arguments):
-        from .storage import spare_memory
+        from ckptconv.process import spare_memory
 
         spare_memory()
     try:

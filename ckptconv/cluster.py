@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
 
-from .errors import FailedError, UsageError
+from ckptconv.errors import FailedError, UsageError
 
 # How often a task is tried again that did not come to an end. It takes over nothing: a file is made anew.
 RETRIES = 3

@@ -8,24 +8,25 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .checksums import Checksums
-from .depfile import rule
-from .errors import UsageError
-from .foreign import shown
-from .formats import open_source, ranks_to_convert
-from .formats.source import Source
-from .garbage import no_garbage, settled
-from .move import Progress
-from .options import Options
-from .planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output
-from .publishing import Done, files_of, final_path, last_path, publish
-from .spool import is_pipe
-from .staging import FileStaging
-from .storage import is_remote, normalize, peak_rss, real_place
-from .targets import (
+from ckptconv.checksums import Checksums
+from ckptconv.depfile import rule
+from ckptconv.errors import UsageError
+from ckptconv.foreign import shown
+from ckptconv.formats import open_source, ranks_to_convert
+from ckptconv.formats.source import Source
+from ckptconv.move import Progress
+from ckptconv.options import Options
+from ckptconv.planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output
+from ckptconv.process import no_garbage, peak_rss, settled
+from ckptconv.publishing import Done, files_of, final_path, last_path, publish
+from ckptconv.result import OutputFile, Report
+from ckptconv.spool import is_pipe
+from ckptconv.staging import FileStaging
+from ckptconv.storage import is_remote, normalize, real_place
+from ckptconv.targets import (
     Spared,
     Target,
     beside,
@@ -36,8 +37,8 @@ from .targets import (
     of_rank,
     resolve_output,
 )
-from .tensors import File, LazyTensor
-from .uploads import notes
+from ckptconv.tensors import File, LazyTensor
+from ckptconv.uploads import notes
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -49,56 +50,6 @@ _WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]
 # Compares what is staged, given where the files of each output are, with its source; tells how many bytes.
 Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None]], int]
-
-
-@dataclass
-class OutputFile:
-    """A file of the output: its path, its size, and how many tensors it holds."""
-
-    path: str
-    bytes: int
-    tensors: int
-
-
-@dataclass
-class Report:
-    """What a conversion did, or would do with `dry_run`. Sizes are in bytes.
-
-    `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.
-    `bytes_verified` counts the bytes of tensors that were compared with the source afterwards; 0 where there is no
-    tensor beside objects of classes that are known by name only.
-    `reused` counts the files that an earlier run had finished: they are no part of `bytes_written`.
-    `part` names the part that was staged, and `finish` the outputs that are to be finished when all parts are.
-    `dropped` names entries that were left out as their class is known by name only: {entry: class}.
-    `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors;
-    then `weights_key` is the key that takes the weights alone, if there is one.
-    """
-
-    input: str
-    outputs: list[OutputFile]
-    format: str
-    tensors: int
-    aliases: dict[str, str]
-    counts: dict[str, int]
-    opaque: list[str]
-    warnings: list[str]
-    notes: list[str] = field(default_factory=list)
-    input_bytes: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    bytes_verified: int = 0
-    reused: int = 0
-    checksums: int = 0
-    extra_bytes: int = 0
-    seconds: float = 0.0
-    peak_rss_bytes: int = 0
-    dry_run: bool = False
-    finished: bool = False
-    part: str = ""
-    finish: list[str] = field(default_factory=list)
-    dropped: dict[str, str] = field(default_factory=dict)
-    recorded: list[str] = field(default_factory=list)
-    weights_key: str = ""
 
 
 def convert(
@@ -315,7 +266,7 @@ def _no_model(source: Source, outputs: Sequence[Output]) -> str:
 
 def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None) -> Verifier:
     """What compares every output with its source, given where the files of each are; it tells how many bytes."""
-    from . import verification
+    from ckptconv import verification
 
     made_of: dict[Planner, str] = {
         weights_output: "weights",

@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Sequence
 
-from .errors import UsageError
+from ckptconv.errors import UsageError
 
 # How names in a Makefile have what else would mean something there. An equals sign would make an assignment of the
 # rule, an ampersand a group, and a semicolon begins a recipe, even after a backslash: make looks at what a function

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from .formats.source import Source
-from .options import Options
-from .plan import Data, Plan
-from .planning import weights_output
-from .targets import Target
-from .tensors import Concat, Convert, File, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
+from ckptconv.formats.source import Source
+from ckptconv.options import Options
+from ckptconv.plan import Data, Plan
+from ckptconv.planning import weights_output
+from ckptconv.targets import Target
+from ckptconv.tensors import Concat, Convert, File, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 
 # For each family of formats the command that converts it, and what its output is called.
 _COMMANDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import UnsupportedError
-from .tree import Composite, Global, Opaque
+from ckptconv.errors import UnsupportedError
+from ckptconv.tree import Composite, Global, Opaque
 
 # Tensors made of several whose parts are known.
 COMPOSITES = frozenset(

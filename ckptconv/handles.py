@@ -15,7 +15,7 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .errors import FailedError, UnsafeError
+from ckptconv.errors import FailedError, UnsafeError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

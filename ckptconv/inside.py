@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from .errors import UnsafeError
-from .storage import is_remote
+from ckptconv.errors import UnsafeError
+from ckptconv.storage import is_remote
 
 _LONGEST = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

@@ -17,8 +17,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from .errors import UsageError
-from .tensors import (
+from ckptconv.errors import UsageError
+from ckptconv.tensors import (
     DTYPES,
     Bits,
     Cast,

@@ -12,15 +12,15 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import live
-from .errors import UnsupportedError
-from .structure import dump, name_of, parse, tensors_of
-from .structure_reader import Decoder
-from .structure_writer import METADATA, Encoder, walk
-from .tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
+from ckptconv import live
+from ckptconv.errors import UnsupportedError
+from ckptconv.structure import dump, name_of, parse, tensors_of
+from ckptconv.structure_reader import Decoder
+from ckptconv.structure_writer import METADATA, Encoder, walk
+from ckptconv.tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
 
 if TYPE_CHECKING:
-    from .select import Choice
+    from ckptconv.select import Choice
 
 __all__ = [
     "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "plain_record", "remap",

@@ -17,10 +17,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .formats.source import Source
-from .options import Options
-from .plan import Data, FilePlan, Late, Literal
-from .version import __version__
+from ckptconv.formats.source import Source
+from ckptconv.options import Options
+from ckptconv.plan import Data, FilePlan, Late, Literal
+from ckptconv.version import __version__
 
 NAME = ".ckptconv-manifest.json"
 # What is asked of a run, and changes nothing about what it makes.

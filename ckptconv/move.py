@@ -14,14 +14,14 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from .ahead import REQUESTS, Ahead, is_read_far
-from .crc import combine
-from .plan import Data, FilePlan, Late
-from .spool import SpoolingReaders
-from .storage import Readers, Writer
-from .tasks import ALIGNMENT, Needs, Task, tasks
-from .tensors import BLOCK, LazyTensor
-from .worker import Seen, Tally, Worker
+from ckptconv.ahead import REQUESTS, Ahead, is_read_far
+from ckptconv.crc import combine
+from ckptconv.plan import Data, FilePlan, Late
+from ckptconv.spool import SpoolingReaders
+from ckptconv.storage import Readers, Writer
+from ckptconv.tasks import ALIGNMENT, Needs, Task, tasks
+from ckptconv.tensors import BLOCK, LazyTensor
+from ckptconv.worker import Seen, Tally, Worker
 
 Progress: TypeAlias = Callable[[int], None]
 

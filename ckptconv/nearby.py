@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from .errors import FailedError
-from .reference import Span
-from .spool import SpoolingReaders
-from .storage import DescriptorReader, Reader, RemoteReader
-from .tensors import File
+from ckptconv.errors import FailedError
+from ckptconv.reference import Span
+from ckptconv.spool import SpoolingReaders
+from ckptconv.storage import DescriptorReader, Reader, RemoteReader
+from ckptconv.tensors import File
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import UsageError
+from ckptconv.errors import UsageError
 
 # What is done with objects of classes that a `.pt` file is not written with unasked: refused, written or left out.
 OPAQUE = ("", "keep", "drop")

@@ -6,8 +6,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .modules import Row, fitting_depth, rows, tree
-from .units import format_size
+from ckptconv.modules import Row, fitting_depth, rows, tree
+from ckptconv.text import format_size
 
 # Lines of the tree by default, and children of one module that are shown.
 LINES, CHILDREN = 40, 20

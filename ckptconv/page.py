@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
-from .errors import UsageError
-from .overview import printable
-from .staging import FileStaging
-from .storage import dirname, is_remote, look, normalize
-from .targets import Spared
-from .units import format_size
-from .version import __version__
+from ckptconv.errors import UsageError
+from ckptconv.overview import printable
+from ckptconv.staging import FileStaging
+from ckptconv.storage import dirname, is_remote, look, normalize
+from ckptconv.targets import Spared
+from ckptconv.text import format_size
+from ckptconv.version import __version__
 
 _TEMPLATE = "page.html"
 _BLOCK = re.compile(r"\{\{(style|script)\}\}(.*?)\{\{end\}\}", re.DOTALL)

@@ -6,7 +6,7 @@ import heapq
 import re
 from collections.abc import Mapping, Sequence
 
-from .errors import UsageError
+from ckptconv.errors import UsageError
 
 # Where batch systems say which of how many a process is: its number, the lowest number there is, and how many there
 # are. Of each the first that is set counts.

@@ -14,14 +14,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from . import remote
-from .errors import CorruptError
-from .manifest import Made, made, record
-from .plan import FilePlan
-from .schema import MOST_DESCRIPTION, MOST_RECORD, upload_record
-from .staging import DESCRIPTION, PARTS, PREFIX, RECORD, Described, Staging, hidden, is_sibling
-from .storage import Writer, basename, dirname, join
-from .uploads import Options, S3Upload, Upload, UploadStaging, UploadWriter, explained
+from ckptconv import remote
+from ckptconv.errors import CorruptError
+from ckptconv.manifest import Made, made, record
+from ckptconv.plan import FilePlan
+from ckptconv.schema import MOST_DESCRIPTION, MOST_RECORD, upload_record
+from ckptconv.staging import DESCRIPTION, PARTS, PREFIX, RECORD, Described, Staging, hidden, is_sibling
+from ckptconv.storage import Writer, basename, dirname, join
+from ckptconv.uploads import Options, S3Upload, Upload, UploadStaging, UploadWriter, explained
 
 
 def can_wait(url: str, options: Options | None = None) -> bool:

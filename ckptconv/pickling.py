@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, NamedTuple, TypeAlias
 
-from .errors import UnsupportedError, UsageError
-from .order import ordered
-from .tensors import DTYPES
-from .tree import Global, NumpyArray, NumpyScalar, Size, TorchConstant
+from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.order import ordered
+from ckptconv.tensors import DTYPES
+from ckptconv.tree import Global, NumpyArray, NumpyScalar, Size, TorchConstant
 
 _BATCH = 1000
 

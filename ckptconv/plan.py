@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from .errors import CorruptError
-from .tensors import File, LazyTensor
+from ckptconv.errors import CorruptError
+from ckptconv.tensors import File, LazyTensor
 
 
 @dataclass(frozen=True, slots=True)

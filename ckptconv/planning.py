@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from . import foreign, keymap, select
-from .errors import CorruptError, LimitError, UnsupportedError, UsageError
-from .formats import safetensors as safetensors_input
-from .formats.source import Source
-from .manifest import heading, recorded
-from .options import Options
-from .outputs import safetensors, universal
-from .plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
-from .restore import Restored, plan_restored
-from .storage import basename, is_remote, normalize
-from .structure import FILE_NAME, METADATA_KEY
-from .targets import Spared, Target, check_file, not_a_directory, resolved_name
-from .tensors import LazyTensor
-from .version import __version__
+from ckptconv import foreign, keymap, select
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
+from ckptconv.formats import safetensors as safetensors_input
+from ckptconv.formats.source import Source
+from ckptconv.manifest import heading, recorded
+from ckptconv.options import Options
+from ckptconv.outputs import safetensors, universal
+from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
+from ckptconv.restore import Restored, plan_restored
+from ckptconv.storage import basename, is_remote, normalize
+from ckptconv.structure import FILE_NAME, METADATA_KEY
+from ckptconv.targets import Spared, Target, check_file, not_a_directory, resolved_name
+from ckptconv.tensors import LazyTensor
+from ckptconv.version import __version__
 
 # An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
 # be as large as it likes, by repeating an element.

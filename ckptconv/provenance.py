@@ -14,15 +14,15 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from .errors import CorruptError, DifferenceError, UsageError
-from .formats.source import Source
-from .options import Options
-from .schema import check_manifest, parse_json
-from .storage import basename, dirname, join, look, open_reader, read_text
-from .structure import FILE_NAME
-from .tensors import BLOCK
-from .version import __version__
-from .written import INDEX, SUFFIX, Written
+from ckptconv.errors import CorruptError, DifferenceError, UsageError
+from ckptconv.formats.source import Source
+from ckptconv.options import Options
+from ckptconv.schema import check_manifest, parse_json
+from ckptconv.storage import basename, dirname, join, look, open_reader, read_text
+from ckptconv.structure import FILE_NAME
+from ckptconv.tensors import BLOCK
+from ckptconv.version import __version__
+from ckptconv.written import INDEX, SUFFIX, Written
 
 MANIFEST = ".ckptconv-manifest.json"
 _MAX_MANIFEST = 256 << 20
@@ -149,8 +149,8 @@ def check_planned(
         raise _not_so(manifest, "tied names", manifest.told["aliases"])
 
     def plan_id() -> str:
-        from .planning import universal_output, weights_output
-        from .targets import Target
+        from ckptconv.planning import universal_output, weights_output
+        from ckptconv.targets import Target
 
         planner = universal_output if made_of == "universal" else weights_output
         target = Target(path, is_file=made_of != "universal", is_tree=made_of == "universal", is_torch=True)

@@ -9,26 +9,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from . import manifest
-from .ahead import REQUESTS
-from .checksums import Checksums
-from .errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
-from .making import Elsewhere, Task, make, make_elsewhere, packed_in
-from .manifest import Made, document, together
-from .move import Progress, same
-from .options import Options
-from .outputs import safetensors, universal
-from .parts import assign
-from .pending import PendingUploads, can_wait
-from .plan import FilePlan, Plan
-from .planning import Output
-from .spool import SpoolingReaders
-from .staging import DirectoryStaging, FilePartStaging, FileStaging, Staging, TreeStaging
-from .storage import Syncing, check_unchanged, is_remote, join, normalize
-from .targets import Target, is_output_name
-from .tensors import File, LazyTensor
-from .uploads import UploadStaging
-from .worker import Tally
+from ckptconv import manifest
+from ckptconv.ahead import REQUESTS
+from ckptconv.checksums import Checksums
+from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
+from ckptconv.making import Elsewhere, Task, make, make_elsewhere, packed_in
+from ckptconv.manifest import Made, document, together
+from ckptconv.move import Progress, same
+from ckptconv.options import Options
+from ckptconv.outputs import safetensors, universal
+from ckptconv.parts import assign
+from ckptconv.pending import PendingUploads, can_wait
+from ckptconv.plan import FilePlan, Plan
+from ckptconv.planning import Output
+from ckptconv.spool import SpoolingReaders
+from ckptconv.staging import DirectoryStaging, FilePartStaging, FileStaging, Staging, TreeStaging
+from ckptconv.storage import Syncing, check_unchanged, is_remote, join, normalize
+from ckptconv.targets import Target, is_output_name
+from ckptconv.tensors import File, LazyTensor
+from ckptconv.uploads import UploadStaging
+from ckptconv.worker import Tally
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

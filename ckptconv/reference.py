@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from .errors import UnsupportedError
-from .storage import Reader
-from .tensors import (
+from ckptconv.errors import UnsupportedError
+from ckptconv.storage import Reader
+from ckptconv.tensors import (
     DTYPES,
     Cast,
     Concat,

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from .errors import CkptconvError, UsageError
-from .object_checksums import Check, of_headers, of_s3
+from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.object_checksums import Check, of_headers, of_s3
 
 Options = Mapping[str, Any]
 T = TypeVar("T")

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 
-from . import select
-from .errors import UsageError
+from ckptconv import select
+from ckptconv.errors import UsageError
 
 # Seconds of the processor, bytes of memory, and characters of a name.
 _MOST_SECONDS, _MOST_MEMORY, _LONGEST = 5, 1 << 30, 1 << 16

@@ -13,11 +13,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from . import remote
-from .errors import DifferenceError, FailedError
-from .overview import count_of, cut, overview, printable
-from .storage import reason
-from .units import format_memory, format_size, format_time
+from ckptconv import remote
+from ckptconv.errors import DifferenceError, FailedError
+from ckptconv.overview import count_of, cut, overview, printable
+from ckptconv.storage import reason
+from ckptconv.text import format_memory, format_size, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from typing_extensions import Self
 
-    from .conversion import OutputFile, Report
-    from .errors import CkptconvError
-    from .overview import Line
-    from .rows.check import CheckReport
-    from .verification import Verification
+    from ckptconv.errors import CkptconvError
+    from ckptconv.overview import Line
+    from ckptconv.result import OutputFile, Report
+    from ckptconv.rows.check import CheckReport
+    from ckptconv.verification import Verification
 
 # Seconds between two lines of progress where there is no terminal.
 INTERVAL = 5.0

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import keymap, select, writable
-from .errors import CkptconvError, UnsafeError, UsageError
-from .formats.source import Source
-from .options import Options
-from .outputs.torch_tree import TorchTree
-from .plan import FilePlan
-from .storage import basename
-from .tensors import LazyTensor, Tagged
+from ckptconv import keymap, select, writable
+from ckptconv.errors import CkptconvError, UnsafeError, UsageError
+from ckptconv.formats.source import Source
+from ckptconv.options import Options
+from ckptconv.outputs.torch_tree import TorchTree
+from ckptconv.plan import FilePlan
+from ckptconv.storage import basename
+from ckptconv.tensors import LazyTensor, Tagged
 
 # What a file for torch.load is called.
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")

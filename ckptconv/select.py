@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from .errors import UsageError
-from .tensors import DTYPES, Cast, Convert, LazyTensor, same_bytes
+from ckptconv.errors import UsageError
+from ckptconv.tensors import DTYPES, Cast, Convert, LazyTensor, same_bytes
 
 # Of a name, so much is shown.
 _LONGEST = 200
@@ -222,7 +222,7 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
     target = DTYPES[dtype]
     if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1):
         return tensor
-    from .kernels import is_supported
+    from ckptconv.kernels import is_supported
 
     if not is_supported(source.name, target.name):
         raise UsageError(

@@ -68,7 +68,7 @@ def _write(number: int, text: str) -> None:
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     import time
 
-    from .errors import StoppedError
+    from ckptconv.errors import StoppedError
 
     stopped = time.monotonic()
 
@@ -84,7 +84,7 @@ def _not_lost(lost: sys.UnraisableHookArgs) -> None:
     """A signal that came where Python drops exceptions, such as a finalizer, comes once more."""
     import threading
 
-    from .errors import StoppedError
+    from ckptconv.errors import StoppedError
 
     error = lost.exc_value
     if isinstance(error, StoppedError):

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from . import live
-from .tensors import DTYPES, LazyTensor
-from .tree import Composite, TorchConstant
+from ckptconv import live
+from ckptconv.tensors import DTYPES, LazyTensor
+from ckptconv.tree import Composite, TorchConstant
 
 # torch's own limits.
 MAX_DIMS = 64

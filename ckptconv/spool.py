@@ -17,11 +17,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from . import remote
-from .errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
-from .handles import Handle, unnamed
-from .storage import DescriptorReader, Options, Reader, Readers, check_space, hold, is_remote, reason
-from .tensors import File, Packed
+from ckptconv import remote
+from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
+from ckptconv.handles import Handle, unnamed
+from ckptconv.storage import DescriptorReader, Options, Reader, Readers, check_space, hold, is_remote, reason
+from ckptconv.tensors import File, Packed
 
 # The path that means standard input, and what it is called.
 STANDARD_INPUT = "-"

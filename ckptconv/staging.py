@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from .errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
-from .handles import ForeignError, Handle, resolved
-from .manifest import Made, made, record
-from .plan import FilePlan
-from .schema import MOST_DESCRIPTION, MOST_RECORD, file_record
-from .storage import BusyError, LocalWriter, Writer, check_space, is_locked, lock, reason, writing
-from .tensors import BLOCK
+from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
+from ckptconv.handles import ForeignError, Handle, resolved
+from ckptconv.manifest import Made, made, record
+from ckptconv.plan import FilePlan
+from ckptconv.schema import MOST_DESCRIPTION, MOST_RECORD, file_record
+from ckptconv.storage import BusyError, LocalWriter, Writer, check_space, is_locked, lock, reason, writing
+from ckptconv.tensors import BLOCK
 
 # A full disk is not left full of what may never be wanted.
 _FULL = (errno.ENOSPC, errno.EDQUOT)

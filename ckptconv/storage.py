@@ -19,10 +19,10 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import quote, unquote
 
-from . import remote
-from .errors import CkptconvError, CorruptError, FailedError, UsageError
-from .handles import Handle, resolved
-from .tensors import File
+from ckptconv import remote
+from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
+from ckptconv.handles import Handle, resolved
+from ckptconv.tensors import File
 
 Options = dict[str, Any]
 
@@ -737,33 +737,3 @@ def check_space(
 
 
 # ----------------------------------------------------------------------------------------------------- the process
-
-
-def spare_memory() -> None:
-    """Have the C library give back what is freed, and all threads share its pool: some 5 MiB less.
-
-    For a process of our own, and as far as its C library is GNU's.
-    """
-    with contextlib.suppress(Exception):
-        import ctypes
-
-        mallopt = ctypes.CDLL(None).mallopt
-        for parameter, value in ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 1 << 18), (_TRIM_THRESHOLD, 1 << 18)):
-            mallopt(parameter, value)
-
-
-# Source: malloc.h of the GNU C library.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-
-
-def peak_rss() -> int:
-    """The most memory this process has held, in bytes; 0 where the system does not tell.
-
-    Read from /proc: what getrusage says survives fork and exec, and so may be the parent's.
-    """
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            match = re.search(r"^VmHWM:\s*(\d+) kB", status.read(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(match[1]) << 10 if match else 0

@@ -16,11 +16,11 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from . import live
-from .bits import seen_as
-from .errors import CorruptError, LimitError
-from .soundness import attributes_fault, composite_fault, is_differentiable
-from .structure import (
+from ckptconv import live
+from ckptconv.bits import seen_as
+from ckptconv.errors import CorruptError, LimitError
+from ckptconv.soundness import attributes_fault, composite_fault, is_differentiable
+from ckptconv.structure import (
     DISTRUST,
     FACTORIES,
     NAMING,
@@ -35,8 +35,8 @@ from .structure import (
     tensors_of,
     typed,
 )
-from .tensors import DTYPES, LazyTensor, Tagged, TensorFacts, contiguous_strides, untagged
-from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, contiguous_strides, untagged
+from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 # What hashing the keys of a record may cost, in elements: an honest key has a handful.
 HASHED = 50_000_000

@@ -20,11 +20,11 @@ from itertools import chain
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import live
-from .bits import stored
-from .order import ordered
-from .structure import EXACT, FACTORIES, LONGEST, NAMING, NESTED, SHORT, compacted, implied_name, inner_prefix
-from .tensors import (
+from ckptconv import live
+from ckptconv.bits import stored
+from ckptconv.order import ordered
+from ckptconv.structure import EXACT, FACTORIES, LONGEST, NAMING, NESTED, SHORT, compacted, implied_name, inner_prefix
+from ckptconv.tensors import (
     Conjugate,
     Convert,
     LazyTensor,
@@ -37,10 +37,10 @@ from .tensors import (
     same_bytes,
     untagged,
 )
-from .tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 if TYPE_CHECKING:
-    from .select import Choice
+    from ckptconv.select import Choice
 
 # The one name that safetensors keeps for itself.
 METADATA = "__metadata__"

@@ -6,11 +6,11 @@ import heapq
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
-from . import keymap, select
-from .bits import STORED_AS
-from .formats.source import Source
-from .rows import tables
-from .tensors import LazyTensor, View
+from ckptconv import keymap, select
+from ckptconv.bits import STORED_AS
+from ckptconv.formats.source import Source
+from ckptconv.rows import tables
+from ckptconv.tensors import LazyTensor, View
 
 # So many of the largest tensors are named.
 LARGEST = 10

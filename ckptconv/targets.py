@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import FailedError, UsageError
-from .formats import safetensors as safetensors_input
-from .formats.source import Source
-from .options import Options
-from .outputs import safetensors
-from .restore import SUFFIXES
-from .storage import basename, dirname, is_remote, join, listing, look
-from .uploads import check_writable
+from ckptconv.errors import FailedError, UsageError
+from ckptconv.formats import safetensors as safetensors_input
+from ckptconv.formats.source import Source
+from ckptconv.options import Options
+from ckptconv.outputs import safetensors
+from ckptconv.restore import SUFFIXES
+from ckptconv.storage import basename, dirname, is_remote, join, listing, look
+from ckptconv.uploads import check_writable
 
 # What an output of ours consists of; of these, a new output replaces what an earlier one left.
 OUTPUT_NAMES = re.compile(

@@ -27,15 +27,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import attacks
-from .containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
-from .errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from .garbage import no_garbage
-from .nesting import check_nesting
-from .phrases import HOLE, Phrases
-from .tree import Global, NumpyArray, NumpyScalar, Opaque, Replaced, Size, TorchConstant, become
-from .units import brief
-from .vocabulary import (
+from ckptconv import attacks
+from ckptconv.containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from ckptconv.nesting import check_nesting
+from ckptconv.phrases import HOLE, Phrases
+from ckptconv.process import no_garbage
+from ckptconv.text import brief
+from ckptconv.tree import Global, NumpyArray, NumpyScalar, Opaque, Replaced, Size, TorchConstant, become
+from ckptconv.vocabulary import (
     DEFAULT_LIMITS,
     PLAIN,
     Builder,

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import Queue
 from typing import Any
 
-from . import remote
-from .errors import CkptconvError, FailedError, UsageError
-from .staging import Staging
-from .storage import Writer, join
-from .units import format_size
+from ckptconv import remote
+from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.staging import Staging
+from ckptconv.storage import Writer, join
+from ckptconv.text import format_size
 
 Options = Mapping[str, Any]
 

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from . import foreign, keymap, renaming, select, writable
-from .errors import CkptconvError, CorruptError, DifferenceError, UsageError
-from .formats import open_source, ranks_to_convert
-from .formats.source import Source, Training
-from .formats.torch_file import read as read_torch
-from .garbage import no_garbage, settled
-from .nearby import Nearby
-from .options import Options
-from .provenance import (
+from ckptconv import foreign, keymap, renaming, select, writable
+from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
+from ckptconv.formats import open_source, ranks_to_convert
+from ckptconv.formats.source import Source, Training
+from ckptconv.formats.torch_file import read as read_torch
+from ckptconv.nearby import Nearby
+from ckptconv.options import Options
+from ckptconv.process import no_garbage, peak_rss, settled
+from ckptconv.provenance import (
     MANIFEST,
     OPTIONS,
     Manifest,
@@ -36,15 +36,26 @@ from .provenance import (
     has_checksum,
     read_manifest,
 )
-from .reference import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
-from .spool import SpoolingReaders, is_pipe
-from .storage import basename, dirname, is_far, is_remote, join, look, normalize, peak_rss, read_text, real_place
-from .structure import dump, name_of, parse, tensors_of
-from .tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View, contiguous_strides, same_bytes, untagged
-from .written import SUFFIX, Written, read_directory, read_file
+from ckptconv.reference import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
+from ckptconv.spool import SpoolingReaders, is_pipe
+from ckptconv.storage import basename, dirname, is_far, is_remote, join, look, normalize, read_text, real_place
+from ckptconv.structure import dump, name_of, parse, tensors_of
+from ckptconv.tensors import (
+    DTYPES,
+    Cast,
+    Convert,
+    File,
+    LazyTensor,
+    Stored,
+    View,
+    contiguous_strides,
+    same_bytes,
+    untagged,
+)
+from ckptconv.written import SUFFIX, Written, read_directory, read_file
 
 if TYPE_CHECKING:
-    from .reference import Array
+    from ckptconv.reference import Array
 
 Progress: TypeAlias = Callable[[int], None]
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-from .version import __version__
+from ckptconv.version import __version__
 
 # What converts, what reads back, and what reaches stores and other machines.
 PARTS = ("torch", "safetensors", "numpy", "fsspec", "s3fs", "gcsfs", "adlfs", "huggingface_hub", "distributed")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from . import strict_json
-from .errors import CorruptError
-from .inside import check_inside
-from .storage import Options, dirname, read_text
+from ckptconv import strict_json
+from ckptconv.errors import CorruptError
+from ckptconv.inside import check_inside
+from ckptconv.storage import Options, dirname, read_text
 
 # An index names a tensor in some 100 bytes.
 _MOST = 128 << 20

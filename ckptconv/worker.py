@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias, TypeGuard
 
-from . import kernels
-from .ahead import Ahead, is_read_far
-from .coalesce import BLOCK as NEARBY
-from .coalesce import are_near, blocks
-from .crc import combine
-from .plan import Blank, Data, Late, Literal, NotBlankError
-from .storage import MAX_BUFFERS, Reader, Readers, Writer
-from .tasks import Piece, Stripe, Task, Tile, Window, is_dense
-from .tensors import GAP, Convert, File, Kernel, LazyTensor, Move, Runs, Stored, Together
+from ckptconv import kernels
+from ckptconv.ahead import Ahead, is_read_far
+from ckptconv.coalesce import BLOCK as NEARBY
+from ckptconv.coalesce import are_near, blocks
+from ckptconv.crc import combine
+from ckptconv.plan import Blank, Data, Late, Literal, NotBlankError
+from ckptconv.storage import MAX_BUFFERS, Reader, Readers, Writer
+from ckptconv.tasks import Piece, Stripe, Task, Tile, Window, is_dense
+from ckptconv.tensors import GAP, Convert, File, Kernel, LazyTensor, Move, Runs, Stored, Together
 
 # Told of everything that is read for the output: the file, where in it, and what is there.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]

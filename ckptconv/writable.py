@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from . import attacks
-from .foreign import COMPOSITES
-from .options import Options
-from .soundness import PLAIN_KINDS
-from .tree import Composite, Global, Opaque
+from ckptconv import attacks
+from ckptconv.foreign import COMPOSITES
+from ckptconv.options import Options
+from ckptconv.soundness import PLAIN_KINDS
+from ckptconv.tree import Composite, Global, Opaque
 
 
 def _named(*table: tuple[str, str]) -> frozenset[Global]:

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from . import strict_json
-from .errors import CorruptError, DifferenceError, UnsafeError, UsageError
-from .storage import Options, basename, is_remote, join, listing, look, open_reader, read_text
-from .structure import FILE_NAME, METADATA_KEY
-from .tensors import DTYPES_BY_CODE, File, LazyTensor, Stored, contiguous_strides
-from .weight_map import read_index
+from ckptconv import strict_json
+from ckptconv.errors import CorruptError, DifferenceError, UnsafeError, UsageError
+from ckptconv.storage import Options, basename, is_remote, join, listing, look, open_reader, read_text
+from ckptconv.structure import FILE_NAME, METADATA_KEY
+from ckptconv.tensors import DTYPES_BY_CODE, File, LazyTensor, Stored, contiguous_strides
+from ckptconv.weight_map import read_index
 
 SUFFIX = ".safetensors"
 INDEX = f"model{SUFFIX}.index.json"

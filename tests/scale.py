@@ -20,7 +20,7 @@ from ckptconv.formats.zero_records import ModelFile, OptimFile
 from ckptconv.options import Options
 from ckptconv.plan import Data
 from ckptconv.planning import weights_output
-from ckptconv.storage import peak_rss
+from ckptconv.process import peak_rss
 from ckptconv.targets import Target
 from ckptconv.tensors import DTYPES, File, Inline, LazyTensor, Stored
 

@@ -12,7 +12,7 @@ import torch
 
 from ckptconv import convert
 from ckptconv.errors import UsageError
-from ckptconv.garbage import no_garbage, settled
+from ckptconv.process import no_garbage, settled
 
 
 @pytest.fixture(autouse=True)

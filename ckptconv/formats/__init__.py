@@ -10,12 +10,11 @@ from typing import Any
 
 from ckptconv import attacks
 from ckptconv.errors import UsageError
+from ckptconv.formats import dcp_places, safetensors, torch_file, torch_index, zero_files
+from ckptconv.formats.source import Source
+from ckptconv.formats.torch_zip import what_it_is
 from ckptconv.spool import is_pipe, take_pipe, take_url
 from ckptconv.storage import Entry, basename, dirname, is_remote, join, listing, look, open_reader
-
-from . import dcp_places, safetensors, torch_file, torch_index, zero_files
-from .source import Source
-from .torch_zip import what_it_is
 
 # For each family of formats what a path of it is, and the command that takes it.
 FAMILIES = {
@@ -92,13 +91,13 @@ def _open(
         raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {command.format(shlex.quote(path))}")
     # What only one family needs is imported when one of it is there: half of the time to start is imports.
     if (found or family) == dcp_places.FAMILY:
-        from . import dcp
+        from ckptconv.formats import dcp
 
         return dcp.read(path, options)
     if found == safetensors.FAMILY:
         return safetensors.read(path, options)
     if (found or family) == zero_files.FAMILY:
-        from . import deepspeed, universal
+        from ckptconv.formats import deepspeed, universal
 
         directory = universal.locate(path, tag, options)
         if directory is not None:
@@ -123,7 +122,7 @@ def _open(
 
 def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: bool = False) -> list[int]:
     """The tensor-parallel ranks of a DeepSpeed checkpoint; `inert` as in `open_source`."""
-    from . import deepspeed
+    from ckptconv.formats import deepspeed
 
     with attacks.refused(not inert):
         return deepspeed.ranks_to_convert(path, tag, options)

@@ -16,17 +16,16 @@ from typing import Any
 
 from ckptconv import keymap
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.formats import dcp_names, safetensors
+from ckptconv.formats.dcp_entries import MAX_VALUE, Entries, offsets_of, records_of
+from ckptconv.formats.dcp_metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
+from ckptconv.formats.dcp_places import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, is_metadata, locate
+from ckptconv.formats.source import Source, prefixed
+from ckptconv.formats.torch_container import MAX_PICKLE
 from ckptconv.storage import Entry, Options, basename, join, listing, look, open_reader
 from ckptconv.tensors import LazyTensor
+from ckptconv.text import format_size
 from ckptconv.tree import Composite
-from ckptconv.units import format_size
-
-from . import dcp_names, safetensors
-from .dcp_entries import MAX_VALUE, Entries, offsets_of, records_of
-from .dcp_metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
-from .dcp_places import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, is_metadata, locate
-from .source import Source, prefixed
-from .torch_container import MAX_PICKLE
 
 # Files that are looked into for metadata under another name, at most.
 _TRIED = 32

@@ -19,17 +19,16 @@ from typing import Any
 from ckptconv import strict_json
 from ckptconv.crc import combine
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats import safetensors
+from ckptconv.formats.dcp_metadata import Chunk, Description, Place, SavedTensor, Shape, named, some
+from ckptconv.formats.dcp_patterns import Patterns
+from ckptconv.formats.dcp_tiles import Tile
+from ckptconv.formats.dcp_tiles import join as join_tiles
+from ckptconv.formats.torch_container import Record, Records, TorchFile
+from ckptconv.formats.torch_zip import read_zip
 from ckptconv.spool import ends_of
 from ckptconv.storage import Options, Reader, is_remote, join, look, open_reader
 from ckptconv.tensors import File, LazyTensor, Packed, Stored, untagged
-
-from . import safetensors
-from .dcp_metadata import Chunk, Description, Place, SavedTensor, Shape, named, some
-from .dcp_patterns import Patterns
-from .dcp_tiles import Tile
-from .dcp_tiles import join as join_tiles
-from .torch_container import Record, Records, TorchFile
-from .torch_zip import read_zip
 
 ZIP = b"PK\x03\x04"
 ZSTD = ("stream.zstd/1",)

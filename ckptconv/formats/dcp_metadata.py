@@ -14,17 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
+from ckptconv.formats.torch_objects import vocabulary
+from ckptconv.formats.torch_zip import what_it_is
 from ckptconv.inside import check_inside
 from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.storage import dirname
 from ckptconv.tensors import DTYPES, DType, Stored
+from ckptconv.text import brief
 from ckptconv.tree import Global, Opaque, TorchConstant
-from ckptconv.units import brief
 from ckptconv.unpickle import Loaded, load
 from ckptconv.vocabulary import Builder, Constructor, MalformedError, Vocabulary
-
-from .torch_objects import vocabulary
-from .torch_zip import what_it_is
 
 Shape: TypeAlias = tuple[int, ...]
 # The way to a value: keys of dicts, and positions in lists.

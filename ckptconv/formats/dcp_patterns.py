@@ -11,10 +11,9 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckptconv.formats.torch_container import Record
 from ckptconv.storage import Reader
 from ckptconv.tensors import Stored
-
-from .torch_container import Record
 
 # The parts of a zip archive that are looked at, as in `torch_zip`, which has checked the archive before.
 _ENTRY = struct.Struct("<4s6H3I5H2I")

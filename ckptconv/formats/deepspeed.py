@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats import zero_files, zero_parallel
+from ckptconv.formats.source import Source, Training, prefixed
+from ckptconv.formats.zero_assemble import Weights, assemble, is_whole, whole
+from ckptconv.formats.zero_files import FAMILY, Checkpoint
+from ckptconv.formats.zero_records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.storage import basename, dirname, is_remote
 from ckptconv.tensors import File, LazyTensor
-from ckptconv.units import format_size
-
-from . import zero_files, zero_parallel
-from .source import Source, Training, prefixed
-from .zero_assemble import Weights, assemble, is_whole, whole
-from .zero_files import FAMILY, Checkpoint
-from .zero_records import MAX_RANKS, ModelFile, OptimFile, Reading
+from ckptconv.text import format_size
 
 # Partitions smaller than this may be alike by chance.
 _FEW_ELEMENTS = 16

@@ -19,6 +19,10 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv import keymap, olmo, strict_json
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
+from ckptconv.formats.source import Source
+from ckptconv.formats.torch_container import MAX_PICKLE
+from ckptconv.formats.torch_objects import vocabulary
+from ckptconv.formats.torch_zip import what_it_is
 from ckptconv.storage import (
     Entry,
     Options,
@@ -37,11 +41,6 @@ from ckptconv.tensors import DTYPES_BY_CODE, DType, File, LazyTensor, Stored, co
 from ckptconv.tree import Opaque
 from ckptconv.vocabulary import MalformedError
 from ckptconv.weight_map import read_index
-
-from .source import Source
-from .torch_container import MAX_PICKLE
-from .torch_objects import vocabulary
-from .torch_zip import what_it_is
 
 FAMILY = "safetensors"
 SUFFIX = ".safetensors"

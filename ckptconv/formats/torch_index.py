@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.source import Source
+from ckptconv.formats.torch_container import TorchFile
+from ckptconv.formats.torch_file import FAMILY, fingerprint, read_torch
 from ckptconv.storage import Entry, basename, dirname, join, look
 from ckptconv.tensors import LazyTensor
 from ckptconv.weight_map import read_index
-
-from .source import Source
-from .torch_container import TorchFile
-from .torch_file import FAMILY, fingerprint, read_torch
 
 INDEX_SUFFIX = ".index.json"
 _WHOLE = "pytorch_model.bin"

@@ -32,8 +32,8 @@ from ckptconv.tensors import (
     TensorFacts,
     itemsize_of_components,
 )
+from ckptconv.text import brief
 from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.units import brief
 from ckptconv.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")

@@ -23,8 +23,8 @@ from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocab
 from ckptconv.soundness import MAX_BYTES
 from ckptconv.storage import Reader
 from ckptconv.tensors import DType, File
+from ckptconv.text import brief
 from ckptconv.tree import Global
-from ckptconv.units import brief
 from ckptconv.unpickle import load
 from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 

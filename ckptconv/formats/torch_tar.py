@@ -23,8 +23,8 @@ from ckptconv.formats.torch_objects import Storage, storage_dtype, vocabulary
 from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.storage import Reader
 from ckptconv.tensors import File
+from ckptconv.text import brief
 from ckptconv.tree import Global
-from ckptconv.units import brief
 from ckptconv.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 
 # How much of a file tells whether it is in this format.

@@ -59,7 +59,7 @@ from ckptconv.formats.zip_directory import (
 from ckptconv.spool import check_ratio
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File, Packed
-from ckptconv.units import brief
+from ckptconv.text import brief
 from ckptconv.unpickle import Loaded, load
 from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 

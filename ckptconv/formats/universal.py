@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
+from ckptconv.formats import zero_files
+from ckptconv.formats.source import Source, Training
+from ckptconv.formats.zero_assemble import Weights, complete, own
+from ckptconv.formats.zero_layout import Shape
+from ckptconv.formats.zero_records import Fields, ModelFile, Reading
 from ckptconv.inside import check_inside
 from ckptconv.storage import Entry, basename, join, listing, look, read_text
 from ckptconv.tensors import File, LazyTensor, View, untagged
-
-from . import zero_files
-from .source import Source, Training
-from .zero_assemble import Weights, complete, own
-from .zero_layout import Shape
-from .zero_records import Fields, ModelFile, Reading
 
 LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"

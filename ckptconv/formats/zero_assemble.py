@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats import zero_layout
+from ckptconv.formats.zero_layout import Shape, Slice
+from ckptconv.formats.zero_records import ModelFile, OptimFile
 from ckptconv.storage import basename
 from ckptconv.tensors import Concat, Inline, LazyTensor, View, same_bytes, untagged
-from ckptconv.units import brief
-
-from . import zero_layout
-from .zero_layout import Shape, Slice
-from .zero_records import ModelFile, OptimFile
+from ckptconv.text import brief
 
 # What the three weights of an expert are called where a layer of experts is fused.
 FUSED = ("w1", "w2", "w3")

@@ -15,7 +15,7 @@ from ckptconv.errors import CorruptError, UsageError
 from ckptconv.inside import check_inside, leads_out
 from ckptconv.storage import Entry, basename, dirname, join, listing, look, read_text
 from ckptconv.tensors import File
-from ckptconv.units import format_size
+from ckptconv.text import format_size
 
 FAMILY = "deepspeed"
 LATEST = "latest"

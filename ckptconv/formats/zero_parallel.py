@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.zero_assemble import Weights
+from ckptconv.formats.zero_layout import TIED, Shape
 from ckptconv.patterns import Expressions, PatternError
 from ckptconv.tensors import DTYPES, Cast, Concat, Convert, Inline, LazyTensor, Narrow, View, contiguous_strides
-from ckptconv.units import brief
-
-from .zero_assemble import Weights
-from .zero_layout import TIED, Shape
+from ckptconv.text import brief
 
 _T = TypeVar("_T")
 

@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.torch_container import Records, TorchFile
+from ckptconv.formats.torch_file import fingerprint, read_torch
+from ckptconv.formats.zero_files import described, identity
+from ckptconv.formats.zero_layout import Shape
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename, open_reader
 from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged
+from ckptconv.text import brief
 from ckptconv.tree import Global, Opaque
-from ckptconv.units import brief
-
-from .torch_container import Records, TorchFile
-from .torch_file import fingerprint, read_torch
-from .zero_files import described, identity
-from .zero_layout import Shape
 
 # No training has more ranks than this.
 MAX_RANKS = 1 << 24

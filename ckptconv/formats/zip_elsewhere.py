@@ -11,10 +11,8 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptconv.storage import Reader
-
-from .torch_container import SCANNED
-from .zip_directory import (
+from ckptconv.formats.torch_container import SCANNED
+from ckptconv.formats.zip_directory import (
     END,
     END64,
     END64_SIGNATURE,
@@ -27,6 +25,7 @@ from .zip_directory import (
     TAIL,
     find_end,
 )
+from ckptconv.storage import Reader
 
 _PICKLE = b"/data.pkl"
 # How much of a directory is looked at.

@@ -13,11 +13,10 @@ from typing import Any
 from ckptconv.errors import UnsafeError, UnsupportedError
 from ckptconv.formats import zero_files
 from ckptconv.formats.source import Training
+from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage import basename
 from ckptconv.tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View
-
-from .torch_tree import plan_tree
 
 LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"

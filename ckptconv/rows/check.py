@@ -12,16 +12,15 @@ from ckptconv.kernels import numpy_module
 from ckptconv.move import Progress, TensorReader
 from ckptconv.options import Options
 from ckptconv.planning import MAX_GROWTH, ROOM_TO_GROW
+from ckptconv.process import peak_rss
+from ckptconv.rows.buckets import Buckets
+from ckptconv.rows.columns import part
+from ckptconv.rows.ids import Ids
+from ckptconv.rows.layout import METADATA_KEY, Asked, Layout
+from ckptconv.rows.parts import Parts
+from ckptconv.rows.tables import Paths, Table, as_paths, choose, contents, join, layout_of, open_all
 from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import peak_rss
 from ckptconv.tensors import BLOCK, LazyTensor
-
-from .buckets import Buckets
-from .columns import part
-from .ids import Ids
-from .layout import METADATA_KEY, Asked, Layout
-from .parts import Parts
-from .tables import Paths, Table, as_paths, choose, contents, join, layout_of, open_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.rows.layout import Field, Layout
 from ckptconv.tensors import DTYPES, Bits, Concat, Convert, DType, LazyTensor, Narrow, Stored, Tagged, View, Zeros
-
-from .layout import Field, Layout
 
 # Parts of a header that are bits of a field: the first of them, and how many.
 _DECODED = {"count": (0, 31), "used": (7, 1)}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptconv.conversion import Report, produce
+from ckptconv.conversion import produce
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
 from ckptconv.move import Progress
@@ -17,14 +17,14 @@ from ckptconv.outputs import safetensors
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import FilePlan
 from ckptconv.planning import Output, output_of
+from ckptconv.result import Report
+from ckptconv.rows.layout import METADATA_KEY, Asked
+from ckptconv.rows.parts import Parts
+from ckptconv.rows.proof import verifier_of_pack
+from ckptconv.rows.tables import Contents, Paths, as_paths, contents, open_all
 from ckptconv.storage import basename, normalize
 from ckptconv.targets import Target, beside, resolve_output
 from ckptconv.tensors import LazyTensor
-
-from .layout import METADATA_KEY, Asked
-from .parts import Parts
-from .proof import verifier_of_pack
-from .tables import Contents, Paths, as_paths, contents, open_all
 
 
 def pack(

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 from ckptconv import foreign
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.rows.columns import check_rows, column
+from ckptconv.rows.layout import METADATA_KEY, PAD, Asked, Field, Layout, make, optimizer_named, parse
+from ckptconv.rows.tables import Contents
 from ckptconv.tensors import DTYPES, Concat, Join, Joined, LazyTensor, View, Zeros
-
-from .columns import check_rows, column
-from .layout import METADATA_KEY, PAD, Asked, Field, Layout, make, optimizer_named, parse
-from .tables import Contents
 
 DEFAULT_NAME = "weight"
 _SHOWN = 8

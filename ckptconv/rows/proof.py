@@ -12,13 +12,12 @@ from ckptconv.move import Progress, TensorReader
 from ckptconv.options import Options
 from ckptconv.planning import Output
 from ckptconv.publishing import final_path
+from ckptconv.rows.columns import padding, part
+from ckptconv.rows.layout import PAD, Asked
+from ckptconv.rows.parts import Parts
+from ckptconv.rows.tables import Table, contents
 from ckptconv.spool import SpoolingReaders
 from ckptconv.tensors import BLOCK, LazyTensor
-
-from .columns import padding, part
-from .layout import PAD, Asked
-from .parts import Parts
-from .tables import Table, contents
 
 
 def verifier_of_split(table: Table, output: Output, options: Options, progress: Progress | None) -> Verifier:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptconv.conversion import Report, produce
+from ckptconv.conversion import produce
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
 from ckptconv.kernels import is_zero
@@ -17,15 +17,15 @@ from ckptconv.options import Options
 from ckptconv.outputs import safetensors
 from ckptconv.plan import Blank, FilePlan, NotBlankError
 from ckptconv.planning import Output, output_of
+from ckptconv.result import Report
+from ckptconv.rows.columns import padding, part
+from ckptconv.rows.layout import METADATA_KEY, PAD, Asked, Layout, dump
+from ckptconv.rows.proof import verifier_of_split
+from ckptconv.rows.tables import Paths, Table, as_paths, layout_of, open_table
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename, normalize
 from ckptconv.targets import Target, beside, resolve_output
 from ckptconv.tensors import Narrow
-
-from .columns import padding, part
-from .layout import METADATA_KEY, PAD, Asked, Layout, dump
-from .proof import verifier_of_split
-from .tables import Paths, Table, as_paths, layout_of, open_table
 
 # Of the padding so many bytes of rows are looked at before it is decided whether it is kept.
 _LOOK = 1 << 18

@@ -13,10 +13,9 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
+from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Asked, Layout, check_width, could_be, likeliest, make
 from ckptconv.storage import normalize
 from ckptconv.tensors import Concat, LazyTensor
-
-from .layout import METADATA_KEY, WEIGHT_DTYPES, Asked, Layout, check_width, could_be, likeliest, make
 
 # FBGEMM and TorchRec call an embedding table so; what lies beside it begins alike.
 _TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")

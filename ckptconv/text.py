@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .errors import UsageError
+from ckptconv.errors import UsageError
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}

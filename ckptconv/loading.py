@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from . import keymap, select
-from .errors import CorruptError, FailedError
-from .formats import open_source, torch_file
-from .formats.source import Source
-from .move import carry_out
-from .plan import Data, FilePlan
-from .restore import SUFFIXES
-from .spool import SpoolingReaders
-from .storage import Options, Writer, basename, dirname, is_remote, join, look, normalize, reason
-from .tensors import File, LazyTensor, Stored, Tagged, View, contiguous_strides
+from ckptconv import keymap, select
+from ckptconv.errors import CorruptError, FailedError
+from ckptconv.formats import open_source, torch_file
+from ckptconv.formats.source import Source
+from ckptconv.move import carry_out
+from ckptconv.plan import Data, FilePlan
+from ckptconv.restore import SUFFIXES
+from ckptconv.spool import SpoolingReaders
+from ckptconv.storage import Options, Writer, basename, dirname, is_remote, join, look, normalize, reason
+from ckptconv.tensors import File, LazyTensor, Stored, Tagged, View, contiguous_strides
 
 # Linux counts a private map against the memory there is, unless it is told not to: the pages that are written will be.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0

@@ -1,0 +1,55 @@
+"""What a conversion gives back: its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class OutputFile:
+    """A file of the output: its path, its size, and how many tensors it holds."""
+
+    path: str
+    bytes: int
+    tensors: int
+
+
+@dataclass
+class Report:
+    """What a conversion did, or would do with `dry_run`. Sizes are in bytes.
+
+    `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.
+    `bytes_verified` counts the bytes of tensors that were compared with the source afterwards; 0 where there is no
+    tensor beside objects of classes that are known by name only.
+    `reused` counts the files that an earlier run had finished: they are no part of `bytes_written`.
+    `part` names the part that was staged, and `finish` the outputs that are to be finished when all parts are.
+    `dropped` names entries that were left out as their class is known by name only: {entry: class}.
+    `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors;
+    then `weights_key` is the key that takes the weights alone, if there is one.
+    """
+
+    input: str
+    outputs: list[OutputFile]
+    format: str
+    tensors: int
+    aliases: dict[str, str]
+    counts: dict[str, int]
+    opaque: list[str]
+    warnings: list[str]
+    notes: list[str] = field(default_factory=list)
+    input_bytes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    bytes_verified: int = 0
+    reused: int = 0
+    checksums: int = 0
+    extra_bytes: int = 0
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    dry_run: bool = False
+    finished: bool = False
+    part: str = ""
+    finish: list[str] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+    recorded: list[str] = field(default_factory=list)
+    weights_key: str = ""
