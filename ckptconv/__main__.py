@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ckptconv import signals
+from ckptconv.cli import signals
 
 
 def main() -> None:
     """Run the command line and exit."""
     signals.leave_at_once()
-    from ckptconv.cli import main as run
+    from ckptconv.cli.main import main as run
 
     run()
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from ckptconv import cli
+from ckptconv.cli import main as main_
 
 DATA = Path(__file__).parent / "data"
 ZERO = DATA / "zero"
@@ -52,7 +52,7 @@ def ckptconv_here(*arguments: object) -> Run:
     code = None
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.main(list(map(str, arguments)))
+            main_.main(list(map(str, arguments)))
     except SystemExit as ended:
         code = ended.code
     finally:

@@ -13,7 +13,7 @@ from attacks.assemble import DATA, mapped, members, number, pickled, tensor, tex
 from attacks.corpus import CASES
 from checkpoints import ckptconv_here
 
-from ckptconv import signals
+from ckptconv.cli import signals
 from ckptconv.errors import ERROR_KINDS, CkptconvError, DifferenceError, StoppedError
 
 TIB = 1 << 40

@@ -52,7 +52,7 @@ def wheel(source: Path) -> Path:
 
 
 def test_the_source_archive_has_what_a_packager_needs(source: Path) -> None:
-    for name in ("pyproject.toml", "README.md", "LICENSE", "ckptconv/py.typed", "ckptconv/cli.py"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "ckptconv/py.typed", "ckptconv/cli/commands.py"):
         assert (source / name).is_file(), name
 
 

@@ -16,7 +16,8 @@ from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptconv import finish, report
+from ckptconv import finish
+from ckptconv.cli import console as report
 from ckptconv.errors import UsageError
 from ckptconv.parts import assign, parse_part
 

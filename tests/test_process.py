@@ -29,7 +29,8 @@ import torch
 from checkpoints import ckptconv, ckptconv_here
 from safetensors.torch import load_file
 
-from ckptconv import report, storage
+from ckptconv import storage
+from ckptconv.cli import console as report
 
 MIB = 1 << 20
 RUN = "import sys; from ckptconv.cli import main; main(sys.argv[1:])"

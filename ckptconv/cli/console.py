@@ -364,3 +364,11 @@ def _rows_lines(report: CheckReport) -> list[str]:
         f"peak memory {format_memory(report.peak_rss_bytes)}"
     )
     return lines
+
+
+def _output(command: str, options: dict[str, Any]) -> Output:
+    """How `command` shows what it does; takes what says so out of `options`."""
+    from ckptconv.cli.console import Output
+
+    shown = {name: options.pop(name) for name in ("json", "quiet", "verbose", "no_progress") if name in options}
+    return Output(command, **shown)

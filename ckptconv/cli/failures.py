@@ -1,0 +1,82 @@
+"""What is said when a command line is wrong, and which command was meant."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+from ckptconv.cli.typer_compat import WRONG_USAGE
+from ckptconv.errors import CkptconvError, FailedError, UsageError
+
+
+def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
+    """What to type in the place of an `option` that the command of `ctx` does not have."""
+    # Dashes, which all of them begin with, make short ones look alike.
+    close = difflib.get_close_matches(option.lstrip("-"), [each.lstrip("-") for each in close])
+    if option in ("-o", "--out", "--output", "--output-dir", "--output-file"):
+        meant = "OUTPUT is named without one, after what is read. "
+    elif option in _options_below(ctx.command):
+        meant = f"Commands have it, and it stands after them: {ctx.command_path} COMMAND {option}. "
+    else:
+        meant = f"Did you mean {' or '.join(f'--{each}' for each in sorted(close))}? " if close else ""
+    return f"{meant}See {ctx.command_path} --help."
+
+
+def _options_below(group: Any) -> set[str]:
+    """The options of the commands in `group`, which may be in groups of it; none of a command."""
+    commands = getattr(group, "commands", {}).values()
+    own = {name for command in commands for parameter in command.params for name in parameter.opts}
+    return own.union(*map(_options_below, commands))
+
+
+def _failure(error: BaseException) -> CkptconvError | None:
+    """`error` as one of ours; None for what is not an error at all."""
+    if isinstance(error, CkptconvError):
+        return error
+    if isinstance(error, WRONG_USAGE):
+        asked = error.ctx.command_path if error.ctx else "ckptconv"
+        unknown = getattr(error, "option_name", "")
+        # An error about an option that there is has no such list.
+        if unknown and hasattr(error, "possibilities"):
+            owner = f" of {asked} itself" if getattr(error.ctx.command, "commands", None) else ""
+            return UsageError(
+                f"There is no option {unknown}{owner}.", _instead(unknown, error.possibilities or (), error.ctx)
+            )
+        message = " ".join(error.format_message().replace("Value error, ", "").split())
+        more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
+        if more:
+            return UsageError(
+                f"There are more arguments than {asked} takes: {more[1]}.",
+                f"Give several inputs to a command each, and quote names with blanks in them. See {asked} --help.",
+            )
+        named = re.match(r"No such command '(.*?)'\.", message)
+        if named and f"--{named[1]}" in ("--help", "--version"):
+            return UsageError(f"No such command '{named[1]}'.", f"Did you mean ckptconv --{named[1]}?")
+        if named and (os.path.exists(named[1]) or "://" in named[1]):
+            return UsageError(
+                f"{named[1]} stands where a command should.",
+                f"ckptconv inspect {named[1]} shows what it is; ckptconv --help lists the commands.",
+            )
+        if named and error.ctx and "Did you mean" not in message:
+            asked = f"There are: {', '.join(error.ctx.command.commands)}. See {asked}"
+            return UsageError(message, f"{asked} --help.")
+        return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {asked} --help.")
+    if isinstance(error, MemoryError):
+        return FailedError(
+            "There is not enough memory. Nothing was put under a final name.", "Lower --memory or --jobs."
+        )
+    if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):
+        traceback.print_exception(error)
+    if isinstance(error, OSError):
+        return FailedError(f"The system reports: {error}. Nothing was put under a final name.")
+    if isinstance(error, Exception):
+        return FailedError(
+            f"This is a mistake in ckptconv itself: {type(error).__name__}: {error}. Nothing was put under a final "
+            "name.",
+            "Please report it, with what CKPTCONV_DEBUG=1 prints.",
+        )
+    return None

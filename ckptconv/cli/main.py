@@ -1,0 +1,68 @@
+"""Runs a command and ends the process: exit codes, and streams that somebody closed."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import NoReturn
+
+from ckptconv.cli import signals
+from ckptconv.cli.commands import app
+from ckptconv.cli.console import _output
+from ckptconv.cli.failures import _failure
+from ckptconv.errors import StoppedError, UsageError
+
+
+def _mend_streams() -> None:
+    """Streams that take anything: what goes to a closed one is lost, what an encoding lacks is escaped."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number there is: this one
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        try:
+            signals.raise_stopped()
+            _mend_streams()
+            code = _run(arguments)
+        finally:
+            signals.ignore()
+    except StoppedError as error:  # it came beside the work: before, after, or while something else went wrong
+        signals.ignore()
+        _output("", {"json": "--json" in arguments}).failed(error)
+        code = error.exit_code
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command; its exit code. Whatever goes wrong becomes one paragraph."""
+    if not arguments:
+        app(["--help"], standalone_mode=False, prog_name="ckptconv")
+        return UsageError.exit_code
+    if any("://" in argument for argument in arguments):
+        from ckptconv.process import spare_memory
+
+        spare_memory()
+    try:
+        code = app(arguments, standalone_mode=False, prog_name="ckptconv")
+        sys.stdout.flush()
+    except BaseException as error:
+        failure = _failure(error)
+        if failure is None:
+            raise
+        signals.ignore()  # the code is known
+        _output("", {"json": "--json" in arguments}).failed(failure)
+        return failure.exit_code
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,171 @@
+"""The commands for tables of whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli import signals
+from ckptconv.cli.console import _output
+from ckptconv.cli.options import (
+    CONVERTING,
+    LAYOUT,
+    MAKING,
+    MOST_IDS,
+    SHOWING,
+    Tables,
+    Tensors,
+    _named,
+    parse_common,
+    parse_dimensions,
+    storage_options,
+    taking,
+)
+from ckptconv.cli.typer_compat import Command, Group
+
+rows = typer.Typer(
+    name="rows",
+    cls=Group,
+    help="""Split, pack and check embedding tables of whole rows.
+
+In these, header, weight and optimizer state of a row lie together.
+
+\b
+Examples:
+  ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts
+  ckptconv rows pack parts kv.pt
+""",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@rows.command("split", cls=Command)
+@taking({**LAYOUT, **MAKING})
+def rows_split(
+    table: Tables,
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", show_default=False, help="One .safetensors file, or a directory.")
+    ],
+    tensor: Tensors = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Write timestamp, count and used in the place of metadata.")
+    ] = False,
+    **options: Any,
+) -> None:
+    """Split a table of whole rows into its parts.
+
+    They are weight_id, metadata, weight and the optimizer's states. TABLE is a .pt file, or safetensors; several are
+    joined. Padding that is not zero is kept as pad, so that rows pack
+    gives back the very same table.
+
+    \b
+    Examples:
+      ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts/
+      ckptconv rows split --embedding-dim 8 --optimizer adam kv.pt t.safetensors
+    """
+    from ckptconv.rows.split import split
+
+    _make_rows("rows split", split, table, output, options, names=tuple(tensor or ()), decode=decode)
+
+
+@rows.command("pack", cls=Command)
+@taking({**LAYOUT, **MAKING})
+def rows_pack(
+    source: Annotated[list[str], typer.Argument(metavar="SOURCE...", show_default=False, help="Where the parts are.")],
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", show_default=False, help="A .safetensors or .pt file, or a directory.")
+    ],
+    part: Annotated[
+        list[str] | None,
+        typer.Option("--part", metavar="PART=NAME", help="The tensor that is PART of the rows; repeatable."),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the table is called.")] = "",
+    **options: Any,
+) -> None:
+    """Pack such parts into a table of whole rows.
+
+    What rows split made needs no options. Other tensors need --optimizer, and --part where they are called otherwise
+    than weight_id, metadata, weight, momentum1, momentum2, prev_iter and pad. OUTPUT is safetensors, or a file for
+    torch.load if it ends in .pt, .pth, .bin or .ckpt.
+
+    \b
+    Examples:
+      ckptconv rows pack parts/ kv.pt
+      ckptconv rows pack --optimizer adam --part weight=t1.weight model.pt kv.pt
+    """
+    from ckptconv.rows.pack import pack
+
+    names = dict(_named(text) for text in part or ())
+    _make_rows("rows pack", pack, source, output, options, names=names, name=name)
+
+
+@rows.command("check", cls=Command)
+@taking({**LAYOUT, "spool_dir": CONVERTING["spool_dir"], **SHOWING})
+def rows_check(
+    table: Tables,
+    tensor: Tensors = None,
+    global_id_offset: Annotated[
+        str | None,
+        typer.Option("--global-id-offset", metavar="N", help="How much less local ids are than global ones."),
+    ] = None,
+    bucket_size: Annotated[
+        str | None, typer.Option("--bucket-size", metavar="N", help="Ids that a bucket spans; default: any one size.")
+    ] = None,
+    **options: Any,
+) -> None:
+    """Check a table of whole rows, or its parts.
+
+    Its ids are unique; and what is saved beside the table agrees with it, as far as it is there: weight_id, bucket,
+    metadata, momentum. Says whether headers have global or local ids, as files before August 2025 have. Exit code 1:
+    something is wrong, and the first rows where it is are named.
+
+    \b
+    Examples:
+      ckptconv rows check --embedding-dim 64 --optimizer adagrad kv.pt
+      ckptconv rows check parts/
+    """
+    from ckptconv.rows.check import check
+    from ckptconv.text import parse_count
+
+    shown = _output("rows check", options)
+    parse_dimensions(options)
+    options["storage_options"] = storage_options(options["storage_options"])
+    offset, size = (
+        None if text is None else parse_count(text, option, MOST_IDS)
+        for text, option in ((global_id_offset, "--global-id-offset"), (bucket_size, "--bucket-size"))
+    )
+    with shown.progress() as progress:
+        report = check(
+            table,
+            names=tuple(tensor or ()),
+            global_id_offset=offset,
+            bucket_size=size,
+            progress=progress,
+            announce=progress.begin,
+            **options,
+        )
+    signals.ignore()
+    shown.rows_checked(report)
+
+
+def _make_rows(
+    command: str, make: Callable[..., Any], paths: list[str], target: str, options: dict[str, Any], **settings: Any
+) -> None:
+    output = _output(command, options)
+    parse_dimensions(options)
+    parse_common(options)
+    with output.progress() as progress:
+        report = make(
+            paths,
+            target,
+            progress=progress,
+            announce=progress.begin,
+            publishing=signals.ignore,
+            **settings,
+            **options,
+        )
+    signals.ignore()
+    output.done(report)
