@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.checksums import Checksums
 from ckptconv.depfile import rule
+from ckptconv.engine.checksums import Checksums
+from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.foreign import shown
 from ckptconv.formats import open_source, ranks_to_convert
 from ckptconv.formats.source import Source
-from ckptconv.move import Progress
 from ckptconv.options import Options
 from ckptconv.planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output
 from ckptconv.process import no_garbage, peak_rss, settled

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv import pending
+from ckptconv.engine.execute import Progress
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.manifest import NAME, Made, document, together
-from ckptconv.move import Progress
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors, universal
 from ckptconv.parts import assign

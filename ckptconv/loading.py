@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from ckptconv import keymap, select
+from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats import open_source, torch_file
 from ckptconv.formats.source import Source
-from ckptconv.move import carry_out
 from ckptconv.plan import Data, FilePlan
 from ckptconv.restore import SUFFIXES
 from ckptconv.spool import SpoolingReaders

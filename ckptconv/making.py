@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.checksums import Checksums
+from ckptconv.engine.checksums import Checksums
+from ckptconv.engine.execute import Progress, carry_out
+from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.formats.torch_container import Records
 from ckptconv.manifest import Made
-from ckptconv.move import Progress, carry_out
 from ckptconv.plan import Blank, Data, FilePlan, Plan
 from ckptconv.spool import SpoolingReaders
 from ckptconv.staging import Staging
 from ckptconv.tensors import File
-from ckptconv.worker import Tally
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv import manifest
 from ckptconv.ahead import REQUESTS
-from ckptconv.checksums import Checksums
+from ckptconv.engine.checksums import Checksums
+from ckptconv.engine.execute import Progress, same
+from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
 from ckptconv.making import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.manifest import Made, document, together
-from ckptconv.move import Progress, same
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors, universal
 from ckptconv.parts import assign
@@ -28,7 +29,6 @@ from ckptconv.storage import Syncing, check_unchanged, is_remote, join, normaliz
 from ckptconv.targets import Target, is_output_name
 from ckptconv.tensors import File, LazyTensor
 from ckptconv.uploads import UploadStaging
-from ckptconv.worker import Tally
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

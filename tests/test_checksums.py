@@ -13,8 +13,8 @@ from checkpoints import assert_same, ckptconv_here, copy_of, load_with_aliases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptconv.checksums import Checksums
 from ckptconv.conversion import convert
+from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import CkptconvError
 from ckptconv.tensors import File, Runs
 

@@ -17,8 +17,8 @@ from strict import assert_same
 
 import ckptconv
 from ckptconv import keymap
+from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError
-from ckptconv.move import carry_out
 from ckptconv.plan import Data, FilePlan
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import Writer

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 import ckptconv
+from ckptconv.engine.execute import carry_out
 from ckptconv.formats import dcp_patterns
-from ckptconv.move import carry_out
 from ckptconv.plan import Data, FilePlan
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import Writer

@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 
 from ckptconv import convert
+from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import CorruptError
 from ckptconv.formats import open_source
-from ckptconv.move import TensorReader
 from ckptconv.select import converted
 from ckptconv.storage import Readers
 from ckptconv.tensors import DTYPES as DTYPES_BY_NAME

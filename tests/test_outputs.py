@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError, FailedError, UsageError
-from ckptconv.move import carry_out
 from ckptconv.outputs import safetensors as output
 from ckptconv.plan import FilePlan, Literal, pack, shard_names
 from ckptconv.staging import DirectoryStaging, FileStaging

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.torch_file import read_torch
-from ckptconv.move import carry_out
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.pickling import dumps
 from ckptconv.storage import LocalWriter, Readers

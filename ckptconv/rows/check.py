@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
 from ckptconv.kernels import numpy_module
-from ckptconv.move import Progress, TensorReader
 from ckptconv.options import Options
 from ckptconv.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss

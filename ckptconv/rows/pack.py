@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ckptconv.conversion import produce
+from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
-from ckptconv.move import Progress
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.torch_tree import plan_tree

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckptconv.conversion import Verifier
+from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import DifferenceError
 from ckptconv.formats import open_source
 from ckptconv.formats.source import Source
-from ckptconv.move import Progress, TensorReader
 from ckptconv.options import Options
 from ckptconv.planning import Output
 from ckptconv.publishing import final_path

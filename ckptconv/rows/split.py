@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from ckptconv.conversion import produce
+from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
 from ckptconv.kernels import is_zero
-from ckptconv.move import Progress, TensorReader
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
 from ckptconv.plan import Blank, FilePlan, NotBlankError

@@ -16,12 +16,12 @@ from typing import TypeAlias
 
 from ckptconv.ahead import REQUESTS, Ahead, is_read_far
 from ckptconv.crc import combine
+from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
+from ckptconv.engine.worker import Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Late
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import Readers, Writer
-from ckptconv.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.tensors import BLOCK, LazyTensor
-from ckptconv.worker import Seen, Tally, Worker
 
 Progress: TypeAlias = Callable[[int], None]
 

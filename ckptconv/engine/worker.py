@@ -18,9 +18,9 @@ from ckptconv.ahead import Ahead, is_read_far
 from ckptconv.coalesce import BLOCK as NEARBY
 from ckptconv.coalesce import are_near, blocks
 from ckptconv.crc import combine
+from ckptconv.engine.tasks import Piece, Stripe, Task, Tile, Window, is_dense
 from ckptconv.plan import Blank, Data, Late, Literal, NotBlankError
 from ckptconv.storage import MAX_BUFFERS, Reader, Readers, Writer
-from ckptconv.tasks import Piece, Stripe, Task, Tile, Window, is_dense
 from ckptconv.tensors import GAP, Convert, File, Kernel, LazyTensor, Move, Runs, Stored, Together
 
 # Told of everything that is read for the output: the file, where in it, and what is there.
