@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckptconv.finishing import finish
-    from ckptconv.formats import open_source as open  # noqa: A004
+    from ckptconv.formats.detect import open_source as open  # noqa: A004
     from ckptconv.formats.source import Source
     from ckptconv.keymap import flatten, unflatten
     from ckptconv.loading import load_state_dict
@@ -54,7 +54,7 @@ _HOMES = {
     "finish": ("finishing", "finish"),
     "flatten": ("keymap", "flatten"),
     "load_state_dict": ("loading", "load_state_dict"),
-    "open": ("formats", "open_source"),
+    "open": ("formats.detect", "open_source"),
     "pack_rows": ("rows.pack", "pack"),
     "split_rows": ("rows.split", "split"),
     "unflatten": ("keymap", "unflatten"),

@@ -16,7 +16,7 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.foreign import shown
-from ckptconv.formats import open_source, ranks_to_convert
+from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output

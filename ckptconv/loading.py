@@ -13,7 +13,8 @@ from typing import Any
 from ckptconv import keymap, select
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError, FailedError
-from ckptconv.formats import open_source, torch_file
+from ckptconv.formats import torch_file
+from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.plan import Data, FilePlan
 from ckptconv.restore import SUFFIXES

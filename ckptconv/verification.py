@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv import foreign, keymap, renaming, select, writable
 from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
-from ckptconv.formats import open_source, ranks_to_convert
+from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source, Training
 from ckptconv.formats.torch_file import read as read_torch
 from ckptconv.nearby import Nearby

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from ckptconv import strict_json
 from ckptconv.errors import CorruptError, DifferenceError, UnsafeError, UsageError
+from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import Options, basename, is_remote, join, listing, look, open_reader, read_text
 from ckptconv.structure import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import DTYPES_BY_CODE, File, LazyTensor, Stored, contiguous_strides
-from ckptconv.weight_map import read_index
 
 SUFFIX = ".safetensors"
 INDEX = f"model{SUFFIX}.index.json"

@@ -48,7 +48,7 @@ from test_torch_tar import Writer, pack
 from ckptconv import planning
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
-from ckptconv.formats import open_source
+from ckptconv.formats.detect import open_source
 from ckptconv.keymap import unflatten
 from ckptconv.structure import METADATA_KEY
 from ckptconv.summary import summarize

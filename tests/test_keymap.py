@@ -32,8 +32,9 @@ from safetensors.torch import save_file
 from strict import assert_same
 from trees import containers, keys_with, nodes, texts, tie_into_a_cycle
 
-from ckptconv import keymap, olmo
+from ckptconv import keymap
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.formats import olmo
 from ckptconv.keymap import describe, flatten, plain_record, remap, unflatten
 from ckptconv.select import Choice
 from ckptconv.tensors import (

@@ -16,7 +16,7 @@ import torch
 from ckptconv import convert
 from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import CorruptError
-from ckptconv.formats import open_source
+from ckptconv.formats.detect import open_source
 from ckptconv.select import converted
 from ckptconv.storage import Readers
 from ckptconv.tensors import DTYPES as DTYPES_BY_NAME

@@ -39,7 +39,7 @@ from zero_writer import (
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.formats import open_source
+from ckptconv.formats.detect import open_source
 
 
 def dense() -> Model:

@@ -349,7 +349,7 @@ def inspect_(
       ckptconv inspect --depth 2 --as bf16 checkpoints/
       ckptconv inspect --html model.html model.safetensors
     """
-    from ckptconv.formats import open_source
+    from ckptconv.formats.detect import open_source
     from ckptconv.process import no_garbage
     from ckptconv.storage import normalize
     from ckptconv.summary import summarize

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv import keymap, olmo, strict_json
+from ckptconv import keymap, strict_json
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
+from ckptconv.formats import olmo
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch_container import MAX_PICKLE
 from ckptconv.formats.torch_objects import vocabulary
 from ckptconv.formats.torch_zip import what_it_is
+from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import (
     Entry,
     Options,
@@ -40,7 +42,6 @@ from ckptconv.structure import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import DTYPES_BY_CODE, DType, File, LazyTensor, Stored, contiguous_strides
 from ckptconv.tree import Opaque
 from ckptconv.vocabulary import MalformedError
-from ckptconv.weight_map import read_index
 
 FAMILY = "safetensors"
 SUFFIX = ".safetensors"

@@ -16,9 +16,9 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch_container import TorchFile
 from ckptconv.formats.torch_file import FAMILY, fingerprint, read_torch
+from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import Entry, basename, dirname, join, look
 from ckptconv.tensors import LazyTensor
-from ckptconv.weight_map import read_index
 
 INDEX_SUFFIX = ".index.json"
 _WHOLE = "pytorch_model.bin"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ckptconv.conversion import Verifier
 from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import DifferenceError
-from ckptconv.formats import open_source
+from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.planning import Output

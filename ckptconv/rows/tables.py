@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv import foreign, keymap
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.formats import open_source
+from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Asked, Layout, check_width, could_be, likeliest, make

@@ -32,7 +32,7 @@ from typing import Any
 
 from ckptconv import attacks, unpickle
 from ckptconv.errors import CkptconvError
-from ckptconv.formats import open_source
+from ckptconv.formats.detect import open_source
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.torch_objects import CONSTANTS
 from ckptconv.storage import open_reader
