@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckptconv
 from ckptconv.engine.execute import carry_out
-from ckptconv.formats import dcp_patterns
+from ckptconv.formats.dcp import archive_templates
 from ckptconv.plan import Data, FilePlan
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import Writer
@@ -520,7 +520,7 @@ def test_archives_that_are_alike_are_found_where_a_full_reading_finds_them(
         )
     directory = checkpoint.write(tmp_path / "c")
     quick = ckptconv.open(directory)
-    monkeypatch.setattr(dcp_patterns.Patterns, "find", lambda *_: None)
+    monkeypatch.setattr(archive_templates.Patterns, "find", lambda *_: None)
     slow = ckptconv.open(directory)
     assert quick.weights == slow.weights
     assert {path: list(records) for path, records in quick.records.items()} == {
@@ -545,7 +545,7 @@ def test_an_archive_that_differs_anywhere_else_is_read_in_full(tmp_path: Path) -
         directory = checkpoint.write(tmp_path / "c")
         quick = _outcome(directory)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dcp_patterns.Patterns, "find", lambda *_: None)
+            patch.setattr(archive_templates.Patterns, "find", lambda *_: None)
             assert _outcome(directory) == quick
 
 

@@ -22,7 +22,7 @@ from test_dcp import checkpoint_of, converted, copy_of, expected_of, refused
 from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 
 import ckptconv
-from ckptconv.formats import dcp_entries
+from ckptconv.formats.dcp import entries
 
 
 def model(value: float = 1.0) -> Checkpoint:
@@ -561,7 +561,7 @@ def test_packed_entries_that_unpack_to_very_much_together(tmp_path: Path, monkey
     tensor = torch.zeros(1 << 20, 8)
     directory = _packed(tensor).write(tmp_path / "c")
     converted(directory, tmp_path / "sound.safetensors")
-    monkeypatch.setattr(dcp_entries, "ROOM_TO_GROW", 1 << 20)
+    monkeypatch.setattr(entries, "ROOM_TO_GROW", 1 << 20)
     assert "unpacks to more" in refused(directory, tmp_path / "out.safetensors", 4)
 
 

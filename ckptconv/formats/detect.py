@@ -10,7 +10,8 @@ from typing import Any
 
 from ckptconv import attacks
 from ckptconv.errors import UsageError
-from ckptconv.formats import dcp_places, safetensors, torch_file, torch_index, zero_files
+from ckptconv.formats import safetensors, torch_file, torch_index, zero_files
+from ckptconv.formats.dcp import locate as dcp_places
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch_zip import what_it_is
 from ckptconv.spool import is_pipe, take_pipe, take_url
@@ -91,7 +92,7 @@ def _open(
         raise UsageError(f"{path} is {kind}.", f"Use: ckptconv {command.format(shlex.quote(path))}")
     # What only one family needs is imported when one of it is there: half of the time to start is imports.
     if (found or family) == dcp_places.FAMILY:
-        from ckptconv.formats import dcp
+        from ckptconv.formats.dcp import read as dcp
 
         return dcp.read(path, options)
     if found == safetensors.FAMILY:

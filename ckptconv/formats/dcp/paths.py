@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats.dcp_metadata import Path, named
+from ckptconv.formats.dcp.metadata import Path, named
 
 # Under which of these a training loop puts its model; the first that is there is meant.
 WRAPPERS = ("model", "state_dict", "module")

@@ -16,10 +16,11 @@ from typing import Any
 
 from ckptconv import keymap
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import dcp_names, safetensors
-from ckptconv.formats.dcp_entries import MAX_VALUE, Entries, offsets_of, records_of
-from ckptconv.formats.dcp_metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
-from ckptconv.formats.dcp_places import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, is_metadata, locate
+from ckptconv.formats import safetensors
+from ckptconv.formats.dcp import paths as dcp_names
+from ckptconv.formats.dcp.entries import MAX_VALUE, Entries, offsets_of, records_of
+from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, is_metadata, locate
+from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
 from ckptconv.formats.source import Source, prefixed
 from ckptconv.formats.torch_container import MAX_PICKLE
 from ckptconv.storage import Entry, Options, basename, join, listing, look, open_reader

@@ -20,10 +20,10 @@ from ckptconv import strict_json
 from ckptconv.crc import combine
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats import safetensors
-from ckptconv.formats.dcp_metadata import Chunk, Description, Place, SavedTensor, Shape, named, some
-from ckptconv.formats.dcp_patterns import Patterns
-from ckptconv.formats.dcp_tiles import Tile
-from ckptconv.formats.dcp_tiles import join as join_tiles
+from ckptconv.formats.dcp.archive_templates import Patterns
+from ckptconv.formats.dcp.chunks import Tile
+from ckptconv.formats.dcp.chunks import join as join_tiles
+from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor, Shape, named, some
 from ckptconv.formats.torch_container import Record, Records, TorchFile
 from ckptconv.formats.torch_zip import read_zip
 from ckptconv.spool import ends_of
