@@ -14,9 +14,9 @@ import sys
 import time
 from typing import Any
 
+from ckptconv.formats.deepspeed.assemble import assemble
+from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
 from ckptconv.formats.source import Source
-from ckptconv.formats.zero_assemble import assemble
-from ckptconv.formats.zero_records import ModelFile, OptimFile
 from ckptconv.options import Options
 from ckptconv.plan import Data
 from ckptconv.planning import weights_output

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptconv import patterns
-from ckptconv.patterns import Expressions, PatternError
+from ckptconv.formats.deepspeed import patterns
+from ckptconv.formats.deepspeed.patterns import Expressions, PatternError
 
 PIECES = [
     *"ab.1_\n", r"\d", r"\.", r"\w", "[ab]", "[^a]", "[a-b1]", "(", "(?:", ")", "|", "*", "+", "?", "{2}", "{1,2}",

@@ -249,7 +249,7 @@ def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
 
 
 def test_a_file_imports_nothing_that_only_directories_need(zero3: Path, small: Path, tmp_path: Path) -> None:
-    dcp, deepspeed = "ckptconv.formats.dcp.read", "ckptconv.formats.deepspeed"
+    dcp, deepspeed = "ckptconv.formats.dcp.read", "ckptconv.formats.deepspeed.read"
     assert not {dcp, deepspeed} & imported("pt2safetensors", small, tmp_path / "out.safetensors")
     modules = imported("zero-to-fp32", zero3, tmp_path / "zero.safetensors")
     assert deepspeed in modules

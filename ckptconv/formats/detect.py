@@ -10,8 +10,9 @@ from typing import Any
 
 from ckptconv import attacks
 from ckptconv.errors import UsageError
-from ckptconv.formats import safetensors, torch_file, torch_index, zero_files
+from ckptconv.formats import safetensors, torch_file, torch_index
 from ckptconv.formats.dcp import locate as dcp_places
+from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch_zip import what_it_is
 from ckptconv.spool import is_pipe, take_pipe, take_url
@@ -98,7 +99,8 @@ def _open(
     if found == safetensors.FAMILY:
         return safetensors.read(path, options)
     if (found or family) == zero_files.FAMILY:
-        from ckptconv.formats import deepspeed, universal
+        from ckptconv.formats.deepspeed import read as deepspeed
+        from ckptconv.formats.deepspeed import universal
 
         directory = universal.locate(path, tag, options)
         if directory is not None:
@@ -123,7 +125,7 @@ def _open(
 
 def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: bool = False) -> list[int]:
     """The tensor-parallel ranks of a DeepSpeed checkpoint; `inert` as in `open_source`."""
-    from ckptconv.formats import deepspeed
+    from ckptconv.formats.deepspeed import read as deepspeed
 
     with attacks.refused(not inert):
         return deepspeed.ranks_to_convert(path, tag, options)

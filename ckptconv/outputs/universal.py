@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UnsafeError, UnsupportedError
-from ckptconv.formats import zero_files
+from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.source import Training
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal

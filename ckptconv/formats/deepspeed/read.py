@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats import zero_files, zero_parallel
+from ckptconv.formats.deepspeed import locate as zero_files
+from ckptconv.formats.deepspeed import model_parallel
+from ckptconv.formats.deepspeed.assemble import Weights, assemble, is_whole, whole
+from ckptconv.formats.deepspeed.locate import FAMILY, Checkpoint
+from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.formats.source import Source, Training, prefixed
-from ckptconv.formats.zero_assemble import Weights, assemble, is_whole, whole
-from ckptconv.formats.zero_files import FAMILY, Checkpoint
-from ckptconv.formats.zero_records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.storage import basename, dirname, is_remote
 from ckptconv.tensors import File, LazyTensor
 from ckptconv.text import format_size
@@ -451,7 +452,7 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
         layers = opened.layers(rank, grid)
         buffers = {name for part in stages if part.model.module is None for name in part.model.buffers or ()}
         united.append(
-            zero_parallel.unite_stages([part.weights for part in stages], layers, buffers, opened.reading.head)
+            model_parallel.unite_stages([part.weights for part in stages], layers, buffers, opened.reading.head)
         )
     if len(united) == 1:
         return united[0]
@@ -464,7 +465,7 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
             "tells how its parameters were cut (there is no universal_checkpoint_info).",
             "Convert each rank for itself with --per-rank, or save with universal_checkpoint_info.",
         )
-    return zero_parallel.merge_ranks(united, zero_parallel.read_patterns(info, where))
+    return model_parallel.merge_ranks(united, model_parallel.read_patterns(info, where))
 
 
 # ---------------------------------------------------------------------------------------------------------- to be told

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats import zero_files
+from ckptconv.formats.deepspeed import locate as zero_files
+from ckptconv.formats.deepspeed.assemble import Weights, complete, own
+from ckptconv.formats.deepspeed.partitions import Shape
+from ckptconv.formats.deepspeed.records import Fields, ModelFile, Reading
 from ckptconv.formats.source import Source, Training
-from ckptconv.formats.zero_assemble import Weights, complete, own
-from ckptconv.formats.zero_layout import Shape
-from ckptconv.formats.zero_records import Fields, ModelFile, Reading
 from ckptconv.inside import check_inside
 from ckptconv.storage import Entry, basename, join, listing, look, read_text
 from ckptconv.tensors import File, LazyTensor, View, untagged

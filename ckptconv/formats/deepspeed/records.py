@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.deepspeed.locate import described, identity
+from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.torch_container import Records, TorchFile
 from ckptconv.formats.torch_file import fingerprint, read_torch
-from ckptconv.formats.zero_files import described, identity
-from ckptconv.formats.zero_layout import Shape
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename, open_reader
 from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged

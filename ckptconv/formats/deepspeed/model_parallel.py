@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.zero_assemble import Weights
-from ckptconv.formats.zero_layout import TIED, Shape
-from ckptconv.patterns import Expressions, PatternError
+from ckptconv.formats.deepspeed.assemble import Weights
+from ckptconv.formats.deepspeed.partitions import TIED, Shape
+from ckptconv.formats.deepspeed.patterns import Expressions, PatternError
 from ckptconv.tensors import DTYPES, Cast, Concat, Convert, Inline, LazyTensor, Narrow, View, contiguous_strides
 from ckptconv.text import brief
 

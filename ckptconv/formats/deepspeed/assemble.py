@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
-from ckptconv.formats import zero_layout
-from ckptconv.formats.zero_layout import Shape, Slice
-from ckptconv.formats.zero_records import ModelFile, OptimFile
+from ckptconv.formats.deepspeed import partitions as zero_layout
+from ckptconv.formats.deepspeed.partitions import Shape, Slice
+from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
 from ckptconv.storage import basename
 from ckptconv.tensors import Concat, Inline, LazyTensor, View, same_bytes, untagged
 from ckptconv.text import brief
