@@ -13,9 +13,9 @@ from typing import Any
 from ckptconv import keymap, select
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError, FailedError
-from ckptconv.formats import torch_file
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
+from ckptconv.formats.torch import file as torch_file
 from ckptconv.plan import Data, FilePlan
 from ckptconv.restore import SUFFIXES
 from ckptconv.spool import SpoolingReaders

@@ -12,7 +12,7 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress, carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.formats.torch_container import Records
+from ckptconv.formats.torch.container import Records
 from ckptconv.manifest import Made
 from ckptconv.plan import Blank, Data, FilePlan, Plan
 from ckptconv.spool import SpoolingReaders

@@ -21,7 +21,7 @@ from ckptconv import foreign, keymap, renaming, select, writable
 from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source, Training
-from ckptconv.formats.torch_file import read as read_torch
+from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.nearby import Nearby
 from ckptconv.options import Options
 from ckptconv.process import no_garbage, peak_rss, settled

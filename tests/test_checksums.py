@@ -219,7 +219,7 @@ def test_any_pieces_in_any_order(pieces: list[tuple[int, int]], data: bytes, fli
     from array import array
 
     from ckptconv.errors import CorruptError
-    from ckptconv.formats.torch_container import Records
+    from ckptconv.formats.torch.container import Records
     from ckptconv.storage import Readers
 
     crc = zlib.crc32(data)

@@ -32,7 +32,7 @@ from checkpoints import ckptconv_here
 from safetensors.torch import load_file
 from torch_reference import same
 
-from ckptconv.formats.torch_file import read_torch
+from ckptconv.formats.torch.file import read_torch
 
 STORED = several(text("storage"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(6), NONE) + b"Q"
 PARAMETER, VARIABLE = ("torch.nn.parameter", "Parameter"), ("torch.autograd.variable", "Variable")

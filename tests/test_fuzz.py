@@ -17,7 +17,8 @@ from differential.hunt import Hunter, told
 from torch_reference import Attack
 
 from ckptconv import attacks, unpickle
-from ckptconv.formats import safetensors, torch_objects
+from ckptconv.formats import safetensors
+from ckptconv.formats.torch import objects as torch_objects
 
 # So many of each kind, with a fixed seed: a second or two each, where a hunt takes minutes.
 CASES = {"pickle": 500, "zip": 100, "tar": 160, "stream": 100, "safetensors": 150, "tensors": 100}

@@ -12,7 +12,7 @@ from checkpoints import DATA, ckptconv_here
 from evaluate import evaluate
 from torch_reference import bits, same
 
-from ckptconv.formats.torch_file import read_torch
+from ckptconv.formats.torch.file import read_torch
 
 RELEASES = sorted(path for path in (DATA / "torch").iterdir() if path.is_dir())
 FILES = sorted(path for release in RELEASES for path in release.glob("*.pt"))

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ckptconv import phrases, unpickle
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.tensors import File
 from ckptconv.vocabulary import MalformedError
 

@@ -25,7 +25,7 @@ from torch import _weights_only_unpickler as weights_only
 from ckptconv import unpickle
 from ckptconv.containers import CONSTANTS, TAKES_ARGUMENTS, python, today
 from ckptconv.errors import CkptconvError, CorruptError
-from ckptconv.formats.torch_objects import vocabulary
+from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.tree import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 # ------------------------------------------------------------------------------------------------------- references

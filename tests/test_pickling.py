@@ -15,7 +15,7 @@ from torch import nn
 
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.torch_file import read_torch
+from ckptconv.formats.torch.file import read_torch
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.pickling import dumps
 from ckptconv.storage import LocalWriter, Readers

@@ -29,7 +29,7 @@ from torch_reference import numbers, same
 from ckptconv import spool
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError
-from ckptconv.formats.torch_file import read_torch
+from ckptconv.formats.torch.file import read_torch
 from ckptconv.spool import Spool, SpoolingReaders
 from ckptconv.tensors import File, Packed
 

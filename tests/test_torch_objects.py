@@ -34,7 +34,7 @@ from evaluate import evaluate
 from torch_reference import bits
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.torch_zip import read_zip
+from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import open_reader
 from ckptconv.tensors import LazyTensor
 

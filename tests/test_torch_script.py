@@ -16,8 +16,8 @@ from torch import nn
 from torch_reference import same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.torch_container import TorchFile
-from ckptconv.formats.torch_file import read_torch
+from ckptconv.formats.torch.container import TorchFile
+from ckptconv.formats.torch.file import read_torch
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*torch.ao")
 

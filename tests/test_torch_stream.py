@@ -27,9 +27,9 @@ from torch_reference import SAVABLE, Attack, bits, numbers, same
 
 from ckptconv import storage
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.formats import torch_container
-from ckptconv.formats.torch_container import TorchFile
-from ckptconv.formats.torch_file import read_torch
+from ckptconv.formats.torch import container as torch_container
+from ckptconv.formats.torch.container import TorchFile
+from ckptconv.formats.torch.file import read_torch
 from ckptconv.tensors import LazyTensor
 from ckptconv.tree import Global
 

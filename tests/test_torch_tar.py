@@ -22,8 +22,8 @@ from torch import nn
 from torch_reference import Attack, bits, numbers, same
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
-from ckptconv.formats.torch_container import TorchFile
-from ckptconv.formats.torch_file import read_torch
+from ckptconv.formats.torch.container import TorchFile
+from ckptconv.formats.torch.file import read_torch
 from ckptconv.tensors import LazyTensor
 from ckptconv.tree import Global
 

@@ -32,8 +32,9 @@ from torch_reference import SAVABLE, Attack, bits, numbers, same
 
 from ckptconv import storage, tensors
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.formats import torch_objects, torch_zip
-from ckptconv.formats.torch_zip import TorchFile, read_zip
+from ckptconv.formats.torch import objects as torch_objects
+from ckptconv.formats.torch import zip as torch_zip
+from ckptconv.formats.torch.zip import TorchFile, read_zip
 from ckptconv.tensors import DTYPES, File, LazyTensor, Stored, Tagged
 from ckptconv.tree import Composite, Global, NumpyArray, Opaque, Size, TorchConstant
 

@@ -10,7 +10,7 @@ import torch
 from checkpoints import assert_same
 
 from ckptconv.engine.execute import carry_out
-from ckptconv.formats.torch_file import read_torch
+from ckptconv.formats.torch.file import read_torch
 from ckptconv.outputs import torch_zip
 from ckptconv.plan import FilePlan, Late, Literal
 from ckptconv.storage import LocalWriter, Readers

@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 from torch_reference import same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.formats import torch_script, torch_zip
-from ckptconv.formats.torch_file import read, read_torch
-from ckptconv.formats.torch_tar import is_tar
-from ckptconv.formats.zip_directory import normal
+from ckptconv.formats.torch import script as torch_script
+from ckptconv.formats.torch import zip as torch_zip
+from ckptconv.formats.torch.file import read, read_torch
+from ckptconv.formats.torch.tar import is_tar
+from ckptconv.formats.torch.zip_directory import normal
 
 TREE = {"w": torch.arange(6.0).reshape(2, 3), "none": torch.zeros(0), "b": torch.ones(3, dtype=torch.bfloat16)}
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckptconv.crc import combine
 from ckptconv.errors import CorruptError
-from ckptconv.formats.torch_container import Record, Records
+from ckptconv.formats.torch.container import Record, Records
 from ckptconv.plan import Data, Plan
 from ckptconv.storage import Reader, Readers
 from ckptconv.tensors import BLOCK, File, Runs

@@ -10,11 +10,13 @@ from typing import Any
 
 from ckptconv import attacks
 from ckptconv.errors import UsageError
-from ckptconv.formats import safetensors, torch_file, torch_index
+from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import locate as dcp_places
 from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.source import Source
-from ckptconv.formats.torch_zip import what_it_is
+from ckptconv.formats.torch import file as torch_file
+from ckptconv.formats.torch import sharded
+from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.spool import is_pipe, take_pipe, take_url
 from ckptconv.storage import Entry, basename, dirname, is_remote, join, listing, look, open_reader
 
@@ -81,8 +83,8 @@ def _open(
         entry = look(path, options)
     names = listing(path, options) if entry.kind == "directory" else {}
     found = _family(path, entry.kind, names, options, family)
-    if torch_index.holds_set(names) and (family or found or torch_file.FAMILY) == torch_file.FAMILY:
-        return torch_index.read(path, names, options)
+    if sharded.holds_set(names) and (family or found or torch_file.FAMILY) == torch_file.FAMILY:
+        return sharded.read(path, names, options)
     if family == dcp_places.FAMILY and found == safetensors.FAMILY:
         # What its HuggingFaceStorageWriter makes of a model in one process is an ordinary set.
         return safetensors.read(path, options)
@@ -115,10 +117,10 @@ def _open(
             f"{path} is {entry.described}, where a checkpoint was expected, and holds none that is known.",
             _within(names) if entry.kind == "directory" else "",
         )
-    if torch_index.is_index(path):
-        return torch_index.read(path, options=options)
+    if sharded.is_index(path):
+        return sharded.read(path, options=options)
     source = torch_file.read(path, options)
-    if torch_index.is_shard(path):
+    if sharded.is_shard(path):
         source.warnings.append(f"{path} is one file of a sharded set: name the directory or the index to convert all.")
     return source
 
@@ -157,7 +159,7 @@ def _family(path: str, kind: str, names: Mapping[str, Entry], options: dict[str,
     ):
         return zero_files.FAMILY
     # What lies below is meant where nothing else is there; shards of safetensors also beside what was made of them.
-    alone = not (written or torch_index.holds_set(names)) or dcp_places.SHARDED in names
+    alone = not (written or sharded.holds_set(names)) or dcp_places.SHARDED in names
     if is_dcp or (not expected and alone and dcp_places.locate(path, names, options)):
         return dcp_places.FAMILY
     return safetensors.FAMILY if written and expected != zero_files.FAMILY else ""

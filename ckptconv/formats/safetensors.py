@@ -21,9 +21,9 @@ from ckptconv import keymap, strict_json
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats import olmo
 from ckptconv.formats.source import Source
-from ckptconv.formats.torch_container import MAX_PICKLE
-from ckptconv.formats.torch_objects import vocabulary
-from ckptconv.formats.torch_zip import what_it_is
+from ckptconv.formats.torch.container import MAX_PICKLE
+from ckptconv.formats.torch.objects import vocabulary
+from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import (
     Entry,

@@ -34,7 +34,7 @@ from ckptconv import attacks, unpickle
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.safetensors import read_header
-from ckptconv.formats.torch_objects import CONSTANTS
+from ckptconv.formats.torch.objects import CONSTANTS
 from ckptconv.storage import open_reader
 from ckptconv.tree import Global
 from ckptconv.vocabulary import Vocabulary

@@ -424,7 +424,7 @@ def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
     """A value that we read."""
     from evaluate import evaluate
 
-    from ckptconv.formats.torch_objects import Storage
+    from ckptconv.formats.torch.objects import Storage
     from ckptconv.tensors import LazyTensor, Tagged, contiguous_strides
     from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptconv.formats.torch_container import Record
+from ckptconv.formats.torch.container import Record
 from ckptconv.storage import Reader
 from ckptconv.tensors import Stored
 

@@ -24,8 +24,8 @@ from ckptconv.formats.dcp.archive_templates import Patterns
 from ckptconv.formats.dcp.chunks import Tile
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor, Shape, named, some
-from ckptconv.formats.torch_container import Record, Records, TorchFile
-from ckptconv.formats.torch_zip import read_zip
+from ckptconv.formats.torch.container import Record, Records, TorchFile
+from ckptconv.formats.torch.zip import read_zip
 from ckptconv.spool import ends_of
 from ckptconv.storage import Options, Reader, is_remote, join, look, open_reader
 from ckptconv.tensors import File, LazyTensor, Packed, Stored, untagged

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.torch_objects import vocabulary
-from ckptconv.formats.torch_zip import what_it_is
+from ckptconv.formats.torch.objects import vocabulary
+from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.inside import check_inside
 from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.storage import dirname

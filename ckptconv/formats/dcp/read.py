@@ -22,7 +22,7 @@ from ckptconv.formats.dcp.entries import MAX_VALUE, Entries, offsets_of, records
 from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, is_metadata, locate
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
 from ckptconv.formats.source import Source, prefixed
-from ckptconv.formats.torch_container import MAX_PICKLE
+from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.storage import Entry, Options, basename, join, listing, look, open_reader
 from ckptconv.tensors import LazyTensor
 from ckptconv.text import format_size

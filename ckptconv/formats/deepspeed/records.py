@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.locate import described, identity
 from ckptconv.formats.deepspeed.partitions import Shape
-from ckptconv.formats.torch_container import Records, TorchFile
-from ckptconv.formats.torch_file import fingerprint, read_torch
+from ckptconv.formats.torch.container import Records, TorchFile
+from ckptconv.formats.torch.file import fingerprint, read_torch
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename, open_reader
 from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged

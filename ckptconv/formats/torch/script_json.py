@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ckptconv import strict_json
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch_script import MAX_DEPTH, Paths, Weights, finished, is_tensor, unsupported
+from ckptconv.formats.torch.script import MAX_DEPTH, Paths, Weights, finished, is_tensor, unsupported
 from ckptconv.text import brief
 from ckptconv.tree import Global, Opaque
 from ckptconv.unpickle import Loaded

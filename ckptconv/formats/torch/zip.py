@@ -22,8 +22,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.formats import torch_script, torch_script_json
-from ckptconv.formats.torch_container import (
+from ckptconv.formats.torch import script as torch_script
+from ckptconv.formats.torch import script_json
+from ckptconv.formats.torch.container import (
     MAX_PICKLE,
     SCANNED,
     WINDOW,
@@ -33,8 +34,8 @@ from ckptconv.formats.torch_container import (
     gap_of,
     is_pickle,
 )
-from ckptconv.formats.torch_objects import FirstDtypes, Storage, StorageId, storage_id, vocabulary
-from ckptconv.formats.zip_directory import (
+from ckptconv.formats.torch.objects import FirstDtypes, Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.torch.zip_directory import (
     END_RECORDS,
     END_SIGNATURE,
     ENTRY,
@@ -88,7 +89,7 @@ _DESCRIPTORS = (12, 16, 20, 24)
 _LOOKED_FOR = frozenset(
     (
         PICKLE, "byteorder", "constants.pkl", "version", ".data/version", ".format_version", ".storage_alignment",
-        torch_script_json.DESCRIPTION, torch_script_json.ATTRIBUTES,
+        script_json.DESCRIPTION, script_json.ATTRIBUTES,
     )
 )  # fmt: skip
 # Of the attributes that a file had: that it was a directory.
@@ -109,7 +110,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     byteorder = archive.read("byteorder", b"little")
     if byteorder not in (b"little", b"big"):
         raise archive.corrupt(f"its byteorder is {byteorder[:20]!r}, not little or big")
-    pickle = archive.read(torch_script_json.DESCRIPTION if archive.is_old_script else PICKLE)
+    pickle = archive.read(script_json.DESCRIPTION if archive.is_old_script else PICKLE)
     # All members: one whose name was damaged would pass for a storage, or a byte order, that is not there.
     archive.locate(archive.rows.items())
     # Archives without data.pkl are older than that member.
@@ -138,9 +139,9 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
 
 def _script(archive: _Archive, loaded: Loaded, byteorder: str) -> TorchFile:
     """The weights of a TorchScript archive, whose data.pkl holds a module."""
-    if archive.prefix + torch_script_json.DESCRIPTION in archive.rows:
+    if archive.prefix + script_json.DESCRIPTION in archive.rows:
         raise archive.corrupt(
-            f"it has both {PICKLE} and {torch_script_json.DESCRIPTION}, and which of them counts depends on the release"
+            f"it has both {PICKLE} and {script_json.DESCRIPTION}, and which of them counts depends on the release"
             " of torch"
         )
     return _weights_file(
@@ -156,11 +157,11 @@ def _old_script(archive: _Archive, description: bytes, words: Vocabulary, limits
         return None if row is None else archive.sizes[row]
 
     def attributes(words: Vocabulary) -> Loaded:
-        name = torch_script_json.ATTRIBUTES
+        name = script_json.ATTRIBUTES
         return load(archive.read(name), words, where=f"{archive.file.path} ({archive.prefix}{name})", limits=limits)
 
-    needed = torch_script_json.Archive(archive.file.path, size, words, attributes)
-    return _weights_file(archive, *torch_script_json.weights(description, needed), "little")
+    needed = script_json.Archive(archive.file.path, size, words, attributes)
+    return _weights_file(archive, *script_json.weights(description, needed), "little")
 
 
 def _weights_file(archive: _Archive, weights: torch_script.Weights, loaded: Loaded, byteorder: str) -> TorchFile:
@@ -287,7 +288,7 @@ class _Archive:
         old = self._old_script_prefix()
         self.is_old_script = old is not None
         self.prefix = self._prefix() if old is None else old
-        self._within = torch_script_json.RECORDS if self.is_old_script else _STORAGES
+        self._within = script_json.RECORDS if self.is_old_script else _STORAGES
         self._storages = self.prefix + self._within
         self._check_names()
 
@@ -482,7 +483,7 @@ class _Archive:
         """What all names begin with in a TorchScript archive that has no pickle for its description; else None."""
         top, slash, _ = next(iter(self.rows), "").partition("/")
         prefix = top + slash
-        is_one = slash and all(prefix + name in self.rows for name in (torch_script_json.DESCRIPTION, "version"))
+        is_one = slash and all(prefix + name in self.rows for name in (script_json.DESCRIPTION, "version"))
         return prefix if is_one and prefix + PICKLE not in self.rows else None
 
     def _prefix(self) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 from ckptconv import attacks
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.source import Source
-from ckptconv.formats.torch_container import SCANNED, TorchFile, is_pickle, refuse_attack
-from ckptconv.formats.torch_stream import is_stream, read_stream
-from ckptconv.formats.torch_tar import HEAD, is_tar, read_tar
-from ckptconv.formats.torch_zip import read_zip
-from ckptconv.formats.zip_directory import LOCAL_SIGNATURE
-from ckptconv.formats.zip_elsewhere import ends_as_zip, pickles_for_torch
+from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, refuse_attack
+from ckptconv.formats.torch.stream import is_stream, read_stream
+from ckptconv.formats.torch.tar import HEAD, is_tar, read_tar
+from ckptconv.formats.torch.zip import read_zip
+from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
+from ckptconv.formats.torch.zip_elsewhere import ends_as_zip, pickles_for_torch
 from ckptconv.storage import Reader, basename, open_reader
 from ckptconv.tensors import File
 from ckptconv.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits

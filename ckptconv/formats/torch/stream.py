@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch_container import AGAIN, Pickles, Records, TorchFile, first_identity, nearby
-from ckptconv.formats.torch_objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.torch.container import AGAIN, Pickles, Records, TorchFile, first_identity, nearby
+from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.soundness import MAX_BYTES
 from ckptconv.storage import Reader
 from ckptconv.tensors import DType, File

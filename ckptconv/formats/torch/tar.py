@@ -18,8 +18,8 @@ import struct
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch_container import AGAIN, SCANNED, Pickles, Records, TorchFile, first_identity, refuse_attack
-from ckptconv.formats.torch_objects import Storage, storage_dtype, vocabulary
+from ckptconv.formats.torch.container import AGAIN, SCANNED, Pickles, Records, TorchFile, first_identity, refuse_attack
+from ckptconv.formats.torch.objects import Storage, storage_dtype, vocabulary
 from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.storage import Reader
 from ckptconv.tensors import File

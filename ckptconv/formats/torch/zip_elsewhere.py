@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptconv.formats.torch_container import SCANNED
-from ckptconv.formats.zip_directory import (
+from ckptconv.formats.torch.container import SCANNED
+from ckptconv.formats.torch.zip_directory import (
     END,
     END64,
     END64_SIGNATURE,

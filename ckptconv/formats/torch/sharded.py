@@ -14,8 +14,8 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.source import Source
-from ckptconv.formats.torch_container import TorchFile
-from ckptconv.formats.torch_file import FAMILY, fingerprint, read_torch
+from ckptconv.formats.torch.container import TorchFile
+from ckptconv.formats.torch.file import FAMILY, fingerprint, read_torch
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import Entry, basename, dirname, join, look
 from ckptconv.tensors import LazyTensor

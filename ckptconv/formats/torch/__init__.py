@@ -1,0 +1,5 @@
+"""Files that torch.save and torch.jit.save wrote, in each of their containers.
+
+In: the place of a file, or of the index of several. `zip`, `stream` and `tar` read a container, `objects` what
+torch writes into pickles, `script` the modules of TorchScript. Out: a `Source`, or a `TorchFile` for the formats
+that are made of such files."""
