@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import ckptconv as library
-from ckptconv.modules import rows, tree
-from ckptconv.overview import cells, cut, overview, padded
-from ckptconv.page import page_of
-from ckptconv.summary import summarize
+from ckptconv.inspection.module_tree import rows, tree
+from ckptconv.inspection.overview import cells, cut, overview, padded
+from ckptconv.inspection.page import page_of
+from ckptconv.inspection.summary import summarize
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = {

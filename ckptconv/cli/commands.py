@@ -350,9 +350,9 @@ def inspect_(
       ckptconv inspect --html model.html model.safetensors
     """
     from ckptconv.formats.detect import open_source
+    from ckptconv.inspection.summary import summarize
     from ckptconv.process import no_garbage
     from ckptconv.storage import normalize
-    from ckptconv.summary import summarize
     from ckptconv.text import format_size, parse_count, parse_size
 
     output = _output("inspect", options)
@@ -369,11 +369,11 @@ def inspect_(
         )
         summary = summarize(source)
         if as_ or limit:
-            from ckptconv.forecast import forecast
+            from ckptconv.inspection.summary import forecast
 
             summary["conversion"] = forecast(source, dtype, limit)
     if html:
-        from ckptconv.page import write_page
+        from ckptconv.inspection.page import write_page
         from ckptconv.targets import files_behind
 
         size = write_page(html, path, summary, files_behind(source))

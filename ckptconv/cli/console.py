@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ckptconv import remote
 from ckptconv.errors import DifferenceError, FailedError
-from ckptconv.overview import count_of, cut, overview, printable
+from ckptconv.inspection.overview import count_of, cut, overview, printable
 from ckptconv.storage import reason
 from ckptconv.text import format_memory, format_size, format_time
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ckptconv.errors import CkptconvError
-    from ckptconv.overview import Line
+    from ckptconv.inspection.overview import Line
     from ckptconv.result import OutputFile, Report
     from ckptconv.rows.check import CheckReport
     from ckptconv.verification import Verification

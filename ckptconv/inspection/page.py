@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.overview import printable
+from ckptconv.inspection.overview import printable
 from ckptconv.staging import FileStaging
 from ckptconv.storage import dirname, is_remote, look, normalize
 from ckptconv.targets import Spared
@@ -31,7 +31,7 @@ _FIELD = re.compile(r"\{\{(policy|title|data)\}\}")
 
 def page_of(path: str, summary: Mapping[str, Any]) -> str:
     """The page that shows `summary`, which is of the checkpoint under `path`."""
-    template = resources.files("ckptconv").joinpath(_TEMPLATE).read_text("utf-8")
+    template = resources.files(__package__).joinpath(_TEMPLATE).read_text("utf-8")
     hashes = {kind: _hash_of(text) for kind, text in _BLOCK.findall(template)}
     template = _BLOCK.sub(lambda match: match[2], template)
     policy = (

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ckptconv.modules import Row, fitting_depth, rows, tree
+from ckptconv.inspection.module_tree import Row, fitting_depth, rows, tree
 from ckptconv.text import format_size
 
 # Lines of the tree by default, and children of one module that are shown.
