@@ -19,14 +19,15 @@ from ckptconv.foreign import shown
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
-from ckptconv.planning import Output, check_growth, check_output, optimizer_output, universal_output, weights_output
-from ckptconv.process import no_garbage, peak_rss, settled
-from ckptconv.publishing import Done, files_of, final_path, last_path, publish
-from ckptconv.result import OutputFile, Report
-from ckptconv.spool import is_pipe
-from ckptconv.staging import FileStaging
-from ckptconv.storage import is_remote, normalize, real_place
-from ckptconv.targets import (
+from ckptconv.outputs.planning import (
+    Output,
+    check_growth,
+    check_output,
+    optimizer_output,
+    universal_output,
+    weights_output,
+)
+from ckptconv.outputs.targets import (
     Spared,
     Target,
     beside,
@@ -37,6 +38,12 @@ from ckptconv.targets import (
     of_rank,
     resolve_output,
 )
+from ckptconv.process import no_garbage, peak_rss, settled
+from ckptconv.publishing import Done, files_of, final_path, last_path, publish
+from ckptconv.result import OutputFile, Report
+from ckptconv.spool import is_pipe
+from ckptconv.staging import FileStaging
+from ckptconv.storage import is_remote, normalize, real_place
 from ckptconv.tensors import File, LazyTensor
 from ckptconv.uploads import notes
 

@@ -17,15 +17,15 @@ from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.manifest import NAME, Made, document, together
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors, universal
+from ckptconv.outputs.schema import MOST_RECORD, Description, description
+from ckptconv.outputs.targets import check_file, is_output_name
 from ckptconv.parts import assign
 from ckptconv.pending import PendingUploads
 from ckptconv.process import peak_rss
 from ckptconv.publishing import commit, directory_staging, pending_staging, tree_staging
 from ckptconv.result import OutputFile, Report
-from ckptconv.schema import MOST_RECORD, Description, description
 from ckptconv.staging import Described, FilePartStaging, FileStaging, StagedDirectory, Staging, described
 from ckptconv.storage import is_remote, join, look, normalize, read_text, real_place
-from ckptconv.targets import check_file, is_output_name
 
 _RANK = re.compile(r"mp_rank_\d+")
 # Of files that are missing so many are named for a part.

@@ -20,7 +20,7 @@ from ckptconv.structure_writer import METADATA, Encoder, walk
 from ckptconv.tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
 
 if TYPE_CHECKING:
-    from ckptconv.select import Choice
+    from ckptconv.outputs.selection import Choice
 
 __all__ = [
     "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "plain_record", "remap",

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from ckptconv import keymap, select
+from ckptconv import keymap
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
+from ckptconv.outputs import selection
+from ckptconv.outputs.restore import SUFFIXES
 from ckptconv.plan import Data, FilePlan
-from ckptconv.restore import SUFFIXES
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import Options, Writer, basename, dirname, is_remote, join, look, normalize, reason
 from ckptconv.tensors import File, LazyTensor, Stored, Tagged, View, contiguous_strides
@@ -48,7 +49,7 @@ def load_state_dict(
     _warn_of_newer(path)
     options = dict(storage_options or {})
     source = open_source(path, storage_options=options)
-    tree = select.subtree(source.tree(key), key, path) if key else source.weights
+    tree = selection.subtree(source.tree(key), key, path) if key else source.weights
     tensors, structure, *_ = keymap.describe(tree, tagged=True)
     with _Memory(torch, source, options) as memory, warnings.catch_warnings():
         # Where a private map is refused, torch warns that memory cannot be written.
@@ -96,7 +97,7 @@ class _Memory:
     def tensor(self, leaf: LazyTensor) -> Any:
         """The tensor of torch that `leaf` describes."""
         assert isinstance(leaf, Tagged)
-        tensor = select.converted("", leaf.tensor, self._dtype, widen_only=True)
+        tensor = selection.converted("", leaf.tensor, self._dtype, widen_only=True)
         if not tensor.numel:
             return self._torch.empty(tensor.shape, dtype=getattr(self._torch, tensor.dtype.name))
         stored = _stored(tensor)

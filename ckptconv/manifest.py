@@ -9,30 +9,16 @@ none was made}}}}.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import zlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ckptconv.formats.source import Source
-from ckptconv.options import Options
 from ckptconv.plan import Data, FilePlan, Late, Literal
-from ckptconv.version import __version__
 
 NAME = ".ckptconv-manifest.json"
-# What is asked of a run, and changes nothing about what it makes.
-_OF_THE_RUN = frozenset(
-    {
-        "jobs", "memory", "fsync", "clobber", "dry_run", "family", "optimizer", "universal", "per_rank", "checksum",
-        "spool_dir", "storage_options", "manifest", "depfile", "part", "verify",
-    }
-)  # fmt: skip
-
-
-_USUAL = vars(Options())
 
 
 @dataclass(frozen=True)
@@ -46,42 +32,6 @@ class Made:
     def digested(self) -> bool:
         """Whether the CRC-32 of every tensor is known."""
         return None not in self.crcs.values()
-
-
-def recorded(options: Options) -> dict[str, Any]:
-    """What decides what a conversion makes: the options that are not the default, as JSON has them."""
-    chosen = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _OF_THE_RUN}
-    return {name: _plain(value) for name, value in sorted(chosen.items()) if _plain(value) != _plain(_USUAL[name])}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def identity(found: Hashable) -> dict[str, Any]:
-    """An entry of `Source.inputs` as a manifest has it: the size, and a hash of all that tells the content apart."""
-    size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
-    return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
-
-
-def heading(
-    sources: Sequence[Source], options: Options, kind: str, plan_id: str, aliases: Mapping[str, str]
-) -> dict[str, Any]:
-    """A manifest, but for the files."""
-    first = sources[0]
-    described: dict[str, Any] = {"format": first.format, "family": first.family}
-    if first.model_rank is not None:
-        described["model_rank"] = first.model_rank
-    inputs = {name: identity(found) for source in sources for name, found in source.inputs.items()}
-    described["inputs"] = dict(sorted(inputs.items()))
-    return {
-        "ckptconv": __version__,
-        "plan": plan_id,
-        "kind": kind,
-        "source": described,
-        "options": recorded(options),
-        "aliases": dict(sorted(aliases.items())),
-    }
 
 
 def document(head: Mapping[str, Any], files: Mapping[str, Made]) -> bytes:

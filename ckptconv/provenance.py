@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
-from ckptconv.schema import check_manifest, parse_json
+from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.storage import basename, dirname, join, look, open_reader, read_text
 from ckptconv.structure import FILE_NAME
 from ckptconv.tensors import BLOCK
@@ -149,8 +149,8 @@ def check_planned(
         raise _not_so(manifest, "tied names", manifest.told["aliases"])
 
     def plan_id() -> str:
-        from ckptconv.planning import universal_output, weights_output
-        from ckptconv.targets import Target
+        from ckptconv.outputs.planning import universal_output, weights_output
+        from ckptconv.outputs.targets import Target
 
         planner = universal_output if made_of == "universal" else weights_output
         target = Target(path, is_file=made_of != "universal", is_tree=made_of == "universal", is_torch=True)

@@ -19,14 +19,14 @@ from ckptconv.making import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.manifest import Made, document, together
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors, universal
+from ckptconv.outputs.planning import Output
+from ckptconv.outputs.targets import Target, is_output_name
 from ckptconv.parts import assign
 from ckptconv.pending import PendingUploads, can_wait
 from ckptconv.plan import FilePlan, Plan
-from ckptconv.planning import Output
 from ckptconv.spool import SpoolingReaders
 from ckptconv.staging import DirectoryStaging, FilePartStaging, FileStaging, Staging, TreeStaging
 from ckptconv.storage import Syncing, check_unchanged, is_remote, join, normalize
-from ckptconv.targets import Target, is_output_name
 from ckptconv.tensors import File, LazyTensor
 from ckptconv.uploads import UploadStaging
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 
-from ckptconv import select
 from ckptconv.errors import UsageError
+from ckptconv.outputs import selection
 
 # Seconds of the processor, bytes of memory, and characters of a name.
 _MOST_SECONDS, _MOST_MEMORY, _LONGEST = 5, 1 << 30, 1 << 16
@@ -52,4 +52,4 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str], where: str)
             "be applied, or not in reasonable time.",
             "Give the options of the conversion yourself.",
         ) from error
-    return select.collected(zip(old, new, strict=True))
+    return selection.collected(zip(old, new, strict=True))

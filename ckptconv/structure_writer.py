@@ -40,7 +40,7 @@ from ckptconv.tensors import (
 from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 if TYPE_CHECKING:
-    from ckptconv.select import Choice
+    from ckptconv.outputs.selection import Choice
 
 # The one name that safetensors keeps for itself.
 METADATA = "__metadata__"

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv import foreign, keymap, renaming, select, writable
+from ckptconv import foreign, keymap, renaming
 from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source, Training
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.nearby import Nearby
 from ckptconv.options import Options
+from ckptconv.outputs import selection, writable
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.provenance import (
     MANIFEST,
@@ -426,8 +427,8 @@ def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
 
 def _expected_weights(source: Source, asked: Options) -> _Expected:
     """What the rules of the conversion make of the weights: subtree, names chosen and changed, dtypes."""
-    tree = select.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
-    choice = select.Choice(asked.include, asked.exclude)
+    tree = selection.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
+    choice = selection.Choice(asked.include, asked.exclude)
     if source.structured:
         described = keymap.describe(tree, leave_out=lambda _, node: bool(foreign.lacks_data(node)), choice=choice)
         if described.found:
@@ -454,7 +455,7 @@ def _expected_states(source: Source, asked: Options) -> _Expected:
     if optimizer is None:
         raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
     weights = keymap.flatten(source.weights)[0] if source.structured else source.weights
-    choice = select.Choice(asked.include, asked.exclude)
+    choice = selection.Choice(asked.include, asked.exclude)
     names = _names(source, dict.fromkeys([*weights, *optimizer["state"]]), asked, choice)
     states = {names[old]: state for old, state in optimizer["state"].items() if old in names}
     groups = [
@@ -475,15 +476,15 @@ def _expected_states(source: Source, asked: Options) -> _Expected:
     return _Expected(tensors, lambda aliases: record if asked.structure else None, flat=not asked.structure)
 
 
-def _names(source: Source, flat: Mapping[str, Any], asked: Options, choice: select.Choice) -> dict[str, str]:
+def _names(source: Source, flat: Mapping[str, Any], asked: Options, choice: selection.Choice) -> dict[str, str]:
     """The names that are converted, and what becomes of them: {old: new}."""
     lost = [name for name in source.unaccounted if not asked.include and not choice.excludes(name)]
     if lost:
         raise CorruptError(f"{source.path} names parameters whose data is nowhere in it: {_some(lost)}.")
-    chosen = select.matching(flat, choice)
+    chosen = selection.matching(flat, choice)
     if isinstance(asked.rename, Rules):
         return renaming.renamed(chosen, asked.strip_prefix, asked.rename, "The manifest")
-    return select.renamed(chosen, asked.strip_prefix, asked.rename)
+    return selection.renamed(chosen, asked.strip_prefix, asked.rename)
 
 
 def _as_asked(tensor: LazyTensor, source: Source, asked: Options) -> LazyTensor:
@@ -697,11 +698,11 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 
 def _expected_tree(source: Source, asked: Options) -> Any:
     """The tree that a `.pt` file is to hold."""
-    tree = select.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
-    choice = select.Choice(asked.include, asked.exclude)
+    tree = selection.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
+    choice = selection.Choice(asked.include, asked.exclude)
     described = keymap.describe(tree, leave_out=writable.leaving_out(asked), tagged=True, choice=choice)
     flat, record, fixed = described.tensors, described.structure, described.fixed
-    chosen = set(select.matching(flat, choice))
+    chosen = set(selection.matching(flat, choice))
     tensors: dict[str, LazyTensor] = {}
     for name, tensor in flat.items():
         if name in chosen:

@@ -45,12 +45,12 @@ from safetensors.torch import load_file
 from samples import STREAMS, TREES, ZIPS
 from test_torch_tar import Writer, pack
 
-from ckptconv import planning
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import open_source
 from ckptconv.inspection.summary import summarize
 from ckptconv.keymap import unflatten
+from ckptconv.outputs import planning
 from ckptconv.structure import METADATA_KEY
 
 SECONDS_EACH = 10

@@ -18,10 +18,10 @@ from ckptconv.formats.deepspeed.assemble import assemble
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
+from ckptconv.outputs.planning import weights_output
+from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data
-from ckptconv.planning import weights_output
 from ckptconv.process import peak_rss
-from ckptconv.targets import Target
 from ckptconv.tensors import DTYPES, File, Inline, LazyTensor, Stored
 
 FLOAT32, BFLOAT16 = DTYPES["float32"], DTYPES["bfloat16"]

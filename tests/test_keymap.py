@@ -36,7 +36,7 @@ from ckptconv import keymap
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import olmo
 from ckptconv.keymap import describe, flatten, plain_record, remap, unflatten
-from ckptconv.select import Choice
+from ckptconv.outputs.selection import Choice
 from ckptconv.tensors import (
     DTYPE_RANK,
     DTYPES,

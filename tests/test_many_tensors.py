@@ -17,7 +17,7 @@ from ckptconv import convert
 from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import CorruptError
 from ckptconv.formats.detect import open_source
-from ckptconv.select import converted
+from ckptconv.outputs.selection import converted
 from ckptconv.storage import Readers
 from ckptconv.tensors import DTYPES as DTYPES_BY_NAME
 from ckptconv.tensors import File, Stored

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from strict import assert_same
 
 from ckptconv import keymap
-from ckptconv.select import Choice
+from ckptconv.outputs.selection import Choice
 
 LEFT_OUT: Any = object()
 BASE = torch.arange(24.0) / 7

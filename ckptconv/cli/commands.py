@@ -374,7 +374,7 @@ def inspect_(
             summary["conversion"] = forecast(source, dtype, limit)
     if html:
         from ckptconv.inspection.page import write_page
-        from ckptconv.targets import files_behind
+        from ckptconv.outputs.targets import files_behind
 
         size = write_page(html, path, summary, files_behind(source))
         output.note(f"wrote {html} ({format_size(size)})")

@@ -7,14 +7,15 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
-from ckptconv import keymap, select
+from ckptconv import keymap
 from ckptconv.bits import STORED_AS
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
+from ckptconv.outputs import selection
+from ckptconv.outputs.planning import weights_output
+from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, Plan
-from ckptconv.planning import weights_output
 from ckptconv.rows import tables
-from ckptconv.targets import Target
 from ckptconv.tensors import Concat, Convert, File, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 
 # So many of the largest tensors are named.
@@ -29,7 +30,7 @@ def summarize(source: Source) -> dict[str, Any]:
     tensors = keymap.flatten(source.weights)[0] if source.structured else source.weights
     # What safetensors has to store under another dtype is shown under its own.
     flat = {name: tensor.tensor if _is_view(tensor) else tensor for name, tensor in tensors.items()}
-    aliases = select.untie(flat, source.owners)
+    aliases = selection.untie(flat, source.owners)
     totals: dict[str, dict[str, int]] = {}
     for name, tensor in flat.items():
         if name not in aliases:

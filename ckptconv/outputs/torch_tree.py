@@ -11,10 +11,11 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv import live, writable
+from ckptconv import live
 from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError
 from ckptconv.foreign import COMPOSITES
 from ckptconv.keymap import walk
+from ckptconv.outputs import writable
 from ckptconv.outputs.torch_storage import Placed, overlaps, storage_of, strides_of
 from ckptconv.outputs.torch_zip import file_plan
 from ckptconv.pickling import Call, PersistentId, dumps

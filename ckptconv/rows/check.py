@@ -11,7 +11,7 @@ from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
 from ckptconv.kernels import numpy_module
 from ckptconv.options import Options
-from ckptconv.planning import MAX_GROWTH, ROOM_TO_GROW
+from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
 from ckptconv.rows.buckets import Buckets
 from ckptconv.rows.columns import part

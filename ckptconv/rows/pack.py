@@ -14,16 +14,16 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
+from ckptconv.outputs.planning import Output, output_of
+from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import FilePlan
-from ckptconv.planning import Output, output_of
 from ckptconv.result import Report
 from ckptconv.rows.layout import METADATA_KEY, Asked
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.proof import verifier_of_pack
 from ckptconv.rows.tables import Contents, Paths, as_paths, contents, open_all
 from ckptconv.storage import basename, normalize
-from ckptconv.targets import Target, beside, resolve_output
 from ckptconv.tensors import LazyTensor
 
 

@@ -15,8 +15,9 @@ from ckptconv.formats.source import Source
 from ckptconv.kernels import is_zero
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
+from ckptconv.outputs.planning import Output, output_of
+from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.plan import Blank, FilePlan, NotBlankError
-from ckptconv.planning import Output, output_of
 from ckptconv.result import Report
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import METADATA_KEY, PAD, Asked, Layout, dump
@@ -24,7 +25,6 @@ from ckptconv.rows.proof import verifier_of_split
 from ckptconv.rows.tables import Paths, Table, as_paths, layout_of, open_table
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename, normalize
-from ckptconv.targets import Target, beside, resolve_output
 from ckptconv.tensors import Narrow
 
 # Of the padding so many bytes of rows are looked at before it is decided whether it is kept.

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from ckptconv import foreign, keymap, select
+from ckptconv import foreign, keymap
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.source import Source
-from ckptconv.manifest import heading, recorded
 from ckptconv.options import Options
-from ckptconv.outputs import safetensors, universal
+from ckptconv.outputs import safetensors, selection, universal
+from ckptconv.outputs.restore import Restored, plan_restored
+from ckptconv.outputs.targets import Spared, Target, check_file, not_a_directory, resolved_name
 from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
-from ckptconv.restore import Restored, plan_restored
 from ckptconv.storage import basename, is_remote, normalize
 from ckptconv.structure import FILE_NAME, METADATA_KEY
-from ckptconv.targets import Spared, Target, check_file, not_a_directory, resolved_name
 from ckptconv.tensors import LazyTensor
 from ckptconv.version import __version__
 
@@ -104,7 +104,7 @@ def _choosing(options: Options) -> dict[str, str]:
     usual = Options()
     given = [f"--{name.replace('_', '-')}" for name in _CHOOSING if getattr(options, name) != getattr(usual, name)]
     given += [] if options.structure else ["--no-structure"]
-    renaming = [option for option, _ in select.renaming(options.strip_prefix, options.rename)]
+    renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
     return dict.fromkeys([*given, *renaming], "changes nothing in a universal checkpoint, which holds all as it is")
 
 
@@ -171,8 +171,8 @@ def check_growth(output: Output, available: int) -> None:
 
 def weights_files(source: Source, target: Target, options: Options) -> _Files:
     """The files of the weights. Pure."""
-    tree = select.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
-    choice = select.Choice(options.include, options.exclude)
+    tree = selection.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
+    choice = selection.Choice(options.include, options.exclude)
     described = _flattened(source, tree, choice)
     flat, structure, fixed = described.tensors, described.structure, described.fixed
     new_names = _new_names(source, flat, options, choice)
@@ -183,10 +183,10 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
         raise UsageError(f"There is no tensor {where}: nothing to convert.")
     if flat and not tensors:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
-    idle = select.idle_globs(list(flat), choice) | select.idle(new_names, options.strip_prefix, options.rename)
+    idle = selection.idle_globs(list(flat), choice) | selection.idle(new_names, options.strip_prefix, options.rename)
     owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
     all_apart = options.tied == "duplicate" or (described.apart and not owners)
-    aliases = {} if all_apart else select.untie(tensors, owners)
+    aliases = {} if all_apart else selection.untie(tensors, owners)
     aliases = {alias: kept for alias, kept in aliases.items() if alias not in safetensors_input.RESERVED}
     structured = source.structured and options.structure
     if structure is None and structured and any(old != new for old, new in new_names.items()):
@@ -200,9 +200,9 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     if dtype != "keep":
         for name, tensor in kept.items():
             if name not in fixed:
-                kept[name] = select.converted(name, tensor, dtype, widen_only)
+                kept[name] = selection.converted(name, tensor, dtype, widen_only)
         cast = [old for old, new in new_names.items() if kept.get(new, flat[old]).dtype != flat[old].dtype]
-        warnings = select.unscaled({name: flat[name] for name in cast}, flat, dtype)
+        warnings = selection.unscaled({name: flat[name] for name in cast}, flat, dtype)
     # Of a million tensors, each of these takes as much memory as all buffers.
     del flat, tensors, new_names
     limit = options.max_shard_size or source.default_shard_size
@@ -240,7 +240,7 @@ def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[lis
     return [group for group in groups.values() if group] or [[]]
 
 
-def _flattened(source: Source, tree: Any, choice: select.Choice) -> keymap.Flattened:
+def _flattened(source: Source, tree: Any, choice: selection.Choice) -> keymap.Flattened:
     """The tensors of `tree`, and a record of those that are chosen. Raises UnsupportedError for those without data,
     unless they are left out by name."""
     if not source.structured:
@@ -274,7 +274,7 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     never narrowed.
     """
     optimizer = source.states()
-    choice = select.Choice(options.include, options.exclude)
+    choice = selection.Choice(options.include, options.exclude)
     names = dict.fromkeys([*_flattened(source, source.weights, choice).tensors, *optimizer["state"]])
     new_names = _new_names(source, names, options, choice)
     states = {new_names[name]: state for name, state in optimizer["state"].items() if name in new_names}
@@ -285,7 +285,7 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     described = keymap.flatten_states(states, groups)
     flat, structure = described.tensors, described.structure if options.structure else None
     dtype = "keep" if options.dtype == "keep" else source.default_dtype
-    flat = {name: select.converted(name, tensor, dtype, widen_only=True) for name, tensor in flat.items()}
+    flat = {name: selection.converted(name, tensor, dtype, widen_only=True) for name, tensor in flat.items()}
     aliases = {}
     for alias, owner in source.owners.items() if options.tied == "alias" else ():
         for key in states.get(new_names.get(owner, ""), {}) if alias in new_names else ():
@@ -293,13 +293,13 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
             if kept in flat and removed not in flat:
                 aliases[removed] = kept
     files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)
-    idle = select.idle_globs(list(names), choice) | select.idle(new_names, options.strip_prefix, options.rename)
+    idle = selection.idle_globs(list(names), choice) | selection.idle(new_names, options.strip_prefix, options.rename)
     return files, aliases, _told(source, described, structure, options, idle, described.fixed)
 
 
-def _new_names(source: Source, flat: Mapping[str, Any], options: Options, choice: select.Choice) -> dict[str, str]:
+def _new_names(source: Source, flat: Mapping[str, Any], options: Options, choice: selection.Choice) -> dict[str, str]:
     """What is converted, and under which names: {old: new}."""
-    names = select.matching(flat, choice)
+    names = selection.matching(flat, choice)
     _check_pieces(source, flat)
     lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
     if lost:
@@ -308,7 +308,7 @@ def _new_names(source: Source, flat: Mapping[str, Any], options: Options, choice
             f"{', …' if len(lost) > 5 else ''}. Nothing was written.",
             "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
         )
-    return select.renamed(names, options.strip_prefix, options.rename)
+    return selection.renamed(names, options.strip_prefix, options.rename)
 
 
 def _check_pieces(source: Source, names: Iterable[str]) -> None:
@@ -347,3 +347,51 @@ def _file_plans(
     if len(groups) > 1:
         files.append(safetensors.index_plan(contents, aliases))
     return tuple(files)
+
+
+# What is asked of a run, and changes nothing about what it makes.
+_OF_THE_RUN = frozenset(
+    {
+        "jobs", "memory", "fsync", "clobber", "dry_run", "family", "optimizer", "universal", "per_rank", "checksum",
+        "spool_dir", "storage_options", "manifest", "depfile", "part", "verify",
+    }
+)  # fmt: skip
+
+
+_USUAL = vars(Options())
+
+
+def recorded(options: Options) -> dict[str, Any]:
+    """What decides what a conversion makes: the options that are not the default, as JSON has them."""
+    chosen = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _OF_THE_RUN}
+    return {name: _plain(value) for name, value in sorted(chosen.items()) if _plain(value) != _plain(_USUAL[name])}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def identity(found: Hashable) -> dict[str, Any]:
+    """An entry of `Source.inputs` as a manifest has it: the size, and a hash of all that tells the content apart."""
+    size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
+    return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
+
+
+def heading(
+    sources: Sequence[Source], options: Options, kind: str, plan_id: str, aliases: Mapping[str, str]
+) -> dict[str, Any]:
+    """A manifest, but for the files."""
+    first = sources[0]
+    described: dict[str, Any] = {"format": first.format, "family": first.family}
+    if first.model_rank is not None:
+        described["model_rank"] = first.model_rank
+    inputs = {name: identity(found) for source in sources for name, found in source.inputs.items()}
+    described["inputs"] = dict(sorted(inputs.items()))
+    return {
+        "ckptconv": __version__,
+        "plan": plan_id,
+        "kind": kind,
+        "source": described,
+        "options": recorded(options),
+        "aliases": dict(sorted(aliases.items())),
+    }

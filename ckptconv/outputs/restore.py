@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv import keymap, select, writable
+from ckptconv import keymap
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
+from ckptconv.outputs import selection, writable
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.plan import FilePlan
 from ckptconv.storage import basename
@@ -62,8 +63,8 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     to be data, unless `options.opaque` says to "keep" them, or to "drop" them; and for an attack in any case.
     """
     dtype, opaque = options.dtype or "keep", options.opaque
-    choice = select.Choice(options.include, options.exclude)
-    tree = select.subtree(source.weights, options.key, source.path) if options.key else source.weights
+    choice = selection.Choice(options.include, options.exclude)
+    tree = selection.subtree(source.weights, options.key, source.path) if options.key else source.weights
     idle: dict[str, str] = {}
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
@@ -72,8 +73,8 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
         described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
         found = {name: writable.unlisted(node) for name, node in described.found.items()}
         tensors = described.tensors
-        names = set(select.matching(tensors, choice))
-        idle = select.idle_globs(list(tensors), choice)
+        names = set(selection.matching(tensors, choice))
+        idle = selection.idle_globs(list(tensors), choice)
         demoted = {name: _unlisted_kind(tensors[name]) for name in tensors if name in names and options.structure}
         demoted = {name: kind for name, kind in demoted.items() if kind}
         if (found or demoted) and not opaque:
@@ -81,12 +82,12 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
         if tensors and not names:
             raise UsageError(f"Nothing is left to write: all {len(tensors)} tensors are excluded.")
         flat = {
-            name: tensor.tensor if name in described.fixed else select.converted(name, tensor.tensor, dtype)
+            name: tensor.tensor if name in described.fixed else selection.converted(name, tensor.tensor, dtype)
             for name, tensor in tensors.items()
             if name in names
         }
         cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
-        unscaled = select.unscaled(cast, tensors, dtype)
+        unscaled = selection.unscaled(cast, tensors, dtype)
         tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
         written = TorchTree(tree, opaque)

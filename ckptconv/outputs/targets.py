@@ -14,7 +14,7 @@ from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
-from ckptconv.restore import SUFFIXES
+from ckptconv.outputs.restore import SUFFIXES
 from ckptconv.storage import basename, dirname, is_remote, join, listing, look
 from ckptconv.uploads import check_writable
 
