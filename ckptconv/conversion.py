@@ -15,7 +15,6 @@ from ckptconv.depfile import rule
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
-from ckptconv.foreign import shown
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
@@ -38,6 +37,7 @@ from ckptconv.outputs.targets import (
     of_rank,
     resolve_output,
 )
+from ckptconv.pickles.nodes import shown
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.publishing import Done, files_of, final_path, last_path, publish
 from ckptconv.result import OutputFile, Report

@@ -16,8 +16,8 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.tensors import DType, TensorFacts, is_contiguous
-from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 # A storage is rebuilt for its views unless that takes this many times the memory of the views themselves.
 _SPREAD = 64

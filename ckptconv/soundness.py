@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from ckptconv import live
+from ckptconv.pickles.nodes import Composite, TorchConstant
 from ckptconv.tensors import DTYPES, LazyTensor
-from ckptconv.tree import Composite, TorchConstant
 
 # torch's own limits.
 MAX_DIMS = 64

@@ -19,6 +19,7 @@ from typing import Any
 from ckptconv import live
 from ckptconv.bits import seen_as
 from ckptconv.errors import CorruptError, LimitError
+from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.soundness import attributes_fault, composite_fault, is_differentiable
 from ckptconv.structure import (
     DISTRUST,
@@ -36,7 +37,6 @@ from ckptconv.structure import (
     typed,
 )
 from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, contiguous_strides, untagged
-from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 # What hashing the keys of a record may cost, in elements: an honest key has a handful.
 HASHED = 50_000_000

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv import live
 from ckptconv.bits import stored
-from ckptconv.order import ordered
+from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.set_order import ordered
 from ckptconv.structure import EXACT, FACTORIES, LONGEST, NAMING, NESTED, SHORT, compacted, implied_name, inner_prefix
 from ckptconv.tensors import (
     Conjugate,
@@ -37,7 +38,6 @@ from ckptconv.tensors import (
     same_bytes,
     untagged,
 )
-from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 if TYPE_CHECKING:
     from ckptconv.outputs.selection import Choice

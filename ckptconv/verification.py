@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv import foreign, keymap, renaming
+from ckptconv import keymap, renaming
 from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source, Training
@@ -25,6 +25,7 @@ from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.nearby import Nearby
 from ckptconv.options import Options
 from ckptconv.outputs import selection, writable
+from ckptconv.pickles import nodes
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.provenance import (
     MANIFEST,
@@ -430,10 +431,10 @@ def _expected_weights(source: Source, asked: Options) -> _Expected:
     tree = selection.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
     choice = selection.Choice(asked.include, asked.exclude)
     if source.structured:
-        described = keymap.describe(tree, leave_out=lambda _, node: bool(foreign.lacks_data(node)), choice=choice)
+        described = keymap.describe(tree, leave_out=lambda _, node: bool(nodes.lacks_data(node)), choice=choice)
         if described.found:
-            lacking = {name: foreign.lacks_data(node) for name, node in described.found.items()}
-            raise foreign.without_data(source.path, lacking)
+            lacking = {name: nodes.lacks_data(node) for name, node in described.found.items()}
+            raise nodes.without_data(source.path, lacking)
     else:
         described = keymap.Flattened(dict(tree), None, frozenset())
     flat, record, fixed = described.tensors, described.structure, described.fixed

@@ -12,8 +12,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
+from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.tensors import LazyTensor, Tagged, TensorFacts, contiguous_strides, is_contiguous, same_bytes, untagged
-from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 SEQUENCES = (list, tuple, deque, Size, Global, TorchConstant, NumpyScalar)

@@ -22,8 +22,8 @@ from checkpoints import ckptconv_here
 from counting import counted
 from safetensors.torch import load_file
 
-from ckptconv import attacks
-from ckptconv.tree import Global, Opaque
+from ckptconv.pickles import attacks
+from ckptconv.pickles.nodes import Global, Opaque
 
 # What a file takes at most, in calls of functions.
 MOST_CALLS = 20_000_000

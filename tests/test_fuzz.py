@@ -16,9 +16,9 @@ from differential.cases import KINDS, Case
 from differential.hunt import Hunter, told
 from torch_reference import Attack
 
-from ckptconv import attacks, unpickle
 from ckptconv.formats import safetensors
 from ckptconv.formats.torch import objects as torch_objects
+from ckptconv.pickles import attacks, machine
 
 # So many of each kind, with a fixed seed: a second or two each, where a hunt takes minutes.
 CASES = {"pickle": 500, "zip": 100, "tar": 160, "stream": 100, "safetensors": 150, "tensors": 100}
@@ -70,7 +70,7 @@ def test_cases_follow_from_the_seed_in_every_process() -> None:
 
 # A kind of cases, a rule taken out of ours, and what has to be found then.
 FAULTS = [
-    ("pickle", unpickle, "_python2", lambda data: data, "another value"),  # text of Python 2 is bytes
+    ("pickle", machine, "_python2", lambda data: data, "another value"),  # text of Python 2 is bytes
     ("pickle", attacks, "are_refused", lambda: False, "attack passes"),
     ("tensors", torch_objects, "_resolved", lambda tensor, _: tensor, "another value"),  # nothing is conjugate
     ("zip", torch_objects, "_in_order", lambda tensor, _: tensor, "another value"),  # nothing is big-endian
@@ -101,13 +101,13 @@ def test_errors_that_are_none_of_ours_are_found(
     def breaks(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(unpickle, "_run", breaks)
+    monkeypatch.setattr(machine, "_run", breaks)
     findings, _ = hunter.read("pickle", b"N.")
     assert [finding.category for finding in findings] == ["memory" if fault is MemoryError else "crash"]
 
 
 def test_the_smallest_case_shows_the_same_fault(hunter: Hunter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickle, "_python2", lambda data: data)
+    monkeypatch.setattr(machine, "_python2", lambda data: data)
     case = Case([b"]", b"(", b"K\1", b"U\1a", b"N", b"e", b"."])
     (finding,), _ = hunter.read("pickle", case.data())
     small, _ = hunter.smaller("pickle", case, finding)

@@ -37,6 +37,9 @@ from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError
 from ckptconv.formats import olmo
 from ckptconv.keymap import describe, flatten, plain_record, remap, unflatten
 from ckptconv.outputs.selection import Choice
+from ckptconv.pickles.machine import load
+from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.vocabulary import Vocabulary
 from ckptconv.tensors import (
     DTYPE_RANK,
     DTYPES,
@@ -51,9 +54,6 @@ from ckptconv.tensors import (
     TensorFacts,
     contiguous_strides,
 )
-from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.unpickle import load
-from ckptconv.vocabulary import Vocabulary
 
 SOURCE = File("model.pt", 1 << 40)
 _offsets = iter(range(0, 1 << 40, 4096))

@@ -19,12 +19,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptconv import phrases, unpickle
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.pickles import fastpath, machine
+from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.tensors import File
-from ckptconv.vocabulary import MalformedError
 
 FILE = File("storages", 1 << 30)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
@@ -85,7 +85,7 @@ def outcome(data: bytes, *, at_once: bool) -> tuple[Any, Any, int]:
         return noting
 
     try:
-        loaded = unpickle.load(data, vocabulary(resolve, noted if at_once else None), where="pickle")
+        loaded = machine.load(data, vocabulary(resolve, noted if at_once else None), where="pickle")
     except CkptconvError as error:
         return (type(error), error.message), None, len(made)
     told = repr(loaded.value), shared(loaded.value), loaded.end, loaded.globals, loaded.opaque
@@ -192,7 +192,7 @@ def test_damage_comes_out_the_same_at_once_and_opcode_by_opcode(location: Callab
 
 @contextmanager
 def opcode_by_opcode() -> Iterator[None]:
-    with mock.patch.object(phrases, "_PHRASE", return_value=None):
+    with mock.patch.object(fastpath, "_PHRASE", return_value=None):
         yield
 
 

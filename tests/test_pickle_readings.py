@@ -22,11 +22,11 @@ import pytest
 import torch
 from torch import _weights_only_unpickler as weights_only
 
-from ckptconv import unpickle
-from ckptconv.containers import CONSTANTS, TAKES_ARGUMENTS, python, today
 from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.formats.torch.objects import vocabulary
-from ckptconv.tree import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles import machine
+from ckptconv.pickles.containers import CONSTANTS, TAKES_ARGUMENTS, python, today
+from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 # ------------------------------------------------------------------------------------------------------- references
 
@@ -83,7 +83,7 @@ WORDS = vocabulary(_persistent)
 
 
 def ours(data: bytes) -> Any:
-    return unpickle.load(data, WORDS, where="a.pkl").value
+    return machine.load(data, WORDS, where="a.pkl").value
 
 
 # ------------------------------------------------------------------------------------------------------- comparison

@@ -17,10 +17,10 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.outputs.torch_tree import plan_tree
-from ckptconv.pickling import dumps
+from ckptconv.pickles.machine import load
+from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque
+from ckptconv.pickles.writer import dumps
 from ckptconv.storage import LocalWriter, Readers
-from ckptconv.tree import Global, NumpyArray, NumpyScalar, Opaque
-from ckptconv.unpickle import load
 
 
 def rewritten(tmp_path: Path, value: Any) -> Path:

@@ -30,8 +30,8 @@ from ckptconv.errors import CkptconvError, CorruptError, LimitError, Unsupported
 from ckptconv.formats.torch import container as torch_container
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
+from ckptconv.pickles.nodes import Global
 from ckptconv.tensors import LazyTensor
-from ckptconv.tree import Global
 
 MACHINE = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 

@@ -24,8 +24,8 @@ from torch_reference import Attack, bits, numbers, same
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
+from ckptconv.pickles.nodes import Global
 from ckptconv.tensors import LazyTensor
-from ckptconv.tree import Global
 
 CLASSES = {
     torch.float32: torch.FloatStorage,

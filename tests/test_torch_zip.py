@@ -35,8 +35,8 @@ from ckptconv.errors import CkptconvError, CorruptError, LimitError, Unsupported
 from ckptconv.formats.torch import objects as torch_objects
 from ckptconv.formats.torch import zip as torch_zip
 from ckptconv.formats.torch.zip import TorchFile, read_zip
+from ckptconv.pickles.nodes import Composite, Global, NumpyArray, Opaque, Size, TorchConstant
 from ckptconv.tensors import DTYPES, File, LazyTensor, Stored, Tagged
-from ckptconv.tree import Composite, Global, NumpyArray, Opaque, Size, TorchConstant
 
 F32 = DTYPES["float32"]
 # Ten elements at byte 8 of a file that is not there.
@@ -248,9 +248,9 @@ def test_numpy_as_older_releases_named_it(tmp_path):
 
 
 def load_pickle(data: bytes) -> Any:
-    from ckptconv import unpickle
+    from ckptconv.pickles import machine
 
-    return unpickle.load(data, torch_objects.vocabulary(lambda pid: pid), where="a.pkl").value
+    return machine.load(data, torch_objects.vocabulary(lambda pid: pid), where="a.pkl").value
 
 
 def test_numpy_arrays_of_objects_and_records_are_kept_as_objects(tmp_path):

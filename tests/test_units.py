@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptconv.pickles.nodes import Global, Opaque, Size, TorchConstant
 from ckptconv.text import brief
-from ckptconv.tree import Global, Opaque, Size, TorchConstant
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.binary()

@@ -22,11 +22,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strict import assert_same
 
-from ckptconv import attacks as attack_tables
-from ckptconv import unpickle
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
-from ckptconv.tree import Global, Opaque
-from ckptconv.vocabulary import Limits, MalformedError, TruncatedError, Vocabulary
+from ckptconv.pickles import attacks as attack_tables
+from ckptconv.pickles import machine
+from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.vocabulary import Limits, MalformedError, TruncatedError, Vocabulary
 
 PROTOCOLS = range(6)
 PICKLERS = {"c": pickle.dumps, "python": pickle._dumps}
@@ -36,7 +36,7 @@ every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
 def load(data: bytes, *vocabulary: Vocabulary, **kwargs: Any) -> Any:
-    return unpickle.load(data, *vocabulary, where="a.pkl", **kwargs).value
+    return machine.load(data, *vocabulary, where="a.pkl", **kwargs).value
 
 
 def refusal(data: bytes) -> str:
@@ -70,7 +70,7 @@ VALUES: list[Any] = [
 def test_reads_what_python_reads(protocol, dumps):
     for value in VALUES:
         data = dumps(value, protocol)
-        loaded = unpickle.load(data, where="a.pkl")
+        loaded = machine.load(data, where="a.pkl")
         expected = Global(value.__module__, value.__name__) if isinstance(value, type) else pickle.loads(data)
         if isinstance(value, type) and protocol < 3:
             expected = Global("__builtin__", value.__name__)
@@ -119,7 +119,7 @@ def test_any_tree_comes_back_the_same_even_in_what_is_shared(tree, protocol, pic
 @quick
 def test_a_pickle_in_the_middle_of_other_bytes(tree, around, protocol):
     data = pickle.dumps(tree, protocol)
-    loaded = unpickle.load(around + data + around, where="a.pkl", start=len(around))
+    loaded = machine.load(around + data + around, where="a.pkl", start=len(around))
     assert_same(loaded.value, pickle.loads(data))
     assert loaded.end == len(around) + len(data)
     assert_same(load(memoryview(data)), pickle.loads(data))
@@ -267,7 +267,7 @@ class New:
 
 
 def opaque(value: Any, protocol: int = 2) -> Opaque:
-    loaded = unpickle.load(pickle.dumps(value, protocol), where="a.pkl")
+    loaded = machine.load(pickle.dumps(value, protocol), where="a.pkl")
     assert type(loaded.value) is Opaque
     assert loaded.value.cls in loaded.opaque
     assert loaded.value.cls in loaded.globals
@@ -416,7 +416,7 @@ def test_attacks_that_work_on_pickle_do_nothing_here(tmp_path):
         canary.unlink()
         # ... and is nothing but data to us; its names can be reported.
         try:
-            loaded = unpickle.load(data, where="a.pkl")
+            loaded = machine.load(data, where="a.pkl")
         except CorruptError:
             assert name == "before a broken end"
         else:

@@ -12,8 +12,8 @@ import torch
 from evaluate import evaluate
 from torch import nn
 
+from ckptconv.pickles.nodes import NumpyArray, NumpyScalar, Size, TorchConstant
 from ckptconv.tensors import DTYPES, Tagged
-from ckptconv.tree import NumpyArray, NumpyScalar, Size, TorchConstant
 
 
 def bits(tensor: torch.Tensor) -> bytes:

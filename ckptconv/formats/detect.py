@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv import attacks
 from ckptconv.errors import UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import locate as dcp_places
@@ -17,6 +16,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import sharded
 from ckptconv.formats.torch.zip import what_it_is
+from ckptconv.pickles import attacks
 from ckptconv.spool import is_pipe, take_pipe, take_url
 from ckptconv.storage import Entry, basename, dirname, is_remote, join, listing, look, open_reader
 

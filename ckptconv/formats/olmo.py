@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsafeError
-from ckptconv.unpickle import load
-from ckptconv.vocabulary import WHOLE_TREES, Vocabulary
+from ckptconv.pickles.machine import load
+from ckptconv.pickles.vocabulary import WHOLE_TREES, Vocabulary
 
 # How a pickle of protocols 2 to 5 begins.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -25,6 +25,8 @@ from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.weight_map import read_index
+from ckptconv.pickles.nodes import Opaque
+from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.storage import (
     Entry,
     Options,
@@ -40,8 +42,6 @@ from ckptconv.storage import (
 )
 from ckptconv.structure import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import DTYPES_BY_CODE, DType, File, LazyTensor, Stored, contiguous_strides
-from ckptconv.tree import Opaque
-from ckptconv.vocabulary import MalformedError
 
 FAMILY = "safetensors"
 SUFFIX = ".safetensors"

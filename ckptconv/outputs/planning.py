@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from ckptconv import foreign, keymap
+from ckptconv import keymap
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.source import Source
@@ -15,6 +15,7 @@ from ckptconv.options import Options
 from ckptconv.outputs import safetensors, selection, universal
 from ckptconv.outputs.restore import Restored, plan_restored
 from ckptconv.outputs.targets import Spared, Target, check_file, not_a_directory, resolved_name
+from ckptconv.pickles import nodes
 from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
 from ckptconv.storage import basename, is_remote, normalize
 from ckptconv.structure import FILE_NAME, METADATA_KEY
@@ -248,14 +249,14 @@ def _flattened(source: Source, tree: Any, choice: selection.Choice) -> keymap.Fl
     without: list[str] = []
 
     def leave_out(name: str, node: Any) -> bool:
-        reason = foreign.lacks_data(node)
+        reason = nodes.lacks_data(node)
         without.extend([name] if reason else [])
         return bool(reason)
 
     flattened = keymap.describe(tree, leave_out=leave_out, choice=choice)
     if flattened.found:
-        lacking = {name: foreign.lacks_data(node) for name, node in flattened.found.items()}
-        raise foreign.without_data(source.path, lacking)
+        lacking = {name: nodes.lacks_data(node) for name, node in flattened.found.items()}
+        raise nodes.without_data(source.path, lacking)
     if without and not flattened.tensors:
         raise UsageError(f"Nothing is left to convert: all {len(without)} tensors are excluded.")
     return flattened

@@ -12,11 +12,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ckptconv import attacks
-from ckptconv.foreign import COMPOSITES
 from ckptconv.options import Options
+from ckptconv.pickles import attacks
+from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque
 from ckptconv.soundness import PLAIN_KINDS
-from ckptconv.tree import Composite, Global, Opaque
 
 
 def _named(*table: tuple[str, str]) -> frozenset[Global]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ckptconv import foreign
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.pickles import nodes
 from ckptconv.rows.columns import check_rows, column
 from ckptconv.rows.layout import METADATA_KEY, PAD, Asked, Field, Layout, make, optimizer_named, parse
 from ckptconv.rows.tables import Contents
@@ -47,7 +47,7 @@ class Parts:
             return cls(layout, rows, tensors, table)
         used = {places[name] for name in tensors}
         left = [name for name in found.tensors if name not in used]
-        warnings = (f"not packed, as they are no parts of a row: {foreign.shown(left)}",) if left else ()
+        warnings = (f"not packed, as they are no parts of a row: {nodes.shown(left)}",) if left else ()
         return cls(layout, rows, tensors, table, warnings)
 
     @property

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv import foreign, keymap
+from ckptconv import keymap
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
+from ckptconv.pickles import nodes
 from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Asked, Layout, check_width, could_be, likeliest, make
 from ckptconv.storage import normalize
 from ckptconv.tensors import Concat, LazyTensor
@@ -57,7 +58,7 @@ def contents(source: Source) -> Contents:
     handles: dict[str, str] = {}
 
     def leave_out(name: str, node: Any) -> bool:
-        cls = foreign.class_of(node)
+        cls = nodes.class_of(node)
         if cls.endswith(_HANDLES):
             handles[name] = cls
         return bool(cls)
@@ -184,7 +185,7 @@ def _beside(found: Contents, name: str) -> dict[str, LazyTensor]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return foreign.shown(list(names), _SHOWN) if names else "none at all"
+    return nodes.shown(list(names), _SHOWN) if names else "none at all"
 
 
 def layout_of(table: Table, asked: Asked, where: str) -> Layout:

@@ -30,14 +30,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptconv import attacks, unpickle
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.torch.objects import CONSTANTS
+from ckptconv.pickles import attacks, machine
+from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.vocabulary import Vocabulary
 from ckptconv.storage import open_reader
-from ckptconv.tree import Global
-from ckptconv.vocabulary import Vocabulary
 from differential import trees
 from differential.cases import KINDS, Case, Kind
 from differential.workers import Workers
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def read_pickle(path: Path) -> tuple[Any, Iterable[Any]]:
-    loaded = unpickle.load(path.read_bytes(), Vocabulary(constants=CONSTANTS), where=path.name)
+    loaded = machine.load(path.read_bytes(), Vocabulary(constants=CONSTANTS), where=path.name)
     return [loaded.value, trees.Text(f"ends at {loaded.end}")], loaded.opaque
 
 

@@ -425,8 +425,8 @@ def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
     from evaluate import evaluate
 
     from ckptconv.formats.torch.objects import Storage
+    from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
     from ckptconv.tensors import LazyTensor, Tagged, contiguous_strides
-    from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
     kind = type(value)
     if kind is Global:

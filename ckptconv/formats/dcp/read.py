@@ -23,10 +23,10 @@ from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, METADATA, RANK, SHARD
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
 from ckptconv.formats.source import Source, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
+from ckptconv.pickles.nodes import Composite
 from ckptconv.storage import Entry, Options, basename, join, listing, look, open_reader
 from ckptconv.tensors import LazyTensor
 from ckptconv.text import format_size
-from ckptconv.tree import Composite
 
 # Files that are looked into for metadata under another name, at most.
 _TRIED = 32

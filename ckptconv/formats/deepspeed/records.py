@@ -16,11 +16,11 @@ from ckptconv.formats.deepspeed.locate import described, identity
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import Records, TorchFile
 from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.spool import SpoolingReaders
 from ckptconv.storage import basename, open_reader
 from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged
 from ckptconv.text import brief
-from ckptconv.tree import Global, Opaque
 
 # No training has more ranks than this.
 MAX_RANKS = 1 << 24

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
-from ckptconv import attacks
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError
+from ckptconv.pickles import attacks
+from ckptconv.pickles.machine import Loaded, load
+from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.vocabulary import PLAIN, Limits, TruncatedError, Vocabulary
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File
-from ckptconv.tree import Global
-from ckptconv.unpickle import Loaded, load
-from ckptconv.vocabulary import PLAIN, Limits, TruncatedError, Vocabulary
 
 # The longest description that is read: a million tensors take a seventh of this.
 MAX_PICKLE = 1 << 30

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from ckptconv import attacks
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, refuse_attack
@@ -14,9 +13,10 @@ from ckptconv.formats.torch.tar import HEAD, is_tar, read_tar
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.torch.zip_elsewhere import ends_as_zip, pickles_for_torch
+from ckptconv.pickles import attacks
+from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.storage import Reader, basename, open_reader
 from ckptconv.tensors import File
-from ckptconv.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 
 FAMILY = "torch"
 

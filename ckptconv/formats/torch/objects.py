@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 from ckptconv.soundness import MAX_BYTES, MAX_DIMS, PACKED, attributes_fault, composite_fault, is_differentiable
 from ckptconv.tensors import (
     DTYPES,
@@ -33,8 +35,6 @@ from ckptconv.tensors import (
     itemsize_of_components,
 )
 from ckptconv.text import brief
-from ckptconv.tree import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _HOOKS = Global("collections", "OrderedDict")

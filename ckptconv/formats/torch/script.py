@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
+from ckptconv.pickles.nodes import Composite, Global, Opaque
+from ckptconv.pickles.vocabulary import Constructor
 from ckptconv.tensors import LazyTensor, Tagged, same_bytes
-from ckptconv.tree import Composite, Global, Opaque
-from ckptconv.vocabulary import Constructor
 
 _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
 _MODULE = re.compile(r"class ([^()]+)\(Module\):")

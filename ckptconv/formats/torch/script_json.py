@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from ckptconv import strict_json
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.script import MAX_DEPTH, Paths, Weights, finished, is_tensor, unsupported
+from ckptconv.pickles.machine import Loaded
+from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary
 from ckptconv.text import brief
-from ckptconv.tree import Global, Opaque
-from ckptconv.unpickle import Loaded
-from ckptconv.vocabulary import MalformedError, RefusedError, Vocabulary
 
 DESCRIPTION = "model.json"
 ATTRIBUTES = "attributes.pkl"

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import AGAIN, Pickles, Records, TorchFile, first_identity, nearby
 from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.pickles.machine import load
+from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 from ckptconv.soundness import MAX_BYTES
 from ckptconv.storage import Reader
 from ckptconv.tensors import DType, File
 from ckptconv.text import brief
-from ckptconv.tree import Global
-from ckptconv.unpickle import load
-from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 
 MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import AGAIN, SCANNED, Pickles, Records, TorchFile, first_identity, refuse_attack
 from ckptconv.formats.torch.objects import Storage, storage_dtype, vocabulary
+from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.storage import Reader
 from ckptconv.tensors import File
 from ckptconv.text import brief
-from ckptconv.tree import Global
-from ckptconv.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 
 # How much of a file tells whether it is in this format.
 HEAD = 512

@@ -57,12 +57,12 @@ from ckptconv.formats.torch.zip_directory import (
     other_names,
     same_inside,
 )
+from ckptconv.pickles.machine import Loaded, load
+from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 from ckptconv.spool import check_ratio
 from ckptconv.storage import Reader, is_remote
 from ckptconv.tensors import File, Packed
 from ckptconv.text import brief
-from ckptconv.unpickle import Loaded, load
-from ckptconv.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"

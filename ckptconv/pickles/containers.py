@@ -8,10 +8,10 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Literal
 
+from ckptconv.pickles.nodes import Composite, Global, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, MalformedError, OddError
 from ckptconv.tensors import LazyTensor, Tagged
 from ckptconv.text import brief
-from ckptconv.tree import Composite, Global, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.vocabulary import Constructor, ExcessiveError, Limits, MalformedError, OddError
 
 _FREE = frozenset((str, bytes, bool, type(None), type(...), Composite))
 _TUPLES = frozenset((tuple, Size, Global, TorchConstant, NumpyScalar, frozenset))

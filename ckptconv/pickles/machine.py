@@ -27,15 +27,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv import attacks
-from ckptconv.containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.nesting import check_nesting
-from ckptconv.phrases import HOLE, Phrases
-from ckptconv.process import no_garbage
-from ckptconv.text import brief
-from ckptconv.tree import Global, NumpyArray, NumpyScalar, Opaque, Replaced, Size, TorchConstant, become
-from ckptconv.vocabulary import (
+from ckptconv.pickles import attacks
+from ckptconv.pickles.containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
+from ckptconv.pickles.fastpath import HOLE, Phrases
+from ckptconv.pickles.limits import check_nesting
+from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Replaced, Size, TorchConstant, become
+from ckptconv.pickles.vocabulary import (
     DEFAULT_LIMITS,
     PLAIN,
     Builder,
@@ -48,6 +46,8 @@ from ckptconv.vocabulary import (
     TruncatedError,
     Vocabulary,
 )
+from ckptconv.process import no_garbage
+from ckptconv.text import brief
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ckptconv.pickles.nodes import Composite, Opaque, Replaced
+from ckptconv.pickles.vocabulary import ExcessiveError, Limits, MalformedError
 from ckptconv.tensors import Tagged
 from ckptconv.text import brief
-from ckptconv.tree import Composite, Opaque, Replaced
-from ckptconv.vocabulary import ExcessiveError, Limits, MalformedError
 
 # Smaller containers are remembered only if something else refers to them too; there may be a million others.
 _WORTH_KEEPING = 16

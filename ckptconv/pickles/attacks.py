@@ -24,8 +24,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from ckptconv.errors import UnsafeError
+from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.text import brief
-from ckptconv.tree import Global, Opaque
 
 # Modules of which nothing belongs into a checkpoint: they start programs, run code, or reach for files, networks and
 # the interpreter; Python 2's too. Packages are meant with all that is in them; a module of such a name in a package of

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.vocabulary import Maker, Phrase
+from ckptconv.pickles.vocabulary import Maker, Phrase
 
 # In the memo, what is not remembered.
 HOLE: Any = object()

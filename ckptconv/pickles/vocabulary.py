@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError
-from ckptconv.tree import Opaque
+from ckptconv.pickles.nodes import Opaque
 
 # Called with the arguments a pickle gives (all inert values, of any type and number, none to be trusted), returns the
 # value, or NotImplemented if it has none for such arguments: the call is then kept as an `Opaque`. It may raise

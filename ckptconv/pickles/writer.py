@@ -16,9 +16,9 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.order import ordered
+from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Size, TorchConstant
+from ckptconv.pickles.set_order import ordered
 from ckptconv.tensors import DTYPES
-from ckptconv.tree import Global, NumpyArray, NumpyScalar, Size, TorchConstant
 
 _BATCH = 1000
 
