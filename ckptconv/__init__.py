@@ -19,12 +19,12 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
-    from ckptconv.finishing import finish
     from ckptconv.formats.detect import open_source as open  # noqa: A004
     from ckptconv.formats.source import Source
     from ckptconv.keymap import flatten, unflatten
     from ckptconv.loading import load_state_dict
     from ckptconv.options import Options
+    from ckptconv.publish.finish import finish
     from ckptconv.result import Report
     from ckptconv.rows.check import check as check_rows
     from ckptconv.rows.pack import pack as pack_rows
@@ -51,7 +51,7 @@ _HOMES = {
     "Verification": ("verification", "Verification"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
-    "finish": ("finishing", "finish"),
+    "finish": ("publish.finish", "finish"),
     "flatten": ("keymap", "flatten"),
     "load_state_dict": ("loading", "load_state_dict"),
     "open": ("formats.detect", "open_source"),

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.depfile import rule
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
@@ -39,7 +38,8 @@ from ckptconv.outputs.targets import (
 )
 from ckptconv.pickles.nodes import shown
 from ckptconv.process import no_garbage, peak_rss, settled
-from ckptconv.publishing import Done, files_of, final_path, last_path, publish
+from ckptconv.publish.depfile import rule
+from ckptconv.publish.publish import Done, files_of, final_path, last_path, publish
 from ckptconv.result import OutputFile, Report
 from ckptconv.spool import is_pipe
 from ckptconv.staging import FileStaging

@@ -16,9 +16,9 @@ from typing import Any
 
 from ckptconv import remote
 from ckptconv.errors import CorruptError
-from ckptconv.manifest import Made, made, record
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, upload_record
 from ckptconv.plan import FilePlan
+from ckptconv.publish.manifest import Made, made, record
 from ckptconv.staging import DESCRIPTION, PARTS, PREFIX, RECORD, Described, Staging, hidden, is_sibling
 from ckptconv.storage import Writer, basename, dirname, join
 from ckptconv.uploads import Options, S3Upload, Upload, UploadStaging, UploadWriter, explained

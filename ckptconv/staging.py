@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
 from ckptconv.handles import ForeignError, Handle, resolved
-from ckptconv.manifest import Made, made, record
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, file_record
 from ckptconv.plan import FilePlan
+from ckptconv.publish.manifest import Made, made, record
 from ckptconv.storage import BusyError, LocalWriter, Writer, check_space, is_locked, lock, reason, writing
 from ckptconv.tensors import BLOCK
 

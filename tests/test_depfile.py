@@ -13,8 +13,8 @@ from checkpoints import ckptconv_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptconv.depfile import escaped, rule
 from ckptconv.errors import UsageError
+from ckptconv.publish.depfile import escaped, rule
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import make_example

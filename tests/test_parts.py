@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ckptconv import finish
 from ckptconv.cli import console as report
 from ckptconv.errors import UsageError
-from ckptconv.parts import assign, parse_part
+from ckptconv.publish.parts import assign, parse_part
 
 SHARDED = ("--max-shard-size", "1MB")
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

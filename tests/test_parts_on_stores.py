@@ -20,7 +20,7 @@ from remote import BUCKET, S3, Proxy, fresh, proxy_to, s3_server
 
 from ckptconv import convert
 from ckptconv.errors import CorruptError, FailedError, UsageError
-from ckptconv.finishing import finish
+from ckptconv.publish.finish import finish
 
 MANIFEST = ".ckptconv-manifest.json"
 COUNT = 6

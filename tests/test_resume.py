@@ -18,7 +18,7 @@ import torch
 from checkpoints import ZERO, Run, ckptconv_here
 from safetensors.torch import load_file
 
-from ckptconv import making
+from ckptconv.publish import jobs as making
 
 SHARDED = ("--max-shard-size", "1MB")
 COUNT = 5

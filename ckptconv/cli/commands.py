@@ -305,7 +305,7 @@ def finish_(
       ckptconv zero-to-fp32 --part 1/2 checkpoints model/
       ckptconv finish model/
     """
-    from ckptconv.finishing import finish
+    from ckptconv.publish.finish import finish
 
     shown = _output("finish", options)
     options["fsync"] = not options.pop("no_fsync")
@@ -394,7 +394,7 @@ def _convert(command: str, family: str, source: str, target: str | None, options
         options[name] = tuple(options.get(name) or ())
     part, address = options.pop("part"), options.pop("dask")
     if part:
-        from ckptconv.parts import parse_part
+        from ckptconv.publish.parts import parse_part
 
         options["part"] = parse_part(part, os.environ)
     if part and address:

@@ -11,7 +11,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs.planning import Output
-from ckptconv.publishing import final_path
+from ckptconv.publish.publish import final_path
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import PAD, Asked
 from ckptconv.rows.parts import Parts

@@ -9,21 +9,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckptconv import manifest
 from ckptconv.ahead import REQUESTS
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress, same
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
-from ckptconv.making import Elsewhere, Task, make, make_elsewhere, packed_in
-from ckptconv.manifest import Made, document, together
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors, universal
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import Target, is_output_name
-from ckptconv.parts import assign
 from ckptconv.pending import PendingUploads, can_wait
 from ckptconv.plan import FilePlan, Plan
+from ckptconv.publish import manifest
+from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
+from ckptconv.publish.manifest import Made, document, together
+from ckptconv.publish.parts import assign
 from ckptconv.spool import SpoolingReaders
 from ckptconv.staging import DirectoryStaging, FilePartStaging, FileStaging, Staging, TreeStaging
 from ckptconv.storage import Syncing, check_unchanged, is_remote, join, normalize

@@ -14,15 +14,15 @@ from typing import Any
 from ckptconv import pending
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import CorruptError, FailedError, UsageError
-from ckptconv.manifest import NAME, Made, document, together
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors, universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
 from ckptconv.outputs.targets import check_file, is_output_name
-from ckptconv.parts import assign
 from ckptconv.pending import PendingUploads
 from ckptconv.process import peak_rss
-from ckptconv.publishing import commit, directory_staging, pending_staging, tree_staging
+from ckptconv.publish.manifest import NAME, Made, document, together
+from ckptconv.publish.parts import assign
+from ckptconv.publish.publish import commit, directory_staging, pending_staging, tree_staging
 from ckptconv.result import OutputFile, Report
 from ckptconv.staging import Described, FilePartStaging, FileStaging, StagedDirectory, Staging, described
 from ckptconv.storage import is_remote, join, look, normalize, read_text, real_place

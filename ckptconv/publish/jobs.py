@@ -13,8 +13,8 @@ from ckptconv.engine.execute import Progress, carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.formats.torch.container import Records
-from ckptconv.manifest import Made
 from ckptconv.plan import Blank, Data, FilePlan, Plan
+from ckptconv.publish.manifest import Made
 from ckptconv.spool import SpoolingReaders
 from ckptconv.staging import Staging
 from ckptconv.tensors import File
