@@ -40,12 +40,12 @@ from ckptconv.pickles.nodes import shown
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.publish.depfile import rule
 from ckptconv.publish.publish import Done, files_of, final_path, last_path, publish
+from ckptconv.publish.staging.base import FileStaging
+from ckptconv.publish.staging.remote import notes
 from ckptconv.result import OutputFile, Report
 from ckptconv.spool import is_pipe
-from ckptconv.staging import FileStaging
 from ckptconv.storage import is_remote, normalize, real_place
 from ckptconv.tensors import File, LazyTensor
-from ckptconv.uploads import notes
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

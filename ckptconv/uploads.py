@@ -8,19 +8,16 @@ package gives. Where a file system has no uploads that can wait, files grow unde
 from __future__ import annotations
 
 import contextlib
-import datetime
 import io
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from queue import Queue
 from typing import Any
 
 from ckptconv import remote
 from ckptconv.errors import CkptconvError, FailedError, UsageError
-from ckptconv.staging import Staging
-from ckptconv.storage import Writer, join
-from ckptconv.text import format_size
+from ckptconv.storage import Writer
 
 Options = Mapping[str, Any]
 
@@ -31,8 +28,6 @@ MOST_PART = 5 << 30
 GOOD_PART = 64 << 20
 # Smaller files are sent with one request, when they are committed.
 SMALL = 1 << 16
-# Unfinished uploads of our names that are older than this (seconds) belong to no living process.
-STALE = 24 * 3600
 SENT_AT_A_TIME = 1 << 17
 # What an object is told by that was made in parts.
 _PLAN = "ckptconv-plan"
@@ -51,17 +46,6 @@ def part_size(size: int, memory: int) -> int:
         raise UsageError(f"A file of {size} bytes is larger than a store takes.", "Use a smaller --max-shard-size.")
     unit = 1 << 20
     return max(wanted, -(-least // unit) * unit)
-
-
-def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
-    """What to say of files, given by name and size, whose parts have to be larger than `memory` allows for."""
-    large = [(name, size, part_size(size, memory)) for name, size in files]
-    return [
-        f"{name} is sent in parts of {format_size(part)}, which take more memory than was allowed: of a file of "
-        f"{format_size(size)} a store takes {PARTS:,} parts at most."
-        for name, size, part in large
-        if part > part_size(0, memory)
-    ]
 
 
 # --------------------------------------------------------------------------------------------------------- uploads
@@ -294,7 +278,7 @@ class RenamedUpload(Upload):
 
 
 HIDDEN = ".ckptconv-"
-_KINDS: dict[str, Callable[[Any, str, int, int], Upload]] = {
+KINDS: dict[str, Callable[[Any, str, int, int], Upload]] = {
     **dict.fromkeys(("s3", "s3a"), lambda fs, inner, size, part: S3Upload(fs, inner, size)),
     **dict.fromkeys(("gs", "gcs"), FileUpload),
     **dict.fromkeys(("abfs", "abfss", "az"), lambda fs, inner, size, part: AzureUpload(fs, inner)),
@@ -461,134 +445,3 @@ def explained(url: str) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------------- staging
-
-
-class UploadStaging(Staging):
-    """Files on a store, all uploaded before the first is completed.
-
-    `path` is one file's URL, or where `index` is given a directory's: `is_ours(name)` tells which files of an earlier
-    output the new one replaces, and `index` is removed first and completed last. `memory` bounds the buffers.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        plan_id: str,
-        memory: int,
-        options: Options,
-        index: str = "",
-        is_ours: Callable[[str], bool] | None = None,
-    ) -> None:
-        super().__init__(plan_id, durable=True)
-        self.path, self.index, self.is_ours = path, index, is_ours
-        self._memory, self._options = memory, options
-        self._uploads: dict[str, UploadWriter] = {}
-        # One part grows while another is sent, whatever it takes.
-        self._buffers = Buffers(max(memory // part_size(0, memory), 2))
-
-    def _url(self, name: str) -> str:
-        return join(self.path, name) if self.is_ours else self.path
-
-    def create(self, name: str, size: int) -> Writer:
-        url = self._url(name)
-        with explained(url):
-            fs, inner = remote.filesystem(url, self._options)
-            part = part_size(size, self._memory)
-            upload = self._begin(fs, inner, size, part)
-        writer = UploadWriter(url, upload, size, part, self._buffers)
-        self._uploads[name] = writer
-        self._writers.append(writer)
-        return writer
-
-    def _begin(self, fs: Any, inner: str, size: int, part: int) -> Upload:
-        if not self._uploads:
-            remove_stale(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
-        kind = next((_KINDS[each] for each in remote.protocols(fs) if each in _KINDS), RenamedUpload)
-        return kind(fs, inner, size, part)
-
-    def seal(self, writer: Writer) -> None:
-        writer.sync()
-        self._writers.remove(writer)
-
-    def _is_published(self, name: str) -> bool:
-        """Whether the file has its name already."""
-        return False
-
-    def commit(self, names: Sequence[str]) -> None:
-        previous: list[str] = []
-        if self.is_ours is not None:
-            fs, inner = self._directory()
-            with explained(self.path):
-                present = _names_in(fs, inner)
-                if self.index in present and not self._is_published(self.index):
-                    remote.retrying(lambda: fs.rm_file(f"{inner}/{self.index}"))
-                previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
-
-        def remove_previous() -> None:
-            while previous:
-                with explained(self._url(previous[-1])):
-                    self._remove(fs, f"{inner}/{previous[-1]}")
-                previous.pop()
-
-        # The index comes last, when nothing is left beside it that it does not name.
-        for number, name in enumerate(sorted(names, key=lambda name: name == self.index)):
-            try:
-                if name == self.index:
-                    remove_previous()
-                self._complete(name)
-            except CkptconvError as error:
-                if len(names) > 1:
-                    error.message += (
-                        f" {self.path} is not complete: {number} of {len(names)} files have their final names, {name} "
-                        "has not, and what an earlier output had is replaced in part."
-                    )
-                raise
-        remove_previous()
-        self.committed = True
-
-    def _directory(self) -> tuple[Any, str]:
-        fs, inner = remote.filesystem(self.path, self._options)
-        return fs, inner.rstrip("/")
-
-    def _complete(self, name: str) -> None:
-        self._uploads[name].complete()
-        del self._uploads[name]
-
-    @staticmethod
-    def _remove(fs: Any, inner: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            remote.retrying(lambda: fs.rm_file(inner))
-
-    def leave(self) -> None:
-        """Nothing to do: nothing here is held by a process."""
-
-    def discard(self) -> None:
-        while self._uploads:
-            _, writer = self._uploads.popitem()
-            with contextlib.suppress(Exception):
-                writer.abort()
-
-
-def _names_in(fs: Any, inner: str) -> list[str]:
-    try:
-        rows = remote.names(fs, inner)
-    except FileNotFoundError:
-        return []
-    return [row["name"].rstrip("/").rpartition("/")[2] for row in rows if row["type"] != "directory"]
-
-
-def remove_stale(fs: Any, inner: str) -> None:
-    """Remove what processes that were killed long ago left of outputs whose paths begin with `inner`.
-
-    As far as the store lists it and lets us; a rule of the bucket's does the same, and better.
-    """
-    if "s3" not in remote.protocols(fs):
-        return
-    with contextlib.suppress(Exception):
-        bucket, prefix, _ = fs.split_path(inner)
-        found = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads") or []
-        now = datetime.datetime.now(datetime.timezone.utc)
-        for upload in found:
-            rest = upload["Key"][len(prefix) :]
-            if "/" not in rest and (now - upload["Initiated"]).total_seconds() > STALE:
-                fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])

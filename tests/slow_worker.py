@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ckptconv import staging
+from ckptconv.publish.staging import directories
 
 
 def _slowed(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,4 +23,4 @@ def _slowed(create: Callable[..., Any]) -> Callable[..., Any]:
     return slowly
 
 
-staging.StagedDirectory.create = _slowed(staging.StagedDirectory.create)  # type: ignore[method-assign]
+directories.StagedDirectory.create = _slowed(directories.StagedDirectory.create)  # type: ignore[method-assign]

@@ -20,7 +20,8 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.outputs import safetensors as output
 from ckptconv.plan import FilePlan, Literal, pack, shard_names
-from ckptconv.staging import DirectoryStaging, FileStaging
+from ckptconv.publish.staging.base import FileStaging
+from ckptconv.publish.staging.directories import DirectoryStaging
 from ckptconv.storage import LocalWriter, Readers, look
 from ckptconv.tensors import DTYPES, Inline, Stored, contiguous_strides
 

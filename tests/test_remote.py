@@ -43,9 +43,10 @@ import ckptconv as library
 from ckptconv import ahead, convert, nearby, reference, remote
 from ckptconv.ahead import Range, joined
 from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
+from ckptconv.publish.staging.remote import notes
 from ckptconv.spool import Spool
 from ckptconv.tensors import File
-from ckptconv.uploads import notes, part_size
+from ckptconv.uploads import part_size
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import make_example

@@ -18,9 +18,10 @@ from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
 from test_crash import counted, failing, in_child
 
 import ckptconv
-from ckptconv import handles, staging
+from ckptconv import handles
 from ckptconv.errors import CkptconvError, FailedError, UnsafeError
-from ckptconv.staging import FileStaging
+from ckptconv.publish.staging import area, directories
+from ckptconv.publish.staging.base import FileStaging
 from ckptconv.storage import LocalReader, look
 
 NOBODY = 65534
@@ -409,7 +410,7 @@ def test_two_conversions_into_one_directory_publish_one_after_the_other(
     """The first is held up in the middle of its shards; the second waits, and then replaces all of them."""
     out = tmp_path / "out"
     expected = ckptconv.convert(model, tmp_path / "expected", max_shard_size=2_000_000)
-    usual = staging.DirectoryStaging.publish
+    usual = directories.DirectoryStaging.publish
     events: list[str] = []
     held, go_on = threading.Event(), threading.Event()
 
@@ -421,7 +422,7 @@ def test_two_conversions_into_one_directory_publish_one_after_the_other(
         usual(self, names)
         events.append(f"end {len(names)}")
 
-    monkeypatch.setattr(staging.DirectoryStaging, "publish", publish)
+    monkeypatch.setattr(directories.DirectoryStaging, "publish", publish)
     first = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 1_000_000})
     first.start()
     assert held.wait(60)
@@ -440,9 +441,9 @@ def test_two_conversions_into_one_directory_publish_one_after_the_other(
 def test_who_has_waited_too_long_says_so(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    monkeypatch.setattr(staging, "PATIENCE", 0.0)
+    monkeypatch.setattr(area, "PATIENCE", 0.0)
     with handles.Handle.open(str(out)) as here:
-        place, guard = staging._enter(here, ".ckptconv-publishing", str(out), shared=False)
+        place, guard = area.enter(here, ".ckptconv-publishing", str(out), shared=False)
         run = convert(model, out)
         place.close()
         os.close(guard)
@@ -459,7 +460,7 @@ def test_what_another_conversion_has_replaced_meanwhile_is_not_counted_as_there(
     out = tmp_path / "out"
     place = staged(model, out)
     os.rename(place / "model-00001-of-00007.safetensors", out / "model-00001-of-00007.safetensors")
-    plan = staging.DirectoryStaging(str(out), place.name.removeprefix(".ckptconv-"), lambda name: False, INDEX)
+    plan = directories.DirectoryStaging(str(out), place.name.removeprefix(".ckptconv-"), lambda name: False, INDEX)
     with plan:
         size = (out / "model-00001-of-00007.safetensors").stat().st_size
         assert plan.finished("model-00001-of-00007.safetensors", size)
@@ -479,7 +480,7 @@ def test_a_rename_that_fails_is_told_as_it_is_and_the_next_run_completes_it(
     done(convert(model, out, "--exclude", "layer0"))
     if parts:
         staged(model, out)
-    publish = staging.DirectoryStaging.publish
+    publish = directories.DirectoryStaging.publish
 
     def failing_at(self: Any, names: Any) -> None:
         with failing(monkeypatch, "replace", after, OSError(28, "No space left on device")):
@@ -487,7 +488,7 @@ def test_a_rename_that_fails_is_told_as_it_is_and_the_next_run_completes_it(
 
     again = ("finish", out) if parts else ("pt2safetensors", model, out, *SHARDED, "--json")
     with monkeypatch.context() as patched:
-        patched.setattr(staging.DirectoryStaging, "publish", failing_at)
+        patched.setattr(directories.DirectoryStaging, "publish", failing_at)
         run = ckptconv_here(*again)
     assert run.code == 1
     assert f"{after} have their final names" in run.err

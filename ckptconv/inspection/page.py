@@ -19,7 +19,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.inspection.overview import printable
 from ckptconv.outputs.targets import Spared
-from ckptconv.staging import FileStaging
+from ckptconv.publish.staging.base import FileStaging
 from ckptconv.storage import dirname, is_remote, look, normalize
 from ckptconv.text import format_size
 from ckptconv.version import __version__

@@ -11,20 +11,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv import pending
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors, universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
 from ckptconv.outputs.targets import check_file, is_output_name
-from ckptconv.pending import PendingUploads
 from ckptconv.process import peak_rss
 from ckptconv.publish.manifest import NAME, Made, document, together
 from ckptconv.publish.parts import assign
 from ckptconv.publish.publish import commit, directory_staging, pending_staging, tree_staging
+from ckptconv.publish.staging import remote_parts
+from ckptconv.publish.staging.area import Described, described
+from ckptconv.publish.staging.base import FileStaging, Staging
+from ckptconv.publish.staging.directories import FilePartStaging, StagedDirectory
+from ckptconv.publish.staging.remote_parts import PendingUploads
 from ckptconv.result import OutputFile, Report
-from ckptconv.staging import Described, FilePartStaging, FileStaging, StagedDirectory, Staging, described
 from ckptconv.storage import is_remote, join, look, normalize, read_text, real_place
 
 _RANK = re.compile(r"mp_rank_\d+")
@@ -162,7 +164,7 @@ def _published(planned: _Planned, manifest: str) -> bytes:
 
 
 def _described(path: str, storage_options: Mapping[str, Any]) -> list[Described]:
-    return pending.described(path, storage_options) if is_remote(path) else described(path)
+    return remote_parts.described(path, storage_options) if is_remote(path) else described(path)
 
 
 def _directories(path: str) -> list[str]:
@@ -175,7 +177,7 @@ def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
     """The output at `path`, or those of the tensor-parallel ranks in it."""
     found = _described(path, storage_options)
     if not found:
-        listed = pending.directories(path, storage_options) if is_remote(path) else _directories(path)
+        listed = remote_parts.directories(path, storage_options) if is_remote(path) else _directories(path)
         ranks = [join(path, name) for name in listed if _RANK.fullmatch(name)]
         if any(_described(rank, storage_options) for rank in ranks):
             return [each for rank in ranks for each in _planned(rank, storage_options)]

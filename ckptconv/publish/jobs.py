@@ -15,8 +15,8 @@ from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.formats.torch.container import Records
 from ckptconv.plan import Blank, Data, FilePlan, Plan
 from ckptconv.publish.manifest import Made
+from ckptconv.publish.staging.base import Staging
 from ckptconv.spool import SpoolingReaders
-from ckptconv.staging import Staging
 from ckptconv.tensors import File
 
 

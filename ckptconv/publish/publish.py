@@ -18,17 +18,18 @@ from ckptconv.options import Options
 from ckptconv.outputs import safetensors, universal
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import Target, is_output_name
-from ckptconv.pending import PendingUploads, can_wait
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish import manifest
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
 from ckptconv.publish.parts import assign
+from ckptconv.publish.staging.base import FileStaging, Staging
+from ckptconv.publish.staging.directories import DirectoryStaging, FilePartStaging, TreeStaging
+from ckptconv.publish.staging.remote import UploadStaging
+from ckptconv.publish.staging.remote_parts import PendingUploads, can_wait
 from ckptconv.spool import SpoolingReaders
-from ckptconv.staging import DirectoryStaging, FilePartStaging, FileStaging, Staging, TreeStaging
 from ckptconv.storage import Syncing, check_unchanged, is_remote, join, normalize
 from ckptconv.tensors import File, LazyTensor
-from ckptconv.uploads import UploadStaging
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

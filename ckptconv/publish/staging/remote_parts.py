@@ -19,9 +19,11 @@ from ckptconv.errors import CorruptError
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, upload_record
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made, made, record
-from ckptconv.staging import DESCRIPTION, PARTS, PREFIX, RECORD, Described, Staging, hidden, is_sibling
+from ckptconv.publish.staging.area import DESCRIPTION, PARTS, PREFIX, RECORD, Described, hidden, is_sibling
+from ckptconv.publish.staging.base import Staging
+from ckptconv.publish.staging.remote import UploadStaging
 from ckptconv.storage import Writer, basename, dirname, join
-from ckptconv.uploads import Options, S3Upload, Upload, UploadStaging, UploadWriter, explained
+from ckptconv.uploads import Options, S3Upload, Upload, UploadWriter, explained
 
 
 def can_wait(url: str, options: Options | None = None) -> bool:

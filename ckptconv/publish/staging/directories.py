@@ -1,270 +1,43 @@
-"""Where outputs grow, and how they are published: in one step, so that a name means a finished output.
-
-One file is a hidden sibling that is renamed; several grow in a hidden directory, and the file that makes them whole,
-the index, comes last. What a living process stages is locked. What a dead one left is taken up again by the next run
-of the same plan, as far as there are records that it is finished, and removed by the next run of another.
-"""
+"""Staging on local disks: directories, trees, and parts of a file."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import errno
-import hashlib
 import json
 import os
-import re
-import secrets
 import stat
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
+from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.handles import ForeignError, Handle, resolved
-from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, file_record
+from ckptconv.outputs.schema import MOST_RECORD, file_record
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made, made, record
-from ckptconv.storage import BusyError, LocalWriter, Writer, check_space, is_locked, lock, reason, writing
+from ckptconv.publish.staging.area import (
+    BUSY,
+    DESCRIPTION,
+    LOCK,
+    OLD,
+    PARTS,
+    PREFIX,
+    PUBLISHED,
+    TREE,
+    Place,
+    allocated,
+    enter,
+    hidden,
+    is_sibling,
+    record_of,
+    remove_dead,
+    remove_emptied,
+    wait_for,
+)
+from ckptconv.publish.staging.base import GO_ON, Staging
+from ckptconv.storage import LocalWriter, Writer, check_space, reason, writing
 from ckptconv.tensors import BLOCK
-
-# A full disk is not left full of what may never be wanted.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-# Seconds to wait for another conversion that publishes into the same directory: it renames files, no more.
-PATIENCE = 60.0
-_GO_ON = "Run the same command again when that is mended: it goes on from there."
-
-
-@dataclass
-class Staging:
-    """An output that grows beside its final place and is published by `commit`.
-
-    Used as a context: left by an exception, it removes what it staged, and nothing new stands under a final name.
-    """
-
-    plan_id: str
-    durable: bool = True
-    # Whether files are being given their final names, and whether all have them.
-    publishing: bool = False
-    committed: bool = False
-    path: str = ""
-    _writers: list[Writer] = field(default_factory=list)
-
-    def finished(self, name: str, size: int) -> Made | None:
-        """What an earlier run of the same plan has made under `name`; None where it has to be made."""
-        return None
-
-    def describe(self, data: bytes) -> None:
-        """Leave word of the plan for who puts the parts together."""
-        raise NotImplementedError
-
-    def leave(self) -> None:
-        """Let what is staged stay as it is; remove what is left of it after a commit."""
-        raise NotImplementedError
-
-    def elsewhere(self) -> Staging:
-        """The same for another process, which makes files of it while this one has the place locked."""
-        raise NotImplementedError
-
-    def take_note(self, name: str) -> None:
-        """Another process has noted that the file `name` is finished."""
-
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """In that process: have what is open closed at the end."""
-        try:
-            yield
-        finally:
-            for writer in self._writers:
-                with contextlib.suppress(OSError, CkptconvError):
-                    writer.close()
-            self._writers.clear()
-
-    def expect(self, files: Iterable[FilePlan]) -> None:
-        """Raise FailedError where there is no room for `files`, which are to be made."""
-
-    def create(self, name: str, size: int) -> Writer:
-        """A writer for the output file `name` of `size` bytes."""
-        raise NotImplementedError
-
-    def staged(self, name: str) -> str:
-        """Where the output file `name` is until it is published."""
-        raise NotImplementedError
-
-    def note(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
-        """Keep a record that `file` is finished; `crcs` are the CRC-32 of its tensors.
-
-        It counts for as long as the machine runs, and beyond that once `confirm` has said that the file is sealed.
-        """
-
-    def confirm(self, name: str) -> None:
-        """What was noted of a file survives a power cut from now on, as the file does."""
-
-    def commit(self, names: Sequence[str]) -> None:
-        """Publish the files created, the one named last as the last."""
-        raise NotImplementedError
-
-    def put(self, name: str, data: bytes) -> Writer:
-        """Stage a small file, all of it, and seal it later: the disk need not be waited for at once."""
-        writer = self.create(name, len(data))
-        writer.write_at(0, memoryview(data))
-        return writer
-
-    def seal(self, writer: Writer) -> None:
-        """Nothing more comes for a file: put it on the disk, and let go of it."""
-        if self.durable:
-            writer.sync()
-        writer.close()
-        self._writers.remove(writer)
-
-    def discard(self) -> None:
-        """Remove what was staged."""
-        raise NotImplementedError
-
-    def keep(self) -> str:
-        """Let what is finished stay for the next run, and nothing else; "" if nothing is, else what to say of it."""
-        return ""
-
-    def close(self) -> None:
-        """Let go of what is open."""
-
-    def __enter__(self) -> Staging:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for writer in self._writers:
-            with contextlib.suppress(OSError, CkptconvError):
-                writer.close()
-        self._writers.clear()
-        with contextlib.suppress(OSError):
-            if self.committed:
-                self.leave()
-            elif error is not None:
-                kept = self.keep() if self.publishing or may_go_on(error) else ""
-                if not kept:
-                    self.discard()
-                elif isinstance(error, CkptconvError) and kept not in error.hint:
-                    error.hint = f"{error.hint} {kept}".strip()
-        self.close()
-
-
-def may_go_on(error: BaseException) -> bool:
-    """Whether the same command may well succeed when it is run again: what it has finished is of use then."""
-    if isinstance(error, FailedError):
-        busy = isinstance(error, (BusyError, ForeignError))
-        return not busy and getattr(error.__cause__, "errno", None) not in _FULL
-    return isinstance(error, (StoppedError, KeyboardInterrupt))
-
-
-# What hidden siblings of an output end in: the plan, or `BUSY`; parts; something by chance.
-_ENDING = re.compile(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
-# The bytes of a name that a hidden one repeats: with the rest it is no longer than a file system allows.
-_LONGEST = 200
-
-
-def hidden(name: str) -> str:
-    """What the hidden siblings of `name` begin with."""
-    data = os.fsencode(name)
-    if len(data) > _LONGEST:
-        data = data[: _LONGEST - 17] + b"~" + hashlib.sha256(data).hexdigest()[:16].encode()
-    return f".{os.fsdecode(data)}.ckptconv-"
-
-
-def is_sibling(found: str, prefix: str) -> bool:
-    """Whether the name `found` is one that we give to hidden siblings that begin with `prefix`."""
-    return found.startswith(prefix) and _ENDING.fullmatch(found, len(prefix)) is not None
-
-
-class FileStaging(Staging):
-    """One output file, staged as a hidden sibling and renamed over its name."""
-
-    def __init__(self, path: str, plan_id: str, durable: bool = True) -> None:
-        super().__init__(plan_id, durable)
-        self.path = resolved(path)
-        self.directory, self._name = os.path.split(self.path)
-        self._prefix = hidden(self._name)
-        self._hidden = self._prefix + plan_id
-        self._home: Handle | None = None
-        self._writer: LocalWriter | None = None
-
-    def expect(self, files: Iterable[FilePlan]) -> None:
-        with writing(self.path), Handle.open(self.directory) as home:
-            check_space(self.directory, sum(file.size for file in files) - _allocated(home, self._hidden))
-
-    def create(self, name: str, size: int) -> Writer:
-        with writing(self.path):
-            home = self._home = Handle.open(self.directory)
-            for stale in home.names():
-                if is_sibling(stale, self._prefix) and stale != self._hidden:
-                    _remove_dead(home, stale)
-            check_space(self.directory, size - _allocated(home, self._hidden))
-        try:
-            self._writer = LocalWriter(os.path.join(self.directory, self._hidden), size, home)
-        except ForeignError:
-            # Somebody else has taken the name, which any other can stand in for.
-            self._hidden += f"-{secrets.token_hex(4)}"
-            self._writer = LocalWriter(os.path.join(self.directory, self._hidden), size, home)
-        self._writers.append(self._writer)
-        return self._writer
-
-    def staged(self, name: str) -> str:
-        return os.path.join(self.directory, self._hidden)
-
-    def seal(self, writer: Writer) -> None:
-        # The file stays open, and with it locked, until it has its name.
-        if self.durable:
-            writer.sync()
-
-    def commit(self, names: Sequence[str]) -> None:
-        assert self._home is not None
-        assert self._writer is not None
-        if not self._writer.is_at(self._home, self._hidden):
-            raise FailedError(
-                f"{self.staged('')} is not the file any more that was written there: somebody else has replaced it. "
-                f"{self.path} was left as it is.",
-                "Write to a directory that only you can write to.",
-            )
-        with writing(self.path):
-            self._home.replace(self._hidden, self._home, self._name)
-        self.committed = True
-        if self.durable:
-            self._home.sync()
-
-    def leave(self) -> None:
-        self.close()
-
-    def discard(self) -> None:
-        if self._home is not None and self._writer is not None:
-            self._home.unlink(self._hidden)
-
-    def close(self) -> None:
-        if self._home is not None:
-            self._home.close()
-            self._home = None
-
-
-class _Place(NamedTuple):
-    """A directory by the names that lead to it from an open one, and a name in it."""
-
-    root: Handle
-    above: tuple[str, ...]
-    name: str
-
-    @contextlib.contextmanager
-    def open(self, make: bool = False) -> Iterator[Handle]:
-        with self.root.below(self.above, make) as directory:
-            yield directory
-
-    def stat(self) -> os.stat_result | None:
-        """What stands there, if anything does."""
-        with contextlib.suppress(OSError), self.open() as directory:
-            return directory.stat(self.name)
-        return None
 
 
 class StagedDirectory(Staging):
@@ -309,15 +82,15 @@ class StagedDirectory(Staging):
         """The names that lead from `home` to where it goes."""
         raise NotImplementedError
 
-    def _place(self, name: str) -> _Place:
+    def _place(self, name: str) -> Place:
         assert self._staging is not None
         *above, last = self.inside(name)
-        return _Place(self._staging, tuple(above), last)
+        return Place(self._staging, tuple(above), last)
 
-    def _final(self, name: str) -> _Place:
+    def _final(self, name: str) -> Place:
         assert self._home is not None
         *above, last = self.outside(name)
-        return _Place(self._home, tuple(above), last)
+        return Place(self._home, tuple(above), last)
 
     def place(self, name: str) -> str:
         """Where the file `name` grows."""
@@ -351,10 +124,10 @@ class StagedDirectory(Staging):
             missing = os.path.dirname(missing)
         os.makedirs(self.home, exist_ok=True)
         self._home = Handle.open(self.home)
-        self._staging, self._guard = _enter(self._home, self.token, self.path, self.shared)
+        self._staging, self._guard = enter(self._home, self.token, self.path, self.shared)
         # Parts of another plan may be waiting for their end, and who makes parts of this one is not to decide on them.
         for other in self.siblings(self._home) if not self.shared else ():
-            _remove_dead(self._home, other, self.recover)
+            remove_dead(self._home, other, self.recover)
 
     def recover(self, staging: Handle) -> None:
         """Save what a killed run has put into `staging`, which is about to be removed, and is not its own."""
@@ -395,7 +168,7 @@ class StagedDirectory(Staging):
             if found != {**found, **facts}:
                 # A copy, by which it has to be known when it has its final name.
                 found |= facts
-                self._staging.write_whole(_record_of(name, synced or self.durable), json.dumps(found).encode())
+                self._staging.write_whole(record_of(name, synced or self.durable), json.dumps(found).encode())
             self._noted.add(name)
             if renamed:
                 self._renamed[name] = found
@@ -405,7 +178,7 @@ class StagedDirectory(Staging):
     def _read_record(self, name: str, synced: bool) -> dict[str, Any] | None:
         assert self._staging is not None
         try:
-            data = self._staging.read(_record_of(name, synced), MOST_RECORD)
+            data = self._staging.read(record_of(name, synced), MOST_RECORD)
             return None if data is None else file_record(data)
         except (OSError, ValueError, ForeignError) as error:
             self._no_record(name, str(error))
@@ -484,7 +257,7 @@ class StagedDirectory(Staging):
         """How many of the `size` bytes of a file the disk has yet to find room for."""
         place = self._place(name)
         with contextlib.suppress(OSError), place.open() as directory:
-            return max(size - _allocated(directory, place.name), 0)
+            return max(size - allocated(directory, place.name), 0)
         return size
 
     # ---- making files
@@ -512,20 +285,20 @@ class StagedDirectory(Staging):
             with place.open() as directory:
                 found = directory.stat(place.name)
             facts: dict[str, Any] = {"plan": self.plan_id, "inode": found.st_ino, "mtime": found.st_mtime_ns}
-            self._staging.write_whole(_record_of(file.name, False), record(file, crcs, facts | {"boot": _boot()}))
+            self._staging.write_whole(record_of(file.name, False), record(file, crcs, facts | {"boot": _boot()}))
         self._noted.add(file.name)
 
     def confirm(self, name: str) -> None:
         assert self._staging is not None
         if self.durable:
             with writing(self.path):
-                self._staging.replace(_record_of(name, False), self._staging, _record_of(name, True))
+                self._staging.replace(record_of(name, False), self._staging, record_of(name, True))
 
     def _forget(self, name: str) -> None:
         assert self._staging is not None
         for synced in (False, True):
             with contextlib.suppress(OSError):
-                self._staging.unlink(_record_of(name, synced))
+                self._staging.unlink(record_of(name, synced))
 
     # ---- publishing
 
@@ -536,7 +309,7 @@ class StagedDirectory(Staging):
     def commit(self, names: Sequence[str]) -> None:
         assert self._home is not None
         with writing(self.path):
-            busy, guard = _wait_for(self._home, self.busy, self.path)
+            busy, guard = wait_for(self._home, self.busy, self.path)
         try:
             self._check_renamed()
             self.publishing = True
@@ -549,7 +322,7 @@ class StagedDirectory(Staging):
                         raise
                     raise self._unfinished(names, error) from error
         finally:
-            _remove_emptied(self._home, self.busy, busy)
+            remove_emptied(self._home, self.busy, busy)
             busy.close()
             os.close(guard)
         self.committed = True
@@ -572,7 +345,7 @@ class StagedDirectory(Staging):
             f"{self.path} is not complete: {reason(error)}. Of {len(names)} files {len(names) - len(missing)} have "
             f"their final names; {self.final(missing[-1])} has not, and what an earlier output had is replaced in "
             f"part. The rest is in {self.staging}.",
-            _GO_ON,
+            GO_ON,
         )
 
     def discard(self) -> None:
@@ -593,7 +366,7 @@ class StagedDirectory(Staging):
             return ""
         if self.publishing:
             self.close()
-            return _GO_ON
+            return GO_ON
         if not self._noted or (self._files < 2 and not self.shared):
             # One file that could be made again as soon as all is kept only for its part in something larger.
             return ""
@@ -616,7 +389,7 @@ class StagedDirectory(Staging):
         """Remove what is staged, but for the files `kept` and their records."""
         assert self._staging is not None
         names = [os.path.join(*self.inside(name)) for name in kept]
-        records = [_record_of(name, synced) for name in kept for synced in (False, True)]
+        records = [record_of(name, synced) for name in kept for synced in (False, True)]
         self._staging.clear({*names, *records, LOCK, DESCRIPTION})
 
     def _end(self) -> None:
@@ -628,7 +401,7 @@ class StagedDirectory(Staging):
             # Whoever is killed from here on leaves word that all is done.
             with contextlib.suppress(OSError):
                 self._staging.replace(DESCRIPTION, self._staging, PUBLISHED)
-        _remove_emptied(self._home, self.token, self._staging)
+        remove_emptied(self._home, self.token, self._staging)
 
     def close(self) -> None:
         for handle in (self._staging, self._home):
@@ -791,166 +564,11 @@ class FilePartStaging(StagedDirectory):
             self._home.sync()
 
 
-# ------------------------------------------------------------------------------------------------ staging directories
-
-PREFIX = ".ckptconv-"
-LOCK, DESCRIPTION, RECORD, SYNCED = ".lock", ".plan.json", ".record-", ".synced-"
-# What a description is called once its output has its final name.
-PUBLISHED = ".published.json"
-# The tree in a staging directory, and the one it replaces; what the name of one for a single file ends in; and that of
-# one which whoever publishes has to itself.
-TREE, OLD, PARTS, BUSY = "tree", "old", "-parts", "publishing"
-
-
-class Described(NamedTuple):
-    """A staging directory of an output in parts: where it is, the plan and the kind of output that its name tells, and
-    the description in it. `published`: whoever put the parts together had done so, and was only to clean up."""
-
-    place: str
-    plan_id: str
-    kind: str
-    data: bytes
-    published: bool
-
-
-def described(path: str) -> list[Described]:
-    """Staging directories of the output `path` in which parts are.
-
-    Raises ForeignError where there are some that are not this user's, and no others, and CorruptError for a
-    description that is none.
-    """
-    path = resolved(path)
-    parent, name = os.path.split(path)
-    all_found: list[Described] = []
-    foreign: list[ForeignError] = []
-    for directory, prefix in ((path, PREFIX), (parent, hidden(name))):
-        with contextlib.suppress(OSError), Handle.open(directory) as home:
-            for token in sorted(name for name in home.names() if is_sibling(name, prefix)):
-                ending = token[len(prefix) :]
-                kind = "directory" if prefix == PREFIX else "file" if ending.endswith(PARTS) else "tree"
-                try:
-                    found = list(_description_in(home, token, ending.removesuffix(PARTS), kind))
-                except ForeignError as error:
-                    foreign.append(error)
-                else:
-                    all_found.extend(found)
-    if foreign and not all_found:
-        raise foreign[0]
-    return all_found
-
-
-def _description_in(home: Handle, token: str, plan_id: str, kind: str) -> Iterator[Described]:
-    if not stat.S_ISDIR(home.stat(token).st_mode):
-        return
-    with home.own(token) as staging:
-        for name in (DESCRIPTION, PUBLISHED):
-            try:
-                data = staging.read(name, MOST_DESCRIPTION)
-            except ValueError as error:
-                raise CorruptError(
-                    f"{os.path.join(staging.path, name)} is not the description of parts: {error}.",
-                    "Run one of the parts again, which writes it anew.",
-                ) from None
-            if data is not None:
-                yield Described(staging.path, plan_id, kind, data, name == PUBLISHED)
-                return
-
-
-def _record_of(name: str, synced: bool) -> str:
-    return (SYNCED if synced else RECORD) + hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
 def _digest(fd: int, start: int, length: int) -> int:
     crc = 0
     for at in range(start, start + length, BLOCK):
         crc = zlib.crc32(os.pread(fd, min(BLOCK, start + length - at), at), crc)
     return crc
-
-
-def _allocated(directory: Handle, name: str) -> int:
-    """How many bytes of the disk the file `name` has already."""
-    with contextlib.suppress(OSError):
-        return directory.stat(name).st_blocks * 512
-    return 0
-
-
-def _enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int]:
-    """The directory `name` of ours, made where it is not there, and its lock. Raises BusyError if others are in it."""
-    while True:
-        with contextlib.suppress(FileExistsError):
-            home.make_private(name)
-        # What is removed just now is made again.
-        with contextlib.suppress(FileNotFoundError):
-            staging = home.own(name)
-            try:
-                guard = staging.open_or_create(LOCK, 0o600)
-                try:
-                    lock(guard, path, shared)
-                    # Whoever removed it had it locked until now.
-                    if os.path.samestat(os.fstat(guard), staging.stat(LOCK)):
-                        return staging, guard
-                except BaseException:
-                    os.close(guard)
-                    raise
-                os.close(guard)
-            except BaseException:
-                staging.close()
-                raise
-            staging.close()
-
-
-def _wait_for(home: Handle, name: str, path: str) -> tuple[Handle, int]:
-    """As `_enter`, when no other process is in it any more. Raises FailedError where that takes too long."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return _enter(home, name, path, shared=False)
-        except BusyError:
-            if time.monotonic() > until:
-                raise FailedError(
-                    f"{path} was being published by another process for {PATIENCE:.0f} seconds. It was left as it is.",
-                    "Run it again when that has ended.",
-                ) from None
-        time.sleep(0.02)
-
-
-def _remove_dead(home: Handle, name: str, recover: Callable[[Handle], None] | None = None) -> None:
-    """Remove a staging area, a file or a directory, that is this user's and that no living process has locked.
-
-    A directory without our lock in it is only removed if it is empty. `recover` is called with it before.
-    """
-    with contextlib.suppress(OSError, FailedError):
-        if not stat.S_ISDIR(home.stat(name).st_mode):
-            fd = home.open_own(name)
-            try:
-                if not is_locked(fd) and os.path.samestat(os.fstat(fd), home.stat(name)):
-                    home.unlink(name)
-            finally:
-                os.close(fd)
-            return
-        with home.own(name) as staging:
-            try:
-                guard = staging.open_own(LOCK)
-            except FileNotFoundError:
-                os.rmdir(name, dir_fd=home.fd)
-                return
-            try:
-                lock(guard, name)
-                if recover:
-                    recover(staging)
-                _remove_emptied(home, name, staging)
-            finally:
-                os.close(guard)
-
-
-def _remove_emptied(home: Handle, name: str, staging: Handle) -> None:
-    """Remove a staging directory, whose lock is held: last what says that it is one of ours."""
-    staging.clear({LOCK, PUBLISHED})
-    for last in (PUBLISHED, LOCK):
-        with contextlib.suppress(OSError):
-            staging.unlink(last)
-    with contextlib.suppress(OSError):
-        os.rmdir(name, dir_fd=home.fd)
 
 
 def _is_as_recorded(now: os.stat_result, found: Mapping[str, Any], synced: bool, renamed: bool) -> bool:
