@@ -43,8 +43,8 @@ from ckptconv.publish.publish import Done, files_of, final_path, last_path, publ
 from ckptconv.publish.staging.base import FileStaging
 from ckptconv.publish.staging.remote import notes
 from ckptconv.result import OutputFile, Report
-from ckptconv.spool import is_pipe
-from ckptconv.storage import is_remote, normalize, real_place
+from ckptconv.storage.paths import is_remote, normalize, real_place
+from ckptconv.storage.spool import is_pipe
 from ckptconv.tensors import File, LazyTensor
 
 if TYPE_CHECKING:

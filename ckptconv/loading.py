@@ -19,8 +19,10 @@ from ckptconv.formats.torch import file as torch_file
 from ckptconv.outputs import selection
 from ckptconv.outputs.restore import SUFFIXES
 from ckptconv.plan import Data, FilePlan
-from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import Options, Writer, basename, dirname, is_remote, join, look, normalize, reason
+from ckptconv.storage.files import Options, look
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.writing import Writer, reason
 from ckptconv.tensors import File, LazyTensor, Stored, Tagged, View, contiguous_strides
 
 # Linux counts a private map against the memory there is, unless it is told not to: the pages that are written will be.

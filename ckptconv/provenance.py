@@ -18,7 +18,8 @@ from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs.schema import check_manifest, parse_json
-from ckptconv.storage import basename, dirname, join, look, open_reader, read_text
+from ckptconv.storage.files import look, open_reader, read_text
+from ckptconv.storage.paths import basename, dirname, join
 from ckptconv.structure import FILE_NAME
 from ckptconv.tensors import BLOCK
 from ckptconv.version import __version__

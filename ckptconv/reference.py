@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.storage import Reader
+from ckptconv.storage.files import Reader
 from ckptconv.tensors import (
     DTYPES,
     Cast,

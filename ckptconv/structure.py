@@ -7,8 +7,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from ckptconv import strict_json
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.storage import strict_json
 
 VERSION = 1
 # How deep nodes may lie in one another: many JSON readers stop at 128 levels or soon after.

@@ -22,7 +22,6 @@ from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageE
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source, Training
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.nearby import Nearby
 from ckptconv.options import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
@@ -39,8 +38,10 @@ from ckptconv.provenance import (
     read_manifest,
 )
 from ckptconv.reference import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
-from ckptconv.spool import SpoolingReaders, is_pipe
-from ckptconv.storage import basename, dirname, is_far, is_remote, join, look, normalize, read_text, real_place
+from ckptconv.storage.files import is_far, look, read_text
+from ckptconv.storage.nearby import Nearby
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
+from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import dump, name_of, parse, tensors_of
 from ckptconv.tensors import (
     DTYPES,

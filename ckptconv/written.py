@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ckptconv import strict_json
 from ckptconv.errors import CorruptError, DifferenceError, UnsafeError, UsageError
 from ckptconv.formats.weight_map import read_index
-from ckptconv.storage import Options, basename, is_remote, join, listing, look, open_reader, read_text
+from ckptconv.storage import strict_json
+from ckptconv.storage.files import Options, listing, look, open_reader, read_text
+from ckptconv.storage.paths import basename, is_remote, join
 from ckptconv.structure import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import DTYPES_BY_CODE, File, LazyTensor, Stored, contiguous_strides
 

@@ -16,8 +16,9 @@ import torch
 from checkpoints import ZERO, ckptconv, ckptconv_here, contents
 from remote import AZURITE, KIB, MIB, SHARD, Asked, Azure, Proxy, a_model, azure_server, converted_here, fresh, proxy_to
 
-from ckptconv import convert, remote
+from ckptconv import convert
 from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.storage import remote
 
 pytestmark = pytest.mark.skipif(not AZURITE.exists(), reason="Azurite is not installed: `make test-azure` does it")
 

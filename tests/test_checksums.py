@@ -219,8 +219,8 @@ def test_any_pieces_in_any_order(pieces: list[tuple[int, int]], data: bytes, fli
     from array import array
 
     from ckptconv.errors import CorruptError
-    from ckptconv.formats.torch.container import Records
-    from ckptconv.storage import Readers
+    from ckptconv.storage.files import Readers
+    from ckptconv.storage.records import Records
 
     crc = zlib.crc32(data)
     held = bytearray(data)

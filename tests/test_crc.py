@@ -9,7 +9,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptconv.crc import combine
+from ckptconv.storage.records import combine
 
 
 @given(st.lists(st.binary(max_size=300), max_size=12), st.randoms(use_true_random=False))

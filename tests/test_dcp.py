@@ -20,8 +20,8 @@ from ckptconv import keymap
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError
 from ckptconv.plan import Data, FilePlan
-from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import Writer
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.writing import Writer
 from ckptconv.tensors import LazyTensor
 
 DCP = DATA / "dcp"

@@ -26,8 +26,8 @@ import ckptconv
 from ckptconv.engine.execute import carry_out
 from ckptconv.formats.dcp import archive_templates
 from ckptconv.plan import Data, FilePlan
-from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import Writer
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.writing import Writer
 from ckptconv.tensors import LazyTensor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.complex64, torch.float64]

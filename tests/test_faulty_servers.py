@@ -15,9 +15,10 @@ from checkpoints import ckptconv_here
 from remote import S3, http_server, process_serving, proxy_to, s3_server
 from safetensors.torch import load_file, save_file
 
-from ckptconv import convert, object_checksums, remote
+from ckptconv import convert
 from ckptconv.errors import CorruptError, FailedError, UnsafeError
-from ckptconv.object_checksums import Check, of_headers, of_s3
+from ckptconv.storage import object_checksums, remote
+from ckptconv.storage.object_checksums import Check, of_headers, of_s3
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import CorruptError
 from ckptconv.formats.detect import open_source
 from ckptconv.outputs.selection import converted
-from ckptconv.storage import Readers
+from ckptconv.storage.files import Readers
 from ckptconv.tensors import DTYPES as DTYPES_BY_NAME
 from ckptconv.tensors import File, Stored
 

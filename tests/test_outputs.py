@@ -22,7 +22,8 @@ from ckptconv.outputs import safetensors as output
 from ckptconv.plan import FilePlan, Literal, pack, shard_names
 from ckptconv.publish.staging.base import FileStaging
 from ckptconv.publish.staging.directories import DirectoryStaging
-from ckptconv.storage import LocalWriter, Readers, look
+from ckptconv.storage.files import Readers, look
+from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors import DTYPES, Inline, Stored, contiguous_strides
 
 DTYPES_OF_BOTH = [name for name, dtype in DTYPES.items() if dtype.code and dtype.code not in ("F4", "F8_E8M0")]

@@ -20,7 +20,8 @@ from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque
 from ckptconv.pickles.writer import dumps
-from ckptconv.storage import LocalWriter, Readers
+from ckptconv.storage.files import Readers
+from ckptconv.storage.writing import LocalWriter
 
 
 def rewritten(tmp_path: Path, value: Any) -> Path:

@@ -29,8 +29,8 @@ import torch
 from checkpoints import ckptconv, ckptconv_here
 from safetensors.torch import load_file
 
-from ckptconv import storage
 from ckptconv.cli import console as report
+from ckptconv.storage import files as storage
 
 MIB = 1 << 20
 RUN = "import sys; from ckptconv.cli import main; main(sys.argv[1:])"

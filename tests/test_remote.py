@@ -40,13 +40,14 @@ from remote import (
 from safetensors.torch import load_file
 
 import ckptconv as library
-from ckptconv import ahead, convert, nearby, reference, remote
-from ckptconv.ahead import Range, joined
+from ckptconv import convert, reference
 from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
 from ckptconv.publish.staging.remote import notes
-from ckptconv.spool import Spool
+from ckptconv.storage import nearby, prefetch, remote
+from ckptconv.storage.prefetch import Range, joined
+from ckptconv.storage.spool import Spool
+from ckptconv.storage.uploads import part_size
 from ckptconv.tensors import File
-from ckptconv.uploads import part_size
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import make_example
@@ -318,7 +319,7 @@ def test_a_zero_3_checkpoint_is_fetched_in_large_ranges_and_no_more_of_it_than_t
     s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As with 2 GB on many ranks: what a rank holds of a window is a small piece.
-    monkeypatch.setattr(ahead, "REQUEST", 256 * KIB)
+    monkeypatch.setattr(prefetch, "REQUEST", 256 * KIB)
     directory = tmp_path / "zero"
     make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3), directory)
     name = fresh()
@@ -606,11 +607,11 @@ def test_requests_cover_every_range_without_overlap_and_with_little_waste(ranges
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(covered))
         for start, stop in merged(ranges, file):
             assert sum(max(min(stop, last) - max(start, first), 0) for first, last in covered) == stop - start
-    assert all(0 < each.nbytes < 2 * request or each.nbytes < 2 * request + ahead.GAP for each in extents)
+    assert all(0 < each.nbytes < 2 * request or each.nbytes < 2 * request + prefetch.GAP for each in extents)
     # Little more than is wanted is fetched, unless the requests would be tiny.
     wanted = sum(stop - start for file in FILES for start, stop in merged(ranges, file))
     fetched = sum(each.nbytes for each in extents)
-    assert fetched <= 1.04 * wanted + ahead.GAP * len(ranges) or wanted < ahead.TINY * len(ranges)
+    assert fetched <= 1.04 * wanted + prefetch.GAP * len(ranges) or wanted < prefetch.TINY * len(ranges)
 
 
 def merged(ranges: list[Range], file: File) -> list[tuple[int, int]]:

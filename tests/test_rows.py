@@ -661,7 +661,7 @@ def test_what_a_table_was_split_into_can_be_checked_too(tmp_path: Path) -> None:
 @given(st.lists(st.integers(-30, 30), max_size=120), st.integers(1, 7), st.integers(1, 3))
 def test_ids_that_repeat_are_counted_in_any_order_with_any_memory(ids: list[int], run_size: int, block: int) -> None:
     from ckptconv.rows.ids import Ids
-    from ckptconv.spool import Spool
+    from ckptconv.storage.spool import Spool
 
     spool = Spool()
     try:
@@ -748,7 +748,7 @@ def test_what_is_made_is_verified(tmp_path: Path, decode: list[str], suffix: str
 @pytest.mark.parametrize("command", ["split", "pack"])
 def test_what_comes_out_wrong_is_not_published(tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that flips a bit of what is written."""
-    from ckptconv.storage import LocalWriter
+    from ckptconv.storage.writing import LocalWriter
 
     kind = Kind(64, "adam")
     table = rows_of(kind, 3000)

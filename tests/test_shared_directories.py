@@ -18,11 +18,11 @@ from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
 from test_crash import counted, failing, in_child
 
 import ckptconv
-from ckptconv import handles
 from ckptconv.errors import CkptconvError, FailedError, UnsafeError
 from ckptconv.publish.staging import area, directories
 from ckptconv.publish.staging.base import FileStaging
-from ckptconv.storage import LocalReader, look
+from ckptconv.storage import handles
+from ckptconv.storage.files import LocalReader, look
 
 NOBODY = 65534
 SHARDED = ("--max-shard-size", "1MB")

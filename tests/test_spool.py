@@ -26,11 +26,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_reference import numbers, same
 
-from ckptconv import spool
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError
 from ckptconv.formats.torch.file import read_torch
-from ckptconv.spool import Spool, SpoolingReaders
+from ckptconv.storage import spool
+from ckptconv.storage.spool import Spool, SpoolingReaders
 from ckptconv.tensors import File, Packed
 
 MIB = 1 << 20

@@ -16,7 +16,8 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.engine.tasks import Stripe, tasks
 from ckptconv.outputs import safetensors, torch_zip
 from ckptconv.plan import Blank, Data, FilePlan, Late, Literal, NotBlankError
-from ckptconv.storage import LocalWriter, Readers, look
+from ckptconv.storage.files import Readers, look
+from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors import DTYPES, Bits, Concat, Convert, LazyTensor, Stored, View, Zeros, lane
 
 U8, U4 = DTYPES["uint8"], DTYPES["uint32"]

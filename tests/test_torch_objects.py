@@ -35,7 +35,7 @@ from torch_reference import bits
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.torch.zip import read_zip
-from ckptconv.storage import open_reader
+from ckptconv.storage.files import open_reader
 from ckptconv.tensors import LazyTensor
 
 UTILS = "torch._utils"

@@ -25,12 +25,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_reference import SAVABLE, Attack, bits, numbers, same
 
-from ckptconv import storage
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import container as torch_container
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
+from ckptconv.storage import files as storage
 from ckptconv.tensors import LazyTensor
 
 MACHINE = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}

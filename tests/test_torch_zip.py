@@ -30,12 +30,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_reference import SAVABLE, Attack, bits, numbers, same
 
-from ckptconv import storage, tensors
+from ckptconv import tensors
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import objects as torch_objects
 from ckptconv.formats.torch import zip as torch_zip
 from ckptconv.formats.torch.zip import TorchFile, read_zip
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, Opaque, Size, TorchConstant
+from ckptconv.storage import files as storage
 from ckptconv.tensors import DTYPES, File, LazyTensor, Stored, Tagged
 
 F32 = DTYPES["float32"]

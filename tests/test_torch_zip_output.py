@@ -13,7 +13,8 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.outputs import torch_zip
 from ckptconv.plan import FilePlan, Late, Literal
-from ckptconv.storage import LocalWriter, Readers
+from ckptconv.storage.files import Readers
+from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors import DTYPES, File, Stored
 
 

@@ -27,7 +27,7 @@ import ckptconv as library
 from ckptconv import convert, kernels, reference
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.reference import Reference
-from ckptconv.storage import Reader, Readers
+from ckptconv.storage.files import Reader, Readers
 from ckptconv.tensors import (
     DTYPES,
     Cast,

@@ -352,7 +352,7 @@ def inspect_(
     from ckptconv.formats.detect import open_source
     from ckptconv.inspection.summary import summarize
     from ckptconv.process import no_garbage
-    from ckptconv.storage import normalize
+    from ckptconv.storage.paths import normalize
     from ckptconv.text import format_size, parse_count, parse_size
 
     output = _output("inspect", options)

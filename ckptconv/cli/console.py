@@ -13,10 +13,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ckptconv import remote
 from ckptconv.errors import DifferenceError, FailedError
 from ckptconv.inspection.overview import count_of, cut, overview, printable
-from ckptconv.storage import reason
+from ckptconv.storage import remote
+from ckptconv.storage.writing import reason
 from ckptconv.text import format_memory, format_size, format_time
 
 if TYPE_CHECKING:

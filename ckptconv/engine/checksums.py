@@ -15,11 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptconv.crc import combine
 from ckptconv.errors import CorruptError
-from ckptconv.formats.torch.container import Record, Records
 from ckptconv.plan import Data, Plan
-from ckptconv.storage import Reader, Readers
+from ckptconv.storage.files import Reader, Readers
+from ckptconv.storage.records import Record, Records, combine
 from ckptconv.tensors import BLOCK, File, Runs
 
 # Shorter runs, of a transposed tensor, are cheaper to read again in one piece than to digest one by one.

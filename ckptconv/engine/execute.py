@@ -14,13 +14,14 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from ckptconv.ahead import REQUESTS, Ahead, is_read_far
-from ckptconv.crc import combine
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Late
-from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import Readers, Writer
+from ckptconv.storage.files import Readers
+from ckptconv.storage.prefetch import REQUESTS, Ahead, is_read_far
+from ckptconv.storage.records import combine
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.writing import Writer
 from ckptconv.tensors import BLOCK, LazyTensor
 
 Progress: TypeAlias = Callable[[int], None]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias, TypeGuard
 
-from ckptconv.ahead import Range, is_read_far
-from ckptconv.coalesce import blocks
 from ckptconv.plan import Blank, Data, FilePlan, Late, Literal
+from ckptconv.storage.coalesce import blocks
+from ckptconv.storage.prefetch import Range, is_read_far
 from ckptconv.tensors import BLOCK, File, Lane, LazyTensor, Move, Runs, Stored, Together, lane
 
 # Cuts inside a tensor fall on multiples of this, so that they never cut an element.

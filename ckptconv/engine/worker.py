@@ -14,13 +14,14 @@ from operator import itemgetter
 from typing import TypeAlias, TypeGuard
 
 from ckptconv import kernels
-from ckptconv.ahead import Ahead, is_read_far
-from ckptconv.coalesce import BLOCK as NEARBY
-from ckptconv.coalesce import are_near, blocks
-from ckptconv.crc import combine
 from ckptconv.engine.tasks import Piece, Stripe, Task, Tile, Window, is_dense
 from ckptconv.plan import Blank, Data, Late, Literal, NotBlankError
-from ckptconv.storage import MAX_BUFFERS, Reader, Readers, Writer
+from ckptconv.storage.coalesce import BLOCK as NEARBY
+from ckptconv.storage.coalesce import are_near, blocks
+from ckptconv.storage.files import MAX_BUFFERS, Reader, Readers
+from ckptconv.storage.prefetch import Ahead, is_read_far
+from ckptconv.storage.records import combine
+from ckptconv.storage.writing import Writer
 from ckptconv.tensors import GAP, Convert, File, Kernel, LazyTensor, Move, Runs, Stored, Together
 
 # Told of everything that is read for the output: the file, where in it, and what is there.

@@ -17,8 +17,9 @@ from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import sharded
 from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.pickles import attacks
-from ckptconv.spool import is_pipe, take_pipe, take_url
-from ckptconv.storage import Entry, basename, dirname, is_remote, join, listing, look, open_reader
+from ckptconv.storage.files import Entry, listing, look, open_reader
+from ckptconv.storage.paths import basename, dirname, is_remote, join
+from ckptconv.storage.spool import is_pipe, take_pipe, take_url
 
 # For each family of formats what a path of it is, and the command that takes it.
 FAMILIES = {

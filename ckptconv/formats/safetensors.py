@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv import keymap, strict_json
+from ckptconv import keymap
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats import olmo
 from ckptconv.formats.source import Source
@@ -27,19 +27,9 @@ from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.vocabulary import MalformedError
-from ckptconv.storage import (
-    Entry,
-    Options,
-    Reader,
-    basename,
-    dirname,
-    is_remote,
-    join,
-    listing,
-    look,
-    open_reader,
-    read_text,
-)
+from ckptconv.storage import strict_json
+from ckptconv.storage.files import Entry, Options, Reader, listing, look, open_reader, read_text
+from ckptconv.storage.paths import basename, dirname, is_remote, join
 from ckptconv.structure import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import DTYPES_BY_CODE, DType, File, LazyTensor, Stored, contiguous_strides
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.torch.container import Records
+from ckptconv.storage.records import Records
 from ckptconv.tensors import File, LazyTensor
 
 # What wrappers put before every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckptconv import strict_json
 from ckptconv.errors import CorruptError
-from ckptconv.inside import check_inside
-from ckptconv.storage import Options, dirname, read_text
+from ckptconv.storage import strict_json
+from ckptconv.storage.files import Options, read_text
+from ckptconv.storage.inside import check_inside
+from ckptconv.storage.paths import dirname
 
 # An index names a tensor in some 100 bytes.
 _MOST = 128 << 20

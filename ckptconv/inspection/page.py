@@ -20,7 +20,8 @@ from ckptconv.errors import UsageError
 from ckptconv.inspection.overview import printable
 from ckptconv.outputs.targets import Spared
 from ckptconv.publish.staging.base import FileStaging
-from ckptconv.storage import dirname, is_remote, look, normalize
+from ckptconv.storage.files import look
+from ckptconv.storage.paths import dirname, is_remote, normalize
 from ckptconv.text import format_size
 from ckptconv.version import __version__
 

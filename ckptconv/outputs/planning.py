@@ -17,7 +17,7 @@ from ckptconv.outputs.restore import Restored, plan_restored
 from ckptconv.outputs.targets import Spared, Target, check_file, not_a_directory, resolved_name
 from ckptconv.pickles import nodes
 from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
-from ckptconv.storage import basename, is_remote, normalize
+from ckptconv.storage.paths import basename, is_remote, normalize
 from ckptconv.structure import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import LazyTensor
 from ckptconv.version import __version__

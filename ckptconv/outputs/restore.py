@@ -14,7 +14,7 @@ from ckptconv.options import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.plan import FilePlan
-from ckptconv.storage import basename
+from ckptconv.storage.paths import basename
 from ckptconv.tensors import LazyTensor, Tagged
 
 # What a file for torch.load is called.

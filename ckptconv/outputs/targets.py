@@ -15,8 +15,9 @@ from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.restore import SUFFIXES
-from ckptconv.storage import basename, dirname, is_remote, join, listing, look
-from ckptconv.uploads import check_writable
+from ckptconv.storage.files import listing, look
+from ckptconv.storage.paths import basename, dirname, is_remote, join
+from ckptconv.storage.uploads import check_writable
 
 # What an output of ours consists of; of these, a new output replaces what an earlier one left.
 OUTPUT_NAMES = re.compile(

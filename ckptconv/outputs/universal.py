@@ -15,7 +15,7 @@ from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.source import Training
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
-from ckptconv.storage import basename
+from ckptconv.storage.paths import basename
 from ckptconv.tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View
 
 LATEST = zero_files.LATEST_UNIVERSAL

@@ -27,7 +27,8 @@ from ckptconv.publish.staging.base import FileStaging, Staging
 from ckptconv.publish.staging.directories import FilePartStaging, StagedDirectory
 from ckptconv.publish.staging.remote_parts import PendingUploads
 from ckptconv.result import OutputFile, Report
-from ckptconv.storage import is_remote, join, look, normalize, read_text, real_place
+from ckptconv.storage.files import look, read_text
+from ckptconv.storage.paths import is_remote, join, normalize, real_place
 
 _RANK = re.compile(r"mp_rank_\d+")
 # Of files that are missing so many are named for a part.

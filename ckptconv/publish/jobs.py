@@ -12,11 +12,11 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress, carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.formats.torch.container import Records
 from ckptconv.plan import Blank, Data, FilePlan, Plan
 from ckptconv.publish.manifest import Made
 from ckptconv.publish.staging.base import Staging
-from ckptconv.spool import SpoolingReaders
+from ckptconv.storage.records import Records
+from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import File
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.ahead import REQUESTS
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress, same
 from ckptconv.engine.worker import Tally
@@ -27,8 +26,11 @@ from ckptconv.publish.staging.base import FileStaging, Staging
 from ckptconv.publish.staging.directories import DirectoryStaging, FilePartStaging, TreeStaging
 from ckptconv.publish.staging.remote import UploadStaging
 from ckptconv.publish.staging.remote_parts import PendingUploads, can_wait
-from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import Syncing, check_unchanged, is_remote, join, normalize
+from ckptconv.storage.files import check_unchanged
+from ckptconv.storage.paths import is_remote, join, normalize
+from ckptconv.storage.prefetch import REQUESTS
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.writing import Syncing
 from ckptconv.tensors import File, LazyTensor
 
 if TYPE_CHECKING:

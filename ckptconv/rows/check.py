@@ -19,7 +19,7 @@ from ckptconv.rows.ids import Ids
 from ckptconv.rows.layout import METADATA_KEY, Asked, Layout
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.tables import Paths, Table, as_paths, choose, contents, join, layout_of, open_all
-from ckptconv.spool import SpoolingReaders
+from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import BLOCK, LazyTensor
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.kernels import numpy_module
-from ckptconv.spool import Spool
-from ckptconv.storage import DescriptorReader
+from ckptconv.storage.files import DescriptorReader
+from ckptconv.storage.spool import Spool
 from ckptconv.tensors import File
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from ckptconv import strict_json
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.options import full_dtype
+from ckptconv.storage import strict_json
 from ckptconv.tensors import DTYPES, DType
 
 # The metadata entry that keeps the layout of what was split.

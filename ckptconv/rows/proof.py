@@ -16,7 +16,7 @@ from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import PAD, Asked
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.tables import Table, contents
-from ckptconv.spool import SpoolingReaders
+from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import BLOCK, LazyTensor
 
 

@@ -23,8 +23,8 @@ from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import METADATA_KEY, PAD, Asked, Layout, dump
 from ckptconv.rows.proof import verifier_of_split
 from ckptconv.rows.tables import Paths, Table, as_paths, layout_of, open_table
-from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import basename, normalize
+from ckptconv.storage.paths import basename, normalize
+from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import Narrow
 
 # Of the padding so many bytes of rows are looked at before it is decided whether it is kept.

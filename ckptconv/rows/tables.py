@@ -15,7 +15,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.pickles import nodes
 from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Asked, Layout, check_width, could_be, likeliest, make
-from ckptconv.storage import normalize
+from ckptconv.storage.paths import normalize
 from ckptconv.tensors import Concat, LazyTensor
 
 # FBGEMM and TorchRec call an embedding table so; what lies beside it begins alike.

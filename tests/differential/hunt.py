@@ -37,7 +37,7 @@ from ckptconv.formats.torch.objects import CONSTANTS
 from ckptconv.pickles import attacks, machine
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import Vocabulary
-from ckptconv.storage import open_reader
+from ckptconv.storage.files import open_reader
 from differential import trees
 from differential.cases import KINDS, Case, Kind
 from differential.workers import Workers

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptconv.formats.torch.container import Record
-from ckptconv.storage import Reader
+from ckptconv.storage.files import Reader
+from ckptconv.storage.records import Record
 from ckptconv.tensors import Stored
 
 # The parts of a zip archive that are looked at, as in `torch_zip`, which has checked the archive before.

@@ -16,18 +16,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv import strict_json
-from ckptconv.crc import combine
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp.archive_templates import Patterns
 from ckptconv.formats.dcp.chunks import Tile
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor, Shape, named, some
-from ckptconv.formats.torch.container import Record, Records, TorchFile
+from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
-from ckptconv.spool import ends_of
-from ckptconv.storage import Options, Reader, is_remote, join, look, open_reader
+from ckptconv.storage import strict_json
+from ckptconv.storage.files import Options, Reader, look, open_reader
+from ckptconv.storage.paths import is_remote, join
+from ckptconv.storage.records import Record, Records, combine
+from ckptconv.storage.spool import ends_of
 from ckptconv.tensors import File, LazyTensor, Packed, Stored, untagged
 
 ZIP = b"PK\x03\x04"

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckptconv.errors import UsageError
-from ckptconv.storage import Entry, Options, basename, dirname, join, listing
+from ckptconv.storage.files import Entry, Options, listing
+from ckptconv.storage.paths import basename, dirname, join
 
 FAMILY = "dcp"
 METADATA = ".metadata"

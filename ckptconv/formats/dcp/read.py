@@ -24,7 +24,8 @@ from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor,
 from ckptconv.formats.source import Source, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.nodes import Composite
-from ckptconv.storage import Entry, Options, basename, join, listing, look, open_reader
+from ckptconv.storage.files import Entry, Options, listing, look, open_reader
+from ckptconv.storage.paths import basename, join
 from ckptconv.tensors import LazyTensor
 from ckptconv.text import format_size
 

@@ -16,7 +16,7 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed import partitions as zero_layout
 from ckptconv.formats.deepspeed.partitions import Shape, Slice
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
-from ckptconv.storage import basename
+from ckptconv.storage.paths import basename
 from ckptconv.tensors import Concat, Inline, LazyTensor, View, same_bytes, untagged
 from ckptconv.text import brief
 

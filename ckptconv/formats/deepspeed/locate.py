@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.inside import check_inside, leads_out
-from ckptconv.storage import Entry, basename, dirname, join, listing, look, read_text
+from ckptconv.storage.files import Entry, listing, look, read_text
+from ckptconv.storage.inside import check_inside, leads_out
+from ckptconv.storage.paths import basename, dirname, join
 from ckptconv.tensors import File
 from ckptconv.text import format_size
 

@@ -19,7 +19,7 @@ from ckptconv.formats.deepspeed.assemble import Weights, assemble, is_whole, who
 from ckptconv.formats.deepspeed.locate import FAMILY, Checkpoint
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.formats.source import Source, Training, prefixed
-from ckptconv.storage import basename, dirname, is_remote
+from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.tensors import File, LazyTensor
 from ckptconv.text import format_size
 

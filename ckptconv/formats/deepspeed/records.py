@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.locate import described, identity
 from ckptconv.formats.deepspeed.partitions import Shape
-from ckptconv.formats.torch.container import Records, TorchFile
+from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import fingerprint, read_torch
 from ckptconv.pickles.nodes import Global, Opaque
-from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import basename, open_reader
+from ckptconv.storage.files import open_reader
+from ckptconv.storage.paths import basename
+from ckptconv.storage.records import Records
+from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged
 from ckptconv.text import brief
 

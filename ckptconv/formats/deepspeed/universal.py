@@ -16,8 +16,9 @@ from ckptconv.formats.deepspeed.assemble import Weights, complete, own
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.deepspeed.records import Fields, ModelFile, Reading
 from ckptconv.formats.source import Source, Training
-from ckptconv.inside import check_inside
-from ckptconv.storage import Entry, basename, join, listing, look, read_text
+from ckptconv.storage.files import Entry, listing, look, read_text
+from ckptconv.storage.inside import check_inside
+from ckptconv.storage.paths import basename, join
 from ckptconv.tensors import File, LazyTensor, View, untagged
 
 LATEST = zero_files.LATEST_UNIVERSAL

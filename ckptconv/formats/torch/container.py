@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import array
-import bisect
 import itertools
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError
 from ckptconv.pickles import attacks
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import PLAIN, Limits, TruncatedError, Vocabulary
-from ckptconv.storage import Reader, is_remote
+from ckptconv.storage.files import Reader
+from ckptconv.storage.paths import is_remote
+from ckptconv.storage.records import Records
 from ckptconv.tensors import File
 
 # The longest description that is read: a million tensors take a seventh of this.
@@ -172,55 +171,6 @@ def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:
     except CkptconvError:
         return False
     return True
-
-
-class Record(NamedTuple):
-    """A storage's bytes: where they are, how many, and their CRC-32; None where the writer did not record one."""
-
-    offset: int
-    size: int
-    crc: int | None
-
-
-class Records(Sequence[Record]):
-    """The storages of a container, in the order of the file; a few bytes each, for there may be a million.
-
-    Those that are compressed cannot be read in place, and are not among them; `packed` are their checksums.
-    """
-
-    def __init__(
-        self,
-        offsets: array.array[int],
-        sizes: array.array[int],
-        crcs: array.array[int],
-        packed: array.array[int] = array.array("I"),  # noqa: B008
-    ) -> None:
-        self._offsets, self._sizes, self._crcs, self._packed = offsets, sizes, crcs, packed
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        size, crc = self._sizes[index], self._crcs[index]
-        # Archives can be written without checksums: all are 0 then.
-        return Record(self._offsets[index], size, crc if crc or not size else None)
-
-    def digest(self) -> int | None:
-        """What tells these contents from others, by their checksums; None where the archive has none."""
-        if not any(self._crcs) and not any(self._packed):
-            return None
-        return zlib.crc32(self._packed.tobytes(), zlib.crc32(self._crcs.tobytes(), zlib.crc32(self._sizes.tobytes())))
-
-    def containing(self, offset: int) -> int | None:
-        """The index of the record that has byte `offset` of the file in it."""
-        index = bisect.bisect_right(self._offsets, offset) - 1
-        return index if index >= 0 and offset < self._offsets[index] + self._sizes[index] else None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.torch.zip_elsewhere import ends_as_zip, pickles_for_torch
 from ckptconv.pickles import attacks
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
-from ckptconv.storage import Reader, basename, open_reader
+from ckptconv.storage.files import Reader, open_reader
+from ckptconv.storage.paths import basename
 from ckptconv.tensors import File
 
 FAMILY = "torch"

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckptconv import strict_json
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.script import MAX_DEPTH, Paths, Weights, finished, is_tensor, unsupported
 from ckptconv.pickles.machine import Loaded
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary
+from ckptconv.storage import strict_json
 from ckptconv.text import brief
 
 DESCRIPTION = "model.json"

@@ -17,7 +17,8 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import FAMILY, fingerprint, read_torch
 from ckptconv.formats.weight_map import read_index
-from ckptconv.storage import Entry, basename, dirname, join, look
+from ckptconv.storage.files import Entry, look
+from ckptconv.storage.paths import basename, dirname, join
 from ckptconv.tensors import LazyTensor
 
 INDEX_SUFFIX = ".index.json"

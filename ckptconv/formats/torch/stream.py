@@ -18,13 +18,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.container import AGAIN, Pickles, Records, TorchFile, first_identity, nearby
+from ckptconv.formats.torch.container import AGAIN, Pickles, TorchFile, first_identity, nearby
 from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 from ckptconv.soundness import MAX_BYTES
-from ckptconv.storage import Reader
+from ckptconv.storage.files import Reader
+from ckptconv.storage.records import Records
 from ckptconv.tensors import DType, File
 from ckptconv.text import brief
 

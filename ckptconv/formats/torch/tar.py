@@ -18,12 +18,13 @@ import struct
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.container import AGAIN, SCANNED, Pickles, Records, TorchFile, first_identity, refuse_attack
+from ckptconv.formats.torch.container import AGAIN, SCANNED, Pickles, TorchFile, first_identity, refuse_attack
 from ckptconv.formats.torch.objects import Storage, storage_dtype, vocabulary
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 from ckptconv.soundness import MAX_BYTES, MAX_DIMS
-from ckptconv.storage import Reader
+from ckptconv.storage.files import Reader
+from ckptconv.storage.records import Records
 from ckptconv.tensors import File
 from ckptconv.text import brief
 

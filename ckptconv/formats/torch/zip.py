@@ -24,16 +24,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import script as torch_script
 from ckptconv.formats.torch import script_json
-from ckptconv.formats.torch.container import (
-    MAX_PICKLE,
-    SCANNED,
-    WINDOW,
-    Records,
-    TorchFile,
-    first_identity,
-    gap_of,
-    is_pickle,
-)
+from ckptconv.formats.torch.container import MAX_PICKLE, SCANNED, WINDOW, TorchFile, first_identity, gap_of, is_pickle
 from ckptconv.formats.torch.objects import FirstDtypes, Storage, StorageId, storage_id, vocabulary
 from ckptconv.formats.torch.zip_directory import (
     END_RECORDS,
@@ -59,8 +50,10 @@ from ckptconv.formats.torch.zip_directory import (
 )
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
-from ckptconv.spool import check_ratio
-from ckptconv.storage import Reader, is_remote
+from ckptconv.storage.files import Reader
+from ckptconv.storage.paths import is_remote
+from ckptconv.storage.records import Records
+from ckptconv.storage.spool import check_ratio
 from ckptconv.tensors import File, Packed
 from ckptconv.text import brief
 

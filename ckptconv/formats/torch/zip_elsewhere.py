@@ -25,7 +25,7 @@ from ckptconv.formats.torch.zip_directory import (
     TAIL,
     find_end,
 )
-from ckptconv.storage import Reader
+from ckptconv.storage.files import Reader
 
 _PICKLE = b"/data.pkl"
 # How much of a directory is looked at.

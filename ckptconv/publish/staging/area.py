@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError
-from ckptconv.handles import ForeignError, Handle, resolved
 from ckptconv.outputs.schema import MOST_DESCRIPTION
-from ckptconv.storage import BusyError, is_locked, lock
+from ckptconv.storage.handles import ForeignError, Handle, resolved
+from ckptconv.storage.writing import BusyError, is_locked, lock
 
 # Seconds to wait for another conversion that publishes into the same directory: it renames files, no more.
 PATIENCE = 60.0

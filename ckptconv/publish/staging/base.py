@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
-from ckptconv.handles import ForeignError, Handle, resolved
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made
 from ckptconv.publish.staging.area import allocated, hidden, is_sibling, remove_dead
-from ckptconv.storage import BusyError, LocalWriter, Writer, check_space, writing
+from ckptconv.storage.handles import ForeignError, Handle, resolved
+from ckptconv.storage.writing import BusyError, LocalWriter, Writer, check_space, writing
 
 # A full disk is not left full of what may never be wanted.
 _FULL = (errno.ENOSPC, errno.EDQUOT)

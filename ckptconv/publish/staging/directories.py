@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, FailedError, UsageError
-from ckptconv.handles import ForeignError, Handle, resolved
 from ckptconv.outputs.schema import MOST_RECORD, file_record
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made, made, record
@@ -36,7 +35,8 @@ from ckptconv.publish.staging.area import (
     wait_for,
 )
 from ckptconv.publish.staging.base import GO_ON, Staging
-from ckptconv.storage import LocalWriter, Writer, check_space, reason, writing
+from ckptconv.storage.handles import ForeignError, Handle, resolved
+from ckptconv.storage.writing import LocalWriter, Writer, check_space, reason, writing
 from ckptconv.tensors import BLOCK
 
 

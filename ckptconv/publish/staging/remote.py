@@ -7,12 +7,23 @@ import datetime
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ckptconv import remote
 from ckptconv.errors import CkptconvError
 from ckptconv.publish.staging.base import Staging
-from ckptconv.storage import Writer, join
+from ckptconv.storage import remote
+from ckptconv.storage.paths import join
+from ckptconv.storage.uploads import (
+    KINDS,
+    PARTS,
+    Buffers,
+    Options,
+    RenamedUpload,
+    Upload,
+    UploadWriter,
+    explained,
+    part_size,
+)
+from ckptconv.storage.writing import Writer
 from ckptconv.text import format_size
-from ckptconv.uploads import KINDS, PARTS, Buffers, Options, RenamedUpload, Upload, UploadWriter, explained, part_size
 
 # Unfinished uploads of our names that are older than this (seconds) belong to no living process.
 STALE = 24 * 3600

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ckptconv import remote
 from ckptconv.errors import CorruptError
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, upload_record
 from ckptconv.plan import FilePlan
@@ -22,8 +21,10 @@ from ckptconv.publish.manifest import Made, made, record
 from ckptconv.publish.staging.area import DESCRIPTION, PARTS, PREFIX, RECORD, Described, hidden, is_sibling
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.remote import UploadStaging
-from ckptconv.storage import Writer, basename, dirname, join
-from ckptconv.uploads import Options, S3Upload, Upload, UploadWriter, explained
+from ckptconv.storage import remote
+from ckptconv.storage.paths import basename, dirname, join
+from ckptconv.storage.uploads import Options, S3Upload, Upload, UploadWriter, explained
+from ckptconv.storage.writing import Writer
 
 
 def can_wait(url: str, options: Options | None = None) -> bool:

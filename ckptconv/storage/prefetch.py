@@ -19,8 +19,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import FailedError
-from ckptconv.spool import Spool
-from ckptconv.storage import DescriptorReader, Reader, Readers, RemoteReader, is_far
+from ckptconv.storage.files import DescriptorReader, Reader, Readers, RemoteReader, is_far
+from ckptconv.storage.spool import Spool
 from ckptconv.tensors import GAP, File
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckptconv.errors import FailedError
 from ckptconv.reference import Span
-from ckptconv.spool import SpoolingReaders
-from ckptconv.storage import DescriptorReader, Reader, RemoteReader
+from ckptconv.storage.files import DescriptorReader, Reader, RemoteReader
+from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import File
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ckptconv.errors import UnsafeError
-from ckptconv.storage import is_remote
+from ckptconv.storage.paths import is_remote
 
 _LONGEST = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

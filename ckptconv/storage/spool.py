@@ -17,10 +17,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckptconv import remote
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
-from ckptconv.handles import Handle, unnamed
-from ckptconv.storage import DescriptorReader, Options, Reader, Readers, check_space, hold, is_remote, reason
+from ckptconv.storage import remote
+from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold
+from ckptconv.storage.handles import Handle, unnamed
+from ckptconv.storage.paths import is_remote
+from ckptconv.storage.writing import check_space, reason
 from ckptconv.tensors import File, Packed
 
 # The path that means standard input, and what it is called.

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from typing import Any, TypeVar
 
 from ckptconv.errors import CkptconvError, UsageError
-from ckptconv.object_checksums import Check, of_headers, of_s3
+from ckptconv.storage.object_checksums import Check, of_headers, of_s3
 
 Options = Mapping[str, Any]
 T = TypeVar("T")

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from queue import Queue
 from typing import Any
 
-from ckptconv import remote
 from ckptconv.errors import CkptconvError, FailedError, UsageError
-from ckptconv.storage import Writer
+from ckptconv.storage import remote
+from ckptconv.storage.writing import Writer
 
 Options = Mapping[str, Any]
 

@@ -1,0 +1,75 @@
+"""Paths and URLs as text: joined, divided, normalized. Nothing is opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import PurePosixPath
+from urllib.parse import quote, unquote
+
+from ckptconv.storage.handles import resolved
+
+# What may stand in a path of a URL as it is.
+_PLAIN = "/~!$&'()*+,;=:@"
+
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*(::|://)")
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL that fsspec opens; a file:// URL is not."""
+    return bool(_URL.match(path)) and not path.startswith("file://")
+
+
+def real_place(path: str) -> str:
+    """Where a directory is that is called `path`: what names it stands beside that, not beside a link."""
+    path = path.rstrip("/") or path
+    return resolved(path) if os.path.islink(path) else path
+
+
+def normalize(path: str | os.PathLike[str]) -> str:
+    """A path or URL as text, a file:// URL as the local path it names."""
+    text = os.fspath(path)
+    return text[len("file://") :] if text.startswith("file://") else text
+
+
+def join(directory: str, *names: str) -> str:
+    """`names` inside `directory`, for paths and URLs alike. In a URL of HTTP, names of files are quoted."""
+    if is_remote(directory):
+        before, place, after = _chained(directory)
+        if is_quoted(place):
+            names = tuple(quote(name, safe=_PLAIN) for name in names)
+        return before + "/".join([place.rstrip("/"), *names]) + after
+    return os.path.join(directory, *names)
+
+
+def is_quoted(place: str) -> bool:
+    """Whether a URL has names of files in it quoted."""
+    return place.startswith(("http://", "https://"))
+
+
+def basename(path: str) -> str:
+    """The name of the file or directory that a path or URL leads to."""
+    if is_remote(path):
+        place = _chained(path)[1]
+        name = PurePosixPath(place.rstrip("/")).name
+        return unquote(name) if is_quoted(place) else name
+    return os.path.basename(os.path.normpath(path))
+
+
+def dirname(path: str) -> str:
+    if is_remote(path):
+        before, place, after = _chained(path)
+        return before + place.rstrip("/").rpartition("/")[0] + after
+    return os.path.dirname(path) or "."
+
+
+def _chained(url: str) -> tuple[str, str, str]:
+    """A URL as what stands before the part that has the path, that part, and what stands after it.
+
+    File systems are stacked as in simplecache::s3://bucket/x.pt or zip://inner/x.pt::s3://bucket/all.zip.
+    """
+    links = url.split("::")
+    at = next((index for index, link in enumerate(links) if "://" in link), 0)
+    before, after = links[:at], links[at + 1 :]
+    return "".join(f"{link}::" for link in before), links[at], "".join(f"::{link}" for link in after)

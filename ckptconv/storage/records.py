@@ -1,0 +1,93 @@
+"""The records of an archive: where each lies, and its CRC-32. CRC-32s of a whole from those of its pieces."""
+
+from __future__ import annotations
+
+import array
+import bisect
+import functools
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, overload
+
+_POLYNOMIAL = 0xEDB88320  # of CRC-32, bits reversed, as zip and zlib have it
+
+
+def combine(pieces: Iterable[tuple[int, int, int]]) -> int:
+    """The CRC-32 of what `pieces`, each (position, bytes, CRC-32), are together; they may come in any order."""
+    whole = 0
+    for _, length, crc in sorted(pieces):
+        whole = _multiply(_shift(length), whole) ^ crc if whole else crc
+    return whole
+
+
+def _multiply(one: int, other: int) -> int:
+    """The product of two polynomials, modulo the CRC's."""
+    product, bit = 0, 1 << 31
+    while one:
+        if one & bit:
+            product ^= other
+            one ^= bit
+        bit >>= 1
+        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+    return product
+
+
+@functools.lru_cache(maxsize=4096)
+def _shift(length: int) -> int:
+    """x to the power of 8 × `length`."""
+    power, square = 1 << 31, 1 << 23  # 1, and x to the power of 8
+    while length:
+        if length & 1:
+            power = _multiply(square, power)
+        square = _multiply(square, square)
+        length >>= 1
+    return power
+
+
+class Record(NamedTuple):
+    """A storage's bytes: where they are, how many, and their CRC-32; None where the writer did not record one."""
+
+    offset: int
+    size: int
+    crc: int | None
+
+
+class Records(Sequence[Record]):
+    """The storages of a container, in the order of the file; a few bytes each, for there may be a million.
+
+    Those that are compressed cannot be read in place, and are not among them; `packed` are their checksums.
+    """
+
+    def __init__(
+        self,
+        offsets: array.array[int],
+        sizes: array.array[int],
+        crcs: array.array[int],
+        packed: array.array[int] = array.array("I"),  # noqa: B008
+    ) -> None:
+        self._offsets, self._sizes, self._crcs, self._packed = offsets, sizes, crcs, packed
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        size, crc = self._sizes[index], self._crcs[index]
+        # Archives can be written without checksums: all are 0 then.
+        return Record(self._offsets[index], size, crc if crc or not size else None)
+
+    def digest(self) -> int | None:
+        """What tells these contents from others, by their checksums; None where the archive has none."""
+        if not any(self._crcs) and not any(self._packed):
+            return None
+        return zlib.crc32(self._packed.tobytes(), zlib.crc32(self._crcs.tobytes(), zlib.crc32(self._sizes.tobytes())))
+
+    def containing(self, offset: int) -> int | None:
+        """The index of the record that has byte `offset` of the file in it."""
+        index = bisect.bisect_right(self._offsets, offset) - 1
+        return index if index >= 0 and offset < self._offsets[index] + self._sizes[index] else None

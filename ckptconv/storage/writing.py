@@ -1,0 +1,227 @@
+"""Files that are written: writers, locks, fsync, and room on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
+
+from ckptconv.errors import FailedError
+from ckptconv.storage.handles import Handle
+
+
+def reason(error: OSError) -> str:
+    """What the operating system says, without its number and path."""
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+class Writer:
+    """A file that grows in staging. `positioned` writers take bytes in any order and from several threads."""
+
+    positioned: bool
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        raise NotImplementedError
+
+    def write_runs(self, offsets: Iterable[int], length: int, data: memoryview) -> None:
+        """Write `data` in runs of `length` bytes, one at each of `offsets`."""
+        for at, offset in enumerate(offsets):
+            self.write_at(offset, data[at * length : (at + 1) * length])
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """What was written, where a writer is positioned."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+
+    def close(self) -> None:
+        """End writing."""
+
+
+class LocalWriter(Writer):
+    """Writes the file `path` of `size` bytes, which is made or taken over if it is this user's; `directory` is the open
+    directory that it lies in, by default the one that its path names."""
+
+    positioned = True
+
+    def __init__(self, path: str, size: int, directory: Handle | None = None) -> None:
+        self._path = path
+        with writing(path), contextlib.ExitStack() as stack:
+            here = directory or stack.enter_context(Handle.open(os.path.dirname(path) or "."))
+            name = os.path.basename(path)
+            self._fd = here.open_or_create(name)
+            try:
+                lock(self._fd, path)
+                if not self.is_at(here, name):
+                    raise BusyError(path)  # and has put it under its final name just now
+                try:
+                    os.ftruncate(self._fd, size)
+                except OSError:
+                    here.unlink(name)  # nobody else has it, and nobody will finish it
+                    raise
+            except BaseException:
+                os.close(self._fd)
+                raise
+
+    def is_at(self, directory: Handle, name: str) -> bool:
+        """Whether the file still stands under `name` in `directory`."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._fd), directory.stat(name))
+        return False
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        with writing(self._path):
+            while data:
+                count = os.pwrite(self._fd, data, offset)
+                data, offset = data[count:], offset + count
+
+    def write_runs(self, offsets: Iterable[int], length: int, data: memoryview) -> None:
+        fd, at = self._fd, 0
+        with writing(self._path):
+            for offset in offsets:
+                count = os.pwrite(fd, data[at : at + length], offset)
+                if count != length:
+                    self.write_at(offset + count, data[at + count : at + length])
+                at += length
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        with writing(self._path):
+            return os.pread(self._fd, length, offset)
+
+    def sync(self) -> None:
+        with writing(self._path):
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                # There are file systems without it.
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+                    raise
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Turn what the operating system refuses into a FailedError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        hints = {
+            errno.ENOSPC: "Free some space, or write elsewhere.",
+            errno.EDQUOT: "Your quota is used up: free some space, or write elsewhere.",
+            errno.EFBIG: "A limit on file sizes is in force (see `ulimit -f`): use a smaller --max-shard-size.",
+            errno.EROFS: "Choose an output on a file system that can be written.",
+            errno.EACCES: "Choose an output you may write, or change its permissions.",
+            errno.EPERM: "Choose an output you may write, or change its permissions.",
+            errno.ENOENT: "Make its directory first.",
+        }
+        hint = hints.get(error.errno or 0, "")
+        raise FailedError(
+            f"{path} cannot be written: {reason(error)}. Nothing was put under its name.", hint
+        ) from error
+
+
+class Syncing:
+    """Takes steps that wait for the disk in a thread of its own, so that one file is waited for while the next grows.
+
+    A context that, left by an exception, waits for the one at hand and leaves out the rest.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._stopped = False
+
+    def add(self, step: Callable[[], None]) -> None:
+        """Have `step` taken when those before it are done."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no room for a thread
+                step()
+                return
+            self._thread = thread
+        self._waiting.put(step)
+
+    def finish(self) -> None:
+        """Wait until every step is taken. Raises what kept one from being taken."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        for step in iter(self._waiting.get, None):
+            try:
+                if not self._stopped:
+                    step()
+            except BaseException as error:
+                self._failure = error
+                self._stopped = True
+
+    def __enter__(self) -> Syncing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stopped = kind is not None
+        self.finish()
+
+
+class BusyError(FailedError):
+    """Another process writes what this one was to write."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is being written by another process.", "Wait until it has ended, or write to another place."
+        )
+
+
+def lock(fd: int, path: str, shared: bool = False) -> None:
+    """Mark a staging file as belonging to a living process, or to several where it is `shared`.
+
+    Raises BusyError if it belongs to another.
+    """
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BusyError(path) from None
+    except OSError as error:
+        # Some network file systems have no locks; converting there is still right, if one process does it.
+        if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
+            raise
+
+
+def is_locked(fd: int) -> bool:
+    """Whether a living process has the open file `fd` locked."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
+def check_space(
+    directory: str, size: int, what: str = "The output", hint: str = "Free some space, or write elsewhere."
+) -> None:
+    """Raise FailedError before the first byte where `size` bytes cannot fit into the file system of `directory`."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return
+    free = found.f_bavail * found.f_frsize
+    if size > free:
+        raise FailedError(
+            f"{what} needs {size} bytes, and {directory} has {free} bytes free. Nothing was written.", hint
+        )
