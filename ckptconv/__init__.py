@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     )
     from ckptconv.formats.detect import open_source as open  # noqa: A004
     from ckptconv.formats.source import Source
-    from ckptconv.keymap import flatten, unflatten
     from ckptconv.loading import load_state_dict
     from ckptconv.options import Options
     from ckptconv.publish.finish import finish
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from ckptconv.rows.check import check as check_rows
     from ckptconv.rows.pack import pack as pack_rows
     from ckptconv.rows.split import split as split_rows
+    from ckptconv.structure.keymap import flatten, unflatten
     from ckptconv.verification import Verification, verify
     from ckptconv.version import __version__
 
@@ -52,12 +52,12 @@ _HOMES = {
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
     "finish": ("publish.finish", "finish"),
-    "flatten": ("keymap", "flatten"),
+    "flatten": ("structure.keymap", "flatten"),
     "load_state_dict": ("loading", "load_state_dict"),
     "open": ("formats.detect", "open_source"),
     "pack_rows": ("rows.pack", "pack"),
     "split_rows": ("rows.split", "split"),
-    "unflatten": ("keymap", "unflatten"),
+    "unflatten": ("structure.keymap", "unflatten"),
     "verify": ("verification", "verify"),
 }
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from ckptconv import keymap
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats.detect import open_source
@@ -23,6 +22,7 @@ from ckptconv.storage.files import Options, look
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer, reason
+from ckptconv.structure import keymap
 from ckptconv.tensors import File, LazyTensor, Stored, Tagged, View, contiguous_strides
 
 # Linux counts a private map against the memory there is, unless it is told not to: the pages that are written will be.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv import keymap, renaming
+from ckptconv import renaming
 from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source, Training
@@ -42,7 +42,8 @@ from ckptconv.storage.files import is_far, look, read_text
 from ckptconv.storage.nearby import Nearby
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
-from ckptconv.structure import dump, name_of, parse, tensors_of
+from ckptconv.structure import keymap
+from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors import (
     DTYPES,
     Cast,

@@ -17,7 +17,7 @@ from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import strict_json
 from ckptconv.storage.files import Options, listing, look, open_reader, read_text
 from ckptconv.storage.paths import basename, is_remote, join
-from ckptconv.structure import FILE_NAME, METADATA_KEY
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import DTYPES_BY_CODE, File, LazyTensor, Stored, contiguous_strides
 
 SUFFIX = ".safetensors"

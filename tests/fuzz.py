@@ -49,9 +49,9 @@ from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import open_source
 from ckptconv.inspection.summary import summarize
-from ckptconv.keymap import unflatten
 from ckptconv.outputs import planning
-from ckptconv.structure import METADATA_KEY
+from ckptconv.structure.keymap import unflatten
+from ckptconv.structure.record import METADATA_KEY
 
 SECONDS_EACH = 10
 MEMORY = 512 << 20

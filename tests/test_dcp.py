@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from strict import assert_same
 
 import ckptconv
-from ckptconv import keymap
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
+from ckptconv.structure import keymap
 from ckptconv.tensors import LazyTensor
 
 DCP = DATA / "dcp"

@@ -32,14 +32,14 @@ from safetensors.torch import save_file
 from strict import assert_same
 from trees import containers, keys_with, nodes, texts, tie_into_a_cycle
 
-from ckptconv import keymap
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import olmo
-from ckptconv.keymap import describe, flatten, plain_record, remap, unflatten
 from ckptconv.outputs.selection import Choice
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Vocabulary
+from ckptconv.structure import keymap
+from ckptconv.structure.keymap import describe, flatten, plain_record, remap, unflatten
 from ckptconv.tensors import (
     DTYPE_RANK,
     DTYPES,

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv import keymap
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats import olmo
 from ckptconv.formats.source import Source
@@ -30,7 +29,8 @@ from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.storage import strict_json
 from ckptconv.storage.files import Entry, Options, Reader, listing, look, open_reader, read_text
 from ckptconv.storage.paths import basename, dirname, is_remote, join
-from ckptconv.structure import FILE_NAME, METADATA_KEY
+from ckptconv.structure import keymap
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import DTYPES_BY_CODE, DType, File, LazyTensor, Stored, contiguous_strides
 
 FAMILY = "safetensors"

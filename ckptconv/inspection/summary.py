@@ -7,8 +7,6 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
-from ckptconv import keymap
-from ckptconv.bits import STORED_AS
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import selection
@@ -16,6 +14,8 @@ from ckptconv.outputs.planning import weights_output
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, Plan
 from ckptconv.rows import tables
+from ckptconv.structure import keymap
+from ckptconv.structure.dtype_views import STORED_AS
 from ckptconv.tensors import Concat, Convert, File, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 
 # So many of the largest tensors are named.

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from ckptconv import keymap
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.source import Source
@@ -18,7 +17,8 @@ from ckptconv.outputs.targets import Spared, Target, check_file, not_a_directory
 from ckptconv.pickles import nodes
 from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
 from ckptconv.storage.paths import basename, is_remote, normalize
-from ckptconv.structure import FILE_NAME, METADATA_KEY
+from ckptconv.structure import keymap
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors import LazyTensor
 from ckptconv.version import __version__
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv import keymap
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
@@ -15,6 +14,7 @@ from ckptconv.outputs import selection, writable
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
+from ckptconv.structure import keymap
 from ckptconv.tensors import LazyTensor, Tagged
 
 # What a file for torch.load is called.

@@ -11,16 +11,16 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv import live
 from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError
-from ckptconv.keymap import walk
 from ckptconv.outputs import writable
 from ckptconv.outputs.torch_storage import Placed, overlaps, storage_of, strides_of
 from ckptconv.outputs.torch_zip import file_plan
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque, TorchConstant
 from ckptconv.pickles.writer import Call, PersistentId, dumps
 from ckptconv.plan import FilePlan
-from ckptconv.soundness import composite_fault
+from ckptconv.structure import live
+from ckptconv.structure.keymap import walk
+from ckptconv.structure.soundness import composite_fault
 from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, View, contiguous_strides, untagged
 
 # A storage is written whole if its views show half of it, or it is small; else as far as they reach. Views that lie

@@ -15,7 +15,7 @@ from typing import Any
 from ckptconv.options import Options
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque
-from ckptconv.soundness import PLAIN_KINDS
+from ckptconv.structure.soundness import PLAIN_KINDS
 
 
 def _named(*table: tuple[str, str]) -> frozenset[Global]:

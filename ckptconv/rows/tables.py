@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv import keymap
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
@@ -16,6 +15,7 @@ from ckptconv.options import Options
 from ckptconv.pickles import nodes
 from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Asked, Layout, check_width, could_be, likeliest, make
 from ckptconv.storage.paths import normalize
+from ckptconv.structure import keymap
 from ckptconv.tensors import Concat, LazyTensor
 
 # FBGEMM and TorchRec call an embedding table so; what lies beside it begins alike.

@@ -19,9 +19,9 @@ from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global, Opaque, TorchConstant
 from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, Vocabulary
-from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.paths import dirname
+from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors import DTYPES, DType, Stored
 from ckptconv.text import brief
 

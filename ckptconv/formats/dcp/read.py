@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv import keymap
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import paths as dcp_names
@@ -26,6 +25,7 @@ from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.nodes import Composite
 from ckptconv.storage.files import Entry, Options, listing, look, open_reader
 from ckptconv.storage.paths import basename, join
+from ckptconv.structure import keymap
 from ckptconv.tensors import LazyTensor
 from ckptconv.text import format_size
 

@@ -17,7 +17,14 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
-from ckptconv.soundness import MAX_BYTES, MAX_DIMS, PACKED, attributes_fault, composite_fault, is_differentiable
+from ckptconv.structure.soundness import (
+    MAX_BYTES,
+    MAX_DIMS,
+    PACKED,
+    attributes_fault,
+    composite_fault,
+    is_differentiable,
+)
 from ckptconv.tensors import (
     DTYPES,
     Cast,

@@ -23,9 +23,9 @@ from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocab
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
-from ckptconv.soundness import MAX_BYTES
 from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Records
+from ckptconv.structure.soundness import MAX_BYTES
 from ckptconv.tensors import DType, File
 from ckptconv.text import brief
 

@@ -22,9 +22,9 @@ from ckptconv.formats.torch.container import AGAIN, SCANNED, Pickles, TorchFile,
 from ckptconv.formats.torch.objects import Storage, storage_dtype, vocabulary
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
-from ckptconv.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Records
+from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors import File
 from ckptconv.text import brief
 

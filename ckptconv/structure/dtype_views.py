@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ckptconv import live
-from ckptconv.structure import expect
+from ckptconv.structure import live
+from ckptconv.structure.record import expect
 from ckptconv.tensors import DTYPES, LazyTensor, Stored, View, contiguous_strides
 
 # The dtype, of elements of as many bits, under which each is stored: a complex number as a pair of its parts, which

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from ckptconv import live
 from ckptconv.pickles.nodes import Composite, TorchConstant
+from ckptconv.structure import live
 from ckptconv.tensors import DTYPES, LazyTensor
 
 # torch's own limits.

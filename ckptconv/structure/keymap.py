@@ -12,11 +12,11 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv import live
 from ckptconv.errors import UnsupportedError
-from ckptconv.structure import dump, name_of, parse, tensors_of
-from ckptconv.structure_reader import Decoder
-from ckptconv.structure_writer import METADATA, Encoder, walk
+from ckptconv.structure import live
+from ckptconv.structure.decoder import Decoder
+from ckptconv.structure.encoder import METADATA, Encoder, walk
+from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
 
 if TYPE_CHECKING:

@@ -20,11 +20,21 @@ from itertools import chain
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv import live
-from ckptconv.bits import stored
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered
-from ckptconv.structure import EXACT, FACTORIES, LONGEST, NAMING, NESTED, SHORT, compacted, implied_name, inner_prefix
+from ckptconv.structure import live
+from ckptconv.structure.dtype_views import stored
+from ckptconv.structure.record import (
+    EXACT,
+    FACTORIES,
+    LONGEST,
+    NAMING,
+    NESTED,
+    SHORT,
+    compacted,
+    implied_name,
+    inner_prefix,
+)
 from ckptconv.tensors import (
     Conjugate,
     Convert,

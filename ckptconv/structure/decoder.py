@@ -16,12 +16,11 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from ckptconv import live
-from ckptconv.bits import seen_as
 from ckptconv.errors import CorruptError, LimitError
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.soundness import attributes_fault, composite_fault, is_differentiable
-from ckptconv.structure import (
+from ckptconv.structure import live
+from ckptconv.structure.dtype_views import seen_as
+from ckptconv.structure.record import (
     DISTRUST,
     FACTORIES,
     NAMING,
@@ -36,6 +35,7 @@ from ckptconv.structure import (
     tensors_of,
     typed,
 )
+from ckptconv.structure.soundness import attributes_fault, composite_fault, is_differentiable
 from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, contiguous_strides, untagged
 
 # What hashing the keys of a record may cost, in elements: an honest key has a handful.
