@@ -45,7 +45,8 @@ from ckptconv.publish.staging.remote import notes
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.paths import is_remote, normalize, real_place
 from ckptconv.storage.spool import is_pipe
-from ckptconv.tensors import File, LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -23,7 +23,9 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer, reason
 from ckptconv.structure import keymap
-from ckptconv.tensors import File, LazyTensor, Stored, Tagged, View, contiguous_strides
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, View
+from ckptconv.tensors.moves import File
 
 # Linux counts a private map against the memory there is, unless it is told not to: the pages that are written will be.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0

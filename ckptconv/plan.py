@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError
-from ckptconv.tensors import File, LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import File
 
 
 @dataclass(frozen=True, slots=True)

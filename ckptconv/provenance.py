@@ -21,7 +21,7 @@ from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.storage.files import look, open_reader, read_text
 from ckptconv.storage.paths import basename, dirname, join
 from ckptconv.structure.record import FILE_NAME
-from ckptconv.tensors import BLOCK
+from ckptconv.tensors.moves import BLOCK
 from ckptconv.version import __version__
 from ckptconv.written import INDEX, SUFFIX, Written
 

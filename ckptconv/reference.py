@@ -17,26 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.storage.files import Reader
-from ckptconv.tensors import (
-    DTYPES,
-    Cast,
-    Concat,
-    Conjugate,
-    Convert,
-    DType,
-    File,
-    Inline,
-    LazyTensor,
-    Narrow,
-    Negate,
-    Partitioned,
-    Stored,
-    Swap,
-    Tagged,
-    View,
-    contiguous_strides,
-    itemsize_of_components,
-)
+from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
+from ckptconv.tensors.moves import Cast, Conjugate, File, Negate, Swap
 
 if TYPE_CHECKING:
     import numpy as np

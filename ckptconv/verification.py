@@ -44,18 +44,10 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
-from ckptconv.tensors import (
-    DTYPES,
-    Cast,
-    Convert,
-    File,
-    LazyTensor,
-    Stored,
-    View,
-    contiguous_strides,
-    same_bytes,
-    untagged,
-)
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, View, same_bytes, untagged
+from ckptconv.tensors.moves import Cast, File
 from ckptconv.written import SUFFIX, Written, read_directory, read_file
 
 if TYPE_CHECKING:

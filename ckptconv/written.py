@@ -18,7 +18,10 @@ from ckptconv.storage import strict_json
 from ckptconv.storage.files import Options, listing, look, open_reader, read_text
 from ckptconv.storage.paths import basename, is_remote, join
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
-from ckptconv.tensors import DTYPES_BY_CODE, File, LazyTensor, Stored, contiguous_strides
+from ckptconv.tensors.dtypes import DTYPES_BY_CODE
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import LazyTensor, Stored
+from ckptconv.tensors.moves import File
 
 SUFFIX = ".safetensors"
 INDEX = f"model{SUFFIX}.index.json"

@@ -8,21 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ckptconv.tensors import (
-    BLOCK,
-    Bits,
-    Conjugate,
-    Cut,
-    File,
-    Gather,
-    Join,
-    LazyTensor,
-    Move,
-    Negate,
-    Order,
-    Swap,
-    Together,
-)
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import BLOCK, Bits, Conjugate, Cut, File, Gather, Join, Move, Negate, Order, Swap, Together
 
 
 def read(move: Move) -> np.ndarray:

@@ -22,7 +22,9 @@ from ckptconv.outputs.planning import weights_output
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data
 from ckptconv.process import peak_rss
-from ckptconv.tensors import DTYPES, File, Inline, LazyTensor, Stored
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Inline, LazyTensor, Stored
+from ckptconv.tensors.moves import File
 
 FLOAT32, BFLOAT16 = DTYPES["float32"], DTYPES["bfloat16"]
 # DeepSpeed's default: elements of a sub-group on every rank.

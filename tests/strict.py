@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.tensors import LazyTensor, Tagged, TensorFacts, contiguous_strides, is_contiguous, same_bytes, untagged
+from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
+from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, same_bytes, untagged
 
 MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 SEQUENCES = (list, tuple, deque, Size, Global, TorchConstant, NumpyScalar)

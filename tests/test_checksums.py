@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckptconv.conversion import convert
 from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import CkptconvError
-from ckptconv.tensors import File, Runs
+from ckptconv.tensors.moves import File, Runs
 
 
 def checkpoint() -> dict[str, torch.Tensor]:

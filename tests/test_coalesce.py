@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ckptconv import convert, verify
 from ckptconv.storage import files as storage
 from ckptconv.storage.coalesce import BLOCK, NEAR, are_near, blocks
-from ckptconv.tensors import Runs
+from ckptconv.tensors.moves import Runs
 
 GRIDS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9000)), max_size=3).map(tuple)
 

@@ -22,7 +22,7 @@ from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.structure import keymap
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 
 DCP = DATA / "dcp"
 CASES = sorted(path.name for path in DCP.iterdir())

@@ -28,7 +28,7 @@ from ckptconv.formats.dcp import archive_templates
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.complex64, torch.float64]
 

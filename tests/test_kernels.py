@@ -17,21 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptconv.errors import UsageError
-from ckptconv.kernels import apply, is_supported, is_zero, pick, scatter
-from ckptconv.tensors import (
-    DTYPES,
-    Bits,
-    Cast,
-    Conjugate,
-    Cut,
-    Gather,
-    Join,
-    Kernel,
-    Negate,
-    Runs,
-    Swap,
-    contiguous_strides,
-)
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.kernels import apply, is_supported, is_zero, pick, scatter
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, Cut, Gather, Join, Kernel, Negate, Runs, Swap
 
 WIDE = ("float64", "float32", "float16", "bfloat16")
 EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")

@@ -40,20 +40,10 @@ from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, O
 from ckptconv.pickles.vocabulary import Vocabulary
 from ckptconv.structure import keymap
 from ckptconv.structure.keymap import describe, flatten, plain_record, remap, unflatten
-from ckptconv.tensors import (
-    DTYPE_RANK,
-    DTYPES,
-    Concat,
-    Conjugate,
-    Convert,
-    File,
-    Inline,
-    LazyTensor,
-    Stored,
-    Tagged,
-    TensorFacts,
-    contiguous_strides,
-)
+from ckptconv.tensors.dtypes import DTYPE_RANK, DTYPES
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Stored, Tagged, TensorFacts
+from ckptconv.tensors.moves import Conjugate, File
 
 SOURCE = File("model.pt", 1 << 40)
 _offsets = iter(range(0, 1 << 40, 4096))

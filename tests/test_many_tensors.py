@@ -19,8 +19,9 @@ from ckptconv.errors import CorruptError
 from ckptconv.formats.detect import open_source
 from ckptconv.outputs.selection import converted
 from ckptconv.storage.files import Readers
-from ckptconv.tensors import DTYPES as DTYPES_BY_NAME
-from ckptconv.tensors import File, Stored
+from ckptconv.tensors.dtypes import DTYPES as DTYPES_BY_NAME
+from ckptconv.tensors.lazy import Stored
+from ckptconv.tensors.moves import File
 
 COUNT = 3000
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.float16, torch.float64, torch.int64, torch.bool)

@@ -24,7 +24,9 @@ from ckptconv.publish.staging.base import FileStaging
 from ckptconv.publish.staging.directories import DirectoryStaging
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
-from ckptconv.tensors import DTYPES, Inline, Stored, contiguous_strides
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Inline, Stored
 
 DTYPES_OF_BOTH = [name for name, dtype in DTYPES.items() if dtype.code and dtype.code not in ("F4", "F8_E8M0")]
 

@@ -24,7 +24,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.pickles import fastpath, machine
 from ckptconv.pickles.vocabulary import MalformedError
-from ckptconv.tensors import File
+from ckptconv.tensors.moves import File
 
 FILE = File("storages", 1 << 30)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)

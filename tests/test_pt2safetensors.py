@@ -30,7 +30,7 @@ from strict import assert_same as assert_same_tree
 import ckptconv as library
 from ckptconv.conversion import convert
 from ckptconv.errors import CorruptError
-from ckptconv.tensors import DTYPES
+from ckptconv.tensors.dtypes import DTYPES
 
 INDEX = "model.safetensors.index.json"
 MANIFEST = ".ckptconv-manifest.json"

@@ -47,7 +47,7 @@ from ckptconv.storage import nearby, prefetch, remote
 from ckptconv.storage.prefetch import Range, joined
 from ckptconv.storage.spool import Spool
 from ckptconv.storage.uploads import part_size
-from ckptconv.tensors import File
+from ckptconv.tensors.moves import File
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import make_example

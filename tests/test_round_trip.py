@@ -40,7 +40,7 @@ from trees import containers, keys_with, tie_into_a_cycle
 import ckptconv as ckptconv_module
 from ckptconv import convert
 from ckptconv.errors import UnsafeError
-from ckptconv.tensors import DTYPES
+from ckptconv.tensors.dtypes import DTYPES
 
 
 @contextmanager

@@ -790,8 +790,10 @@ def test_tables_of_nothing_are_split_or_refused(tmp_path: Path, shape: tuple[int
 def test_rows_of_a_big_endian_machine_are_refused(tmp_path: Path) -> None:
     from ckptconv.errors import UnsupportedError
     from ckptconv.rows.columns import column
-    from ckptconv.tensors import DTYPES, Convert, Stored, Swap
-    from ckptconv.tensors import File as SourceFile
+    from ckptconv.tensors.dtypes import DTYPES
+    from ckptconv.tensors.lazy import Convert, Stored
+    from ckptconv.tensors.moves import File as SourceFile
+    from ckptconv.tensors.moves import Swap
 
     half = DTYPES["float16"]
     stored = Stored(SourceFile("t", 1 << 20), 0, half, (4, 76), (76, 1))

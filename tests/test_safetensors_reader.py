@@ -21,7 +21,7 @@ from torch_reference import bits
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
-from ckptconv.tensors import DTYPES
+from ckptconv.tensors.dtypes import DTYPES
 
 
 def written(tmp_path: Path, header: Any, data: bytes = b"", *, length: int | None = None) -> Path:

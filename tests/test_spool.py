@@ -31,7 +31,7 @@ from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.storage import spool
 from ckptconv.storage.spool import Spool, SpoolingReaders
-from ckptconv.tensors import File, Packed
+from ckptconv.tensors.moves import File, Packed
 
 MIB = 1 << 20
 

@@ -18,7 +18,9 @@ from ckptconv.outputs import safetensors, torch_zip
 from ckptconv.plan import Blank, Data, FilePlan, Late, Literal, NotBlankError
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
-from ckptconv.tensors import DTYPES, Bits, Concat, Convert, LazyTensor, Stored, View, Zeros, lane
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, View, Zeros, lane
+from ckptconv.tensors.moves import Bits
 
 U8, U4 = DTYPES["uint8"], DTYPES["uint32"]
 

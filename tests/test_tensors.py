@@ -11,28 +11,24 @@ from evaluate import evaluate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptconv.tensors import (
-    DTYPES,
-    Bits,
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
+from ckptconv.tensors.lazy import (
     Concat,
     Convert,
-    File,
     Inline,
-    Join,
     Joined,
     LazyTensor,
     Narrow,
     Partitioned,
     Stored,
-    Swap,
     Tagged,
     TensorFacts,
     View,
     Zeros,
-    contiguous_strides,
-    is_contiguous,
     same_bytes,
 )
+from ckptconv.tensors.moves import Bits, File, Join, Swap
 
 SIZE = 40_000
 CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, dtype="u1")

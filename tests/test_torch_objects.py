@@ -36,7 +36,7 @@ from torch_reference import bits
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage.files import open_reader
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 
 UTILS = "torch._utils"
 F32, I32, C64 = name("torch", "float32"), name("torch", "int32"), name("torch", "complex64")

@@ -31,7 +31,7 @@ from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
 from ckptconv.storage import files as storage
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 
 MACHINE = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 

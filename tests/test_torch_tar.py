@@ -25,7 +25,7 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 
 CLASSES = {
     torch.float32: torch.FloatStorage,

@@ -30,14 +30,17 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_reference import SAVABLE, Attack, bits, numbers, same
 
-from ckptconv import tensors
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import objects as torch_objects
 from ckptconv.formats.torch import zip as torch_zip
 from ckptconv.formats.torch.zip import TorchFile, read_zip
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, Opaque, Size, TorchConstant
 from ckptconv.storage import files as storage
-from ckptconv.tensors import DTYPES, File, LazyTensor, Stored, Tagged
+from ckptconv.tensors import lazy as tensors
+from ckptconv.tensors import moves
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
+from ckptconv.tensors.moves import File
 
 F32 = DTYPES["float32"]
 # Ten elements at byte 8 of a file that is not there.
@@ -325,7 +328,7 @@ def test_tensors_of_devices_without_storages():
     big = NumpyArray(">f4", (1, 2), "C", values.astype(">f4").tobytes())
     assert evaluate(make("_rebuild_device_tensor_from_numpy", big, f32, "xla:0", False)) == values.tobytes()
     narrowed = make("_rebuild_device_tensor_from_numpy", array, bf16, "xla:0", False)
-    assert (narrowed.dtype.name, narrowed.tensor.kernel) == ("bfloat16", tensors.Cast("float32", "bfloat16"))
+    assert (narrowed.dtype.name, narrowed.tensor.kernel) == ("bfloat16", moves.Cast("float32", "bfloat16"))
     plain = make("_rebuild_tensor", STORAGE, 0, (2,), (1,))
     assert make("_rebuild_device_tensor_from_cpu_tensor", plain, f32, "mtia:0", False).tensor == plain.tensor
     assert make("_rebuild_device_tensor_from_cpu_tensor", plain, bf16, "mtia:0", False).shape == (2,)

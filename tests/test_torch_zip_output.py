@@ -15,7 +15,9 @@ from ckptconv.outputs import torch_zip
 from ckptconv.plan import FilePlan, Late, Literal
 from ckptconv.storage.files import Readers
 from ckptconv.storage.writing import LocalWriter
-from ckptconv.tensors import DTYPES, File, Stored
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Stored
+from ckptconv.tensors.moves import File
 
 
 def rewritten(tmp_path: Path, state: dict[str, torch.Tensor], jobs: int) -> Path:

@@ -13,7 +13,8 @@ from evaluate import evaluate
 from torch import nn
 
 from ckptconv.pickles.nodes import NumpyArray, NumpyScalar, Size, TorchConstant
-from ckptconv.tensors import DTYPES, Tagged
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Tagged
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -19,7 +19,7 @@ from ckptconv.errors import CorruptError
 from ckptconv.plan import Data, Plan
 from ckptconv.storage.files import Reader, Readers
 from ckptconv.storage.records import Record, Records, combine
-from ckptconv.tensors import BLOCK, File, Runs
+from ckptconv.tensors.moves import BLOCK, File, Runs
 
 # Shorter runs, of a transposed tensor, are cheaper to read again in one piece than to digest one by one.
 _WORTH_DIGESTING = 4096

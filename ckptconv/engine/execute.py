@@ -22,7 +22,8 @@ from ckptconv.storage.prefetch import REQUESTS, Ahead, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors import BLOCK, LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import BLOCK
 
 Progress: TypeAlias = Callable[[int], None]
 

@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeAlias, TypeGuard
 from ckptconv.plan import Blank, Data, FilePlan, Late, Literal
 from ckptconv.storage.coalesce import blocks
 from ckptconv.storage.prefetch import Range, is_read_far
-from ckptconv.tensors import BLOCK, File, Lane, LazyTensor, Move, Runs, Stored, Together, lane
+from ckptconv.tensors.lazy import Lane, LazyTensor, Stored, lane
+from ckptconv.tensors.moves import BLOCK, File, Move, Runs, Together
 
 # Cuts inside a tensor fall on multiples of this, so that they never cut an element.
 ALIGNMENT = 64

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias, TypeGuard
 
-from ckptconv import kernels
 from ckptconv.engine.tasks import Piece, Stripe, Task, Tile, Window, is_dense
 from ckptconv.plan import Blank, Data, Late, Literal, NotBlankError
 from ckptconv.storage.coalesce import BLOCK as NEARBY
@@ -22,7 +21,9 @@ from ckptconv.storage.files import MAX_BUFFERS, Reader, Readers
 from ckptconv.storage.prefetch import Ahead, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors import GAP, Convert, File, Kernel, LazyTensor, Move, Runs, Stored, Together
+from ckptconv.tensors import kernels
+from ckptconv.tensors.lazy import Convert, LazyTensor, Stored
+from ckptconv.tensors.moves import GAP, File, Kernel, Move, Runs, Together
 
 # Told of everything that is read for the output: the file, where in it, and what is there.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]

@@ -31,7 +31,10 @@ from ckptconv.storage.files import Entry, Options, Reader, listing, look, open_r
 from ckptconv.storage.paths import basename, dirname, is_remote, join
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
-from ckptconv.tensors import DTYPES_BY_CODE, DType, File, LazyTensor, Stored, contiguous_strides
+from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import LazyTensor, Stored
+from ckptconv.tensors.moves import File
 
 FAMILY = "safetensors"
 SUFFIX = ".safetensors"

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from ckptconv.errors import CkptconvError
 from ckptconv.storage.records import Records
-from ckptconv.tensors import File, LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import File
 
 # What wrappers put before every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
 _WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")

@@ -16,7 +16,8 @@ from ckptconv.plan import Data, Plan
 from ckptconv.rows import tables
 from ckptconv.structure import keymap
 from ckptconv.structure.dtype_views import STORED_AS
-from ckptconv.tensors import Concat, Convert, File, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
+from ckptconv.tensors.moves import File
 
 # So many of the largest tensors are named.
 LARGEST = 10

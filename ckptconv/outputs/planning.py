@@ -19,7 +19,7 @@ from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, pack, shard_n
 from ckptconv.storage.paths import basename, is_remote, normalize
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.version import __version__
 
 # An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can

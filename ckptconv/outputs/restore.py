@@ -15,7 +15,7 @@ from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
-from ckptconv.tensors import LazyTensor, Tagged
+from ckptconv.tensors.lazy import LazyTensor, Tagged
 
 # What a file for torch.load is called.
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")

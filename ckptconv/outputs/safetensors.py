@@ -10,7 +10,8 @@ from operator import itemgetter
 
 from ckptconv.errors import FailedError, UnsupportedError, UsageError
 from ckptconv.plan import Data, FilePlan, Literal
-from ckptconv.tensors import DTYPE_RANK, DType, LazyTensor
+from ckptconv.tensors.dtypes import DTYPE_RANK, DType
+from ckptconv.tensors.lazy import LazyTensor
 
 SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"

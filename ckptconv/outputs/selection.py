@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.tensors import DTYPES, Cast, Convert, LazyTensor, same_bytes
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Convert, LazyTensor, same_bytes
+from ckptconv.tensors.moves import Cast
 
 # Of a name, so much is shown.
 _LONGEST = 200
@@ -222,7 +224,7 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
     target = DTYPES[dtype]
     if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1):
         return tensor
-    from ckptconv.kernels import is_supported
+    from ckptconv.tensors.kernels import is_supported
 
     if not is_supported(source.name, target.name):
         raise UsageError(

@@ -10,23 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.tensors import (
-    BLOCK,
-    DTYPES,
-    Convert,
-    DType,
-    File,
-    LazyTensor,
-    Move,
-    Narrow,
-    Order,
-    Runs,
-    Stored,
-    View,
-    contiguous_strides,
-    is_contiguous,
-    untagged,
-)
+from ckptconv.tensors.dtypes import DTYPES, DType
+from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
+from ckptconv.tensors.lazy import Convert, LazyTensor, Narrow, Stored, View, untagged
+from ckptconv.tensors.moves import BLOCK, File, Move, Order, Runs
 
 _BYTE = DTYPES["uint8"]
 # Where views interleave, so many bytes of the storage are put together at a time.

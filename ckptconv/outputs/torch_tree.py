@@ -21,7 +21,9 @@ from ckptconv.plan import FilePlan
 from ckptconv.structure import live
 from ckptconv.structure.keymap import walk
 from ckptconv.structure.soundness import composite_fault
-from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, View, contiguous_strides, untagged
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, View, untagged
 
 # A storage is written whole if its views show half of it, or it is small; else as far as they reach. Views that lie
 # further apart than this many times what they show do not share a storage any more.

@@ -16,7 +16,9 @@ from ckptconv.formats.source import Training
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.paths import basename
-from ckptconv.tensors import DTYPES, Cast, Convert, File, LazyTensor, Stored, View
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, View
+from ckptconv.tensors.moves import Cast, File
 
 LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"

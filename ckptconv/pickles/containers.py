@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ckptconv.pickles.nodes import Composite, Global, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, MalformedError, OddError
-from ckptconv.tensors import LazyTensor, Tagged
+from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import brief
 
 _FREE = frozenset((str, bytes, bool, type(None), type(...), Composite))

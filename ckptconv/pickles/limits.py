@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptconv.pickles.nodes import Composite, Opaque, Replaced
 from ckptconv.pickles.vocabulary import ExcessiveError, Limits, MalformedError
-from ckptconv.tensors import Tagged
+from ckptconv.tensors.lazy import Tagged
 from ckptconv.text import brief
 
 # Smaller containers are remembered only if something else refers to them too; there may be a million others.

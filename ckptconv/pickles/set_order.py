@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ckptconv.pickles.nodes import Opaque
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 
 # Elements are told apart by so many parts of them, in so many levels of sets in one another; those that have these in
 # common stay as they come.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered
-from ckptconv.tensors import DTYPES
+from ckptconv.tensors.dtypes import DTYPES
 
 _BATCH = 1000
 

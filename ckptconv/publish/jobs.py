@@ -17,7 +17,7 @@ from ckptconv.publish.manifest import Made
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage.records import Records
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors import File
+from ckptconv.tensors.moves import File
 
 
 @dataclass(frozen=True)

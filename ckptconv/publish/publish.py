@@ -31,7 +31,8 @@ from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Syncing
-from ckptconv.tensors import File, LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

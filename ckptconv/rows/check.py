@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
-from ckptconv.kernels import numpy_module
 from ckptconv.options import Options
 from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
@@ -20,7 +19,9 @@ from ckptconv.rows.layout import METADATA_KEY, Asked, Layout
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.tables import Paths, Table, as_paths, choose, contents, join, layout_of, open_all
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors import BLOCK, LazyTensor
+from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

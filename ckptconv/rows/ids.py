@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.kernels import numpy_module
 from ckptconv.storage.files import DescriptorReader
 from ckptconv.storage.spool import Spool
-from ckptconv.tensors import File
+from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

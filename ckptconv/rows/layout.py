@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.options import full_dtype
 from ckptconv.storage import strict_json
-from ckptconv.tensors import DTYPES, DType
+from ckptconv.tensors.dtypes import DTYPES, DType
 
 # The metadata entry that keeps the layout of what was split.
 METADATA_KEY = "ckptconv.rows"

@@ -24,7 +24,7 @@ from ckptconv.rows.parts import Parts
 from ckptconv.rows.proof import verifier_of_pack
 from ckptconv.rows.tables import Contents, Paths, as_paths, contents, open_all
 from ckptconv.storage.paths import basename, normalize
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 
 
 def pack(

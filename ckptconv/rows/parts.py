@@ -10,7 +10,9 @@ from ckptconv.pickles import nodes
 from ckptconv.rows.columns import check_rows, column
 from ckptconv.rows.layout import METADATA_KEY, PAD, Asked, Field, Layout, make, optimizer_named, parse
 from ckptconv.rows.tables import Contents
-from ckptconv.tensors import DTYPES, Concat, Join, Joined, LazyTensor, View, Zeros
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Concat, Joined, LazyTensor, View, Zeros
+from ckptconv.tensors.moves import Join
 
 DEFAULT_NAME = "weight"
 _SHOWN = 8

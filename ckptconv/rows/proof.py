@@ -17,7 +17,8 @@ from ckptconv.rows.layout import PAD, Asked
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.tables import Table, contents
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors import BLOCK, LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import BLOCK
 
 
 def verifier_of_split(table: Table, output: Output, options: Options, progress: Progress | None) -> Verifier:

@@ -12,7 +12,6 @@ from ckptconv.conversion import produce
 from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
-from ckptconv.kernels import is_zero
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
@@ -25,7 +24,8 @@ from ckptconv.rows.proof import verifier_of_split
 from ckptconv.rows.tables import Paths, Table, as_paths, layout_of, open_table
 from ckptconv.storage.paths import basename, normalize
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors import Narrow
+from ckptconv.tensors.kernels import is_zero
+from ckptconv.tensors.lazy import Narrow
 
 # Of the padding so many bytes of rows are looked at before it is decided whether it is kept.
 _LOOK = 1 << 18

@@ -16,7 +16,7 @@ from ckptconv.pickles import nodes
 from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Asked, Layout, check_width, could_be, likeliest, make
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap
-from ckptconv.tensors import Concat, LazyTensor
+from ckptconv.tensors.lazy import Concat, LazyTensor
 
 # FBGEMM and TorchRec call an embedding table so; what lies beside it begins alike.
 _TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from ckptconv.tensors import Runs
+from ckptconv.tensors.moves import Runs
 
 # To read so many bytes along costs no more than to begin anew; and so many are read at once.
 NEAR, BLOCK = 4096, 1 << 18

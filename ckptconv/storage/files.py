@@ -20,7 +20,7 @@ from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
 from ckptconv.storage import remote
 from ckptconv.storage.paths import is_quoted, is_remote, join
 from ckptconv.storage.writing import reason
-from ckptconv.tensors import File
+from ckptconv.tensors.moves import File
 
 Options = dict[str, Any]
 

@@ -17,7 +17,7 @@ from ckptconv.errors import FailedError
 from ckptconv.reference import Span
 from ckptconv.storage.files import DescriptorReader, Reader, RemoteReader
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors import File
+from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

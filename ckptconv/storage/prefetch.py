@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from ckptconv.errors import FailedError
 from ckptconv.storage.files import DescriptorReader, Reader, Readers, RemoteReader, is_far
 from ckptconv.storage.spool import Spool
-from ckptconv.tensors import GAP, File
+from ckptconv.tensors.moves import GAP, File
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

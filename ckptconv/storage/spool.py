@@ -23,7 +23,7 @@ from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, h
 from ckptconv.storage.handles import Handle, unnamed
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.writing import check_space, reason
-from ckptconv.tensors import File, Packed
+from ckptconv.tensors.moves import File, Packed
 
 # The path that means standard input, and what it is called.
 STANDARD_INPUT = "-"

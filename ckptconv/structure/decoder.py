@@ -36,7 +36,9 @@ from ckptconv.structure.record import (
     typed,
 )
 from ckptconv.structure.soundness import attributes_fault, composite_fault, is_differentiable
-from ckptconv.tensors import DTYPES, LazyTensor, Tagged, TensorFacts, contiguous_strides, untagged
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, untagged
 
 # What hashing the keys of a record may cost, in elements: an honest key has a handful.
 HASHED = 50_000_000

@@ -7,7 +7,9 @@ from typing import Any
 
 from ckptconv.structure import live
 from ckptconv.structure.record import expect
-from ckptconv.tensors import DTYPES, LazyTensor, Stored, View, contiguous_strides
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import LazyTensor, Stored, View
 
 # The dtype, of elements of as many bits, under which each is stored: a complex number as a pair of its parts, which
 # takes one more dimension, and any other element as an integer.

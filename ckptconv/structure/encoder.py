@@ -35,19 +35,9 @@ from ckptconv.structure.record import (
     implied_name,
     inner_prefix,
 )
-from ckptconv.tensors import (
-    Conjugate,
-    Convert,
-    LazyTensor,
-    Negate,
-    Tagged,
-    TensorFacts,
-    View,
-    contiguous_strides,
-    is_contiguous,
-    same_bytes,
-    untagged,
-)
+from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
+from ckptconv.tensors.lazy import Convert, LazyTensor, Tagged, TensorFacts, View, same_bytes, untagged
+from ckptconv.tensors.moves import Conjugate, Negate
 
 if TYPE_CHECKING:
     from ckptconv.outputs.selection import Choice

@@ -17,7 +17,8 @@ from ckptconv.structure import live
 from ckptconv.structure.decoder import Decoder
 from ckptconv.structure.encoder import METADATA, Encoder, walk
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
-from ckptconv.tensors import DTYPE_RANK, LazyTensor, Stored, Tagged
+from ckptconv.tensors.dtypes import DTYPE_RANK
+from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
 
 if TYPE_CHECKING:
     from ckptconv.outputs.selection import Choice

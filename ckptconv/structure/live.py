@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.tensors import DType, TensorFacts, is_contiguous
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.geometry import is_contiguous
+from ckptconv.tensors.lazy import TensorFacts
 
 # A storage is rebuilt for its views unless that takes this many times the memory of the views themselves.
 _SPREAD = 64

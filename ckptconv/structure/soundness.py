@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 from ckptconv.pickles.nodes import Composite, TorchConstant
 from ckptconv.structure import live
-from ckptconv.tensors import DTYPES, LazyTensor
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import LazyTensor
 
 # torch's own limits.
 MAX_DIMS = 64

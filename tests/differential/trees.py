@@ -426,7 +426,8 @@ def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
 
     from ckptconv.formats.torch.objects import Storage
     from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-    from ckptconv.tensors import LazyTensor, Tagged, contiguous_strides
+    from ckptconv.tensors.geometry import contiguous_strides
+    from ckptconv.tensors.lazy import LazyTensor, Tagged
 
     kind = type(value)
     if kind is Global:
@@ -472,7 +473,7 @@ def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
 
 def _can_be_evaluated(value: Any) -> bool:
     """Whether `evaluate` knows what makes the elements: casts, and negation of rare dtypes, are tested elsewhere."""
-    from ckptconv.tensors import Cast, Negate
+    from ckptconv.tensors.moves import Cast, Negate
 
     kernels = [kernel for move in value.moves(0, value.nbytes) for kernel in move.kernels]
     return not any(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Record
-from ckptconv.tensors import Stored
+from ckptconv.tensors.lazy import Stored
 
 # The parts of a zip archive that are looked at, as in `torch_zip`, which has checked the archive before.
 _ENTRY = struct.Struct("<4s6H3I5H2I")

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.tensors import Concat, DType, Inline, LazyTensor, Narrow
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.lazy import Concat, Inline, LazyTensor, Narrow
 
 Shape: TypeAlias = tuple[int, ...]
 

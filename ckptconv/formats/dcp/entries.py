@@ -29,7 +29,8 @@ from ckptconv.storage.files import Options, Reader, look, open_reader
 from ckptconv.storage.paths import is_remote, join
 from ckptconv.storage.records import Record, Records, combine
 from ckptconv.storage.spool import ends_of
-from ckptconv.tensors import File, LazyTensor, Packed, Stored, untagged
+from ckptconv.tensors.lazy import LazyTensor, Stored, untagged
+from ckptconv.tensors.moves import File, Packed
 
 ZIP = b"PK\x03\x04"
 ZSTD = ("stream.zstd/1",)

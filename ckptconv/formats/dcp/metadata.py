@@ -22,7 +22,8 @@ from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, Vo
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.paths import dirname
 from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
-from ckptconv.tensors import DTYPES, DType, Stored
+from ckptconv.tensors.dtypes import DTYPES, DType
+from ckptconv.tensors.lazy import Stored
 from ckptconv.text import brief
 
 Shape: TypeAlias = tuple[int, ...]

@@ -26,7 +26,7 @@ from ckptconv.pickles.nodes import Composite
 from ckptconv.storage.files import Entry, Options, listing, look, open_reader
 from ckptconv.storage.paths import basename, join
 from ckptconv.structure import keymap
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import format_size
 
 # Files that are looked into for metadata under another name, at most.

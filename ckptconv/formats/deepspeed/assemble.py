@@ -17,7 +17,7 @@ from ckptconv.formats.deepspeed import partitions as zero_layout
 from ckptconv.formats.deepspeed.partitions import Shape, Slice
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
 from ckptconv.storage.paths import basename
-from ckptconv.tensors import Concat, Inline, LazyTensor, View, same_bytes, untagged
+from ckptconv.tensors.lazy import Concat, Inline, LazyTensor, View, same_bytes, untagged
 from ckptconv.text import brief
 
 # What the three weights of an expert are called where a layer of experts is fused.

@@ -15,7 +15,7 @@ from ckptconv.errors import CorruptError, UsageError
 from ckptconv.storage.files import Entry, listing, look, read_text
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.paths import basename, dirname, join
-from ckptconv.tensors import File
+from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 
 FAMILY = "deepspeed"

@@ -17,7 +17,10 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.assemble import Weights
 from ckptconv.formats.deepspeed.partitions import TIED, Shape
 from ckptconv.formats.deepspeed.patterns import Expressions, PatternError
-from ckptconv.tensors import DTYPES, Cast, Concat, Convert, Inline, LazyTensor, Narrow, View, contiguous_strides
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, View
+from ckptconv.tensors.moves import Cast
 from ckptconv.text import brief
 
 _T = TypeVar("_T")

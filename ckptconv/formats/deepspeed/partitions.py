@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckptconv.tensors import Concat, LazyTensor, Narrow, Partitioned, Stored, View
+from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow, Partitioned, Stored, View
 
 Shape = tuple[int, ...]
 

@@ -20,7 +20,8 @@ from ckptconv.formats.deepspeed.locate import FAMILY, Checkpoint
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.formats.source import Source, Training, prefixed
 from ckptconv.storage.paths import basename, dirname, is_remote
-from ckptconv.tensors import File, LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 
 # Partitions smaller than this may be alike by chance.

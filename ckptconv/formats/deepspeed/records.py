@@ -21,7 +21,8 @@ from ckptconv.storage.files import open_reader
 from ckptconv.storage.paths import basename
 from ckptconv.storage.records import Records
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors import File, LazyTensor, Runs, Stored, Tagged, untagged
+from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
+from ckptconv.tensors.moves import File, Runs
 from ckptconv.text import brief
 
 # No training has more ranks than this.
@@ -299,7 +300,7 @@ class Reading:
 
     def head(self, tensor: LazyTensor, limit: int) -> bytes:
         """The first bytes of a tensor, `limit` at most."""
-        from ckptconv import kernels
+        from ckptconv.tensors import kernels
 
         size = min(tensor.nbytes, limit)
         data = memoryview(bytearray(size))

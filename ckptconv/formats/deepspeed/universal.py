@@ -19,7 +19,8 @@ from ckptconv.formats.source import Source, Training
 from ckptconv.storage.files import Entry, listing, look, read_text
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.paths import basename, join
-from ckptconv.tensors import File, LazyTensor, View, untagged
+from ckptconv.tensors.lazy import LazyTensor, View, untagged
+from ckptconv.tensors.moves import File
 
 LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"

@@ -15,7 +15,7 @@ from ckptconv.pickles.vocabulary import PLAIN, Limits, TruncatedError, Vocabular
 from ckptconv.storage.files import Reader
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.records import Records
-from ckptconv.tensors import File
+from ckptconv.tensors.moves import File
 
 # The longest description that is read: a million tensors take a seventh of this.
 MAX_PICKLE = 1 << 30

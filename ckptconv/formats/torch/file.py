@@ -17,7 +17,7 @@ from ckptconv.pickles import attacks
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.storage.files import Reader, open_reader
 from ckptconv.storage.paths import basename
-from ckptconv.tensors import File
+from ckptconv.tensors.moves import File
 
 FAMILY = "torch"
 

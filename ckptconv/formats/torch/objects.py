@@ -25,22 +25,9 @@ from ckptconv.structure.soundness import (
     composite_fault,
     is_differentiable,
 )
-from ckptconv.tensors import (
-    DTYPES,
-    Cast,
-    Conjugate,
-    Convert,
-    DType,
-    File,
-    Inline,
-    LazyTensor,
-    Negate,
-    Stored,
-    Swap,
-    Tagged,
-    TensorFacts,
-    itemsize_of_components,
-)
+from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
+from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Stored, Tagged, TensorFacts
+from ckptconv.tensors.moves import Cast, Conjugate, File, Negate, Swap
 from ckptconv.text import brief
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")

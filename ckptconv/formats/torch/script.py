@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.pickles.nodes import Composite, Global, Opaque
 from ckptconv.pickles.vocabulary import Constructor
-from ckptconv.tensors import LazyTensor, Tagged, same_bytes
+from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
 
 _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
 _MODULE = re.compile(r"class ([^()]+)\(Module\):")

@@ -19,7 +19,7 @@ from ckptconv.formats.torch.file import FAMILY, fingerprint, read_torch
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage.files import Entry, look
 from ckptconv.storage.paths import basename, dirname, join
-from ckptconv.tensors import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 
 INDEX_SUFFIX = ".index.json"
 _WHOLE = "pytorch_model.bin"

@@ -26,7 +26,8 @@ from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, 
 from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Records
 from ckptconv.structure.soundness import MAX_BYTES
-from ckptconv.tensors import DType, File
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 
 MAGIC = 0x1950A86A20F9469CFC6C

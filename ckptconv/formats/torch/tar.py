@@ -25,7 +25,7 @@ from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, Mal
 from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Records
 from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
-from ckptconv.tensors import File
+from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 
 # How much of a file tells whether it is in this format.

@@ -54,7 +54,7 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.records import Records
 from ckptconv.storage.spool import check_ratio
-from ckptconv.tensors import File, Packed
+from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import brief
 
 PICKLE = "data.pkl"

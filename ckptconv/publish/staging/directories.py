@@ -37,7 +37,7 @@ from ckptconv.publish.staging.area import (
 from ckptconv.publish.staging.base import GO_ON, Staging
 from ckptconv.storage.handles import ForeignError, Handle, resolved
 from ckptconv.storage.writing import LocalWriter, Writer, check_space, reason, writing
-from ckptconv.tensors import BLOCK
+from ckptconv.tensors.moves import BLOCK
 
 
 class StagedDirectory(Staging):

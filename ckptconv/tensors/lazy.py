@@ -9,262 +9,37 @@ joining of partitions, follows from that question being answerable for any inter
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-# The largest piece of work: buffers of 256 KiB to 1 MiB stay in the second-level cache and copy fastest.
-BLOCK = 1 << 20
-# Bytes between two runs that are cheaper to read along than to skip with one more system call.
-GAP = 2048
-
-Order: TypeAlias = Literal["output", "source"]
-
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.geometry import _rows, bands, gather, is_contiguous, spread, tiles, trim
+from ckptconv.tensors.moves import (
+    BLOCK,
+    GAP,
+    Bits,
+    Cast,
+    Conjugate,
+    File,
+    Join,
+    Move,
+    Negate,
+    Order,
+    Runs,
+    Swap,
+    Together,
+)
 
 # ---------------------------------------------------------------------------------------------------------- dtypes
-
-
-class DType(NamedTuple):
-    """An element type: torch's name, safetensors' code (None where it has none), bytes per element, and kind.
-
-    Kinds: f float, i signed, u unsigned, b bool, c complex, x other bits (quantized, packed).
-    """
-
-    name: str
-    code: str | None
-    itemsize: int
-    kind: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-# In the order in which safetensors ranks its codes: the library writes the last first.
-_DTYPES = (
-    DType("bool", "BOOL", 1, "b"),
-    DType("float4_e2m1fn_x2", "F4", 1, "x"),  # two values a byte; safetensors counts values, torch bytes
-    DType("uint8", "U8", 1, "u"),
-    DType("int8", "I8", 1, "i"),
-    DType("float8_e5m2", "F8_E5M2", 1, "f"),
-    DType("float8_e4m3fn", "F8_E4M3", 1, "f"),
-    DType("float8_e8m0fnu", "F8_E8M0", 1, "x"),  # powers of two that scale a block; no numbers of their own
-    DType("float8_e4m3fnuz", "F8_E4M3FNUZ", 1, "f"),
-    DType("float8_e5m2fnuz", "F8_E5M2FNUZ", 1, "f"),
-    DType("int16", "I16", 2, "i"),
-    DType("uint16", "U16", 2, "u"),
-    DType("float16", "F16", 2, "f"),
-    DType("bfloat16", "BF16", 2, "f"),
-    DType("int32", "I32", 4, "i"),
-    DType("uint32", "U32", 4, "u"),
-    DType("float32", "F32", 4, "f"),
-    DType("complex64", "C64", 8, "c"),
-    DType("float64", "F64", 8, "f"),
-    DType("int64", "I64", 8, "i"),
-    DType("uint64", "U64", 8, "u"),
-    DType("complex32", None, 4, "c"),
-    DType("complex128", None, 16, "c"),
-    DType("bits8", None, 1, "x"),
-    DType("bits16", None, 2, "x"),
-    DType("bits1x8", None, 1, "x"),
-    DType("bits2x4", None, 1, "x"),
-    DType("bits4x2", None, 1, "x"),
-    DType("qint8", None, 1, "x"),
-    DType("quint8", None, 1, "x"),
-    DType("qint32", None, 4, "x"),
-    DType("quint4x2", None, 1, "x"),
-    DType("quint2x4", None, 1, "x"),
-)
-DTYPES: dict[str, DType] = {d.name: d for d in _DTYPES}
-DTYPES_BY_CODE: dict[str, DType] = {d.code: d for d in _DTYPES if d.code}
-DTYPE_RANK: dict[str, int] = {d.name: rank for rank, d in enumerate(_DTYPES)}
-
-
-def itemsize_of_components(dtype: DType) -> int:
-    """Bytes of the unit whose order is swapped in a big-endian file: a complex number is two of them."""
-    return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
 
 
 # ------------------------------------------------------------------------------------------------- files and moves
 
 
-class File(NamedTuple):
-    """A file as a source of bytes: its URL or path, its size, and what identifies this version of its content.
-
-    It may be compressed inside another: `packed` says where, and `path` is for people only.
-    """
-
-    path: str
-    size: int
-    stamp: str = ""
-    packed: Packed | None = None
-
-    @property
-    def stored(self) -> File:
-        """The file as it is stored: itself, or the one that it is packed in."""
-        return self.packed.file if self.packed else self
-
-
-class Packed(NamedTuple):
-    """`nbytes` bytes from byte `offset` of `file`, compressed by `method`, "deflate" or "zstandard"; the CRC-32 of what
-    they unpack to, if it is recorded."""
-
-    file: File
-    offset: int
-    nbytes: int
-    crc: int | None
-    method: str = "deflate"
-
-
-class Runs(NamedTuple):
-    """Equal runs at regular distances: `length` bytes at `offset`, repeated over `grid`.
-
-    `grid` is a tuple of (count, distance in bytes), outermost first; empty for a single run.
-    """
-
-    offset: int
-    length: int
-    grid: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return self.length * math.prod(count for count, _ in self.grid) if self.grid else self.length
-
-    @property
-    def stop(self) -> int:
-        """Where the last run ends; distances are never negative."""
-        return self.offset + self.length + sum((count - 1) * distance for count, distance in self.grid)
-
-    def offsets(self) -> Iterator[int]:
-        """Where each run begins, in the order in which they are packed."""
-        if not self.grid:
-            yield self.offset
-        elif len(self.grid) == 1:
-            count, distance = self.grid[0]
-            yield from (
-                range(self.offset, self.offset + count * distance, distance)
-                if distance
-                else itertools.repeat(self.offset, count)
-            )
-        else:
-            steps = [[index * distance for index in range(count)] for count, distance in self.grid]
-            for combination in itertools.product(*steps):
-                yield self.offset + sum(combination)
-
-    def shifted(self, distance: int) -> Runs:
-        return Runs(self.offset + distance, self.length, self.grid)
-
-
-class Gather(NamedTuple):
-    """Pick elements of `itemsize` bytes by strides (in bytes) out of the packed source, into C order."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-
-
-class Cast(NamedTuple):
-    """Convert elements from one dtype to another, one correct rounding each."""
-
-    source: str
-    target: str
-
-
-class Swap(NamedTuple):
-    """Reverse the bytes of every unit of `itemsize` bytes: big-endian to little-endian."""
-
-    itemsize: int
-
-
-class Negate(NamedTuple):
-    """Flip every element's sign: torch's neg bit, resolved."""
-
-    dtype: str
-
-
-class Conjugate(NamedTuple):
-    """Flip the sign of every imaginary part: torch's conj bit, resolved."""
-
-    dtype: str
-
-
-class Cut(NamedTuple):
-    """Keep bytes `start` to `stop` of what the kernels before have made."""
-
-    start: int
-    stop: int
-
-
-class Bits(NamedTuple):
-    """Of every unsigned integer of `itemsize` bytes keep `width` bits from bit `shift` on, as one of `result` bytes."""
-
-    itemsize: int
-    shift: int
-    width: int
-    result: int
-
-
-class Join(NamedTuple):
-    """Of as many unsigned integers of each of several kinds, kind after kind, make integers of `result` bytes.
-
-    `kinds` are (bytes of one, the bit it begins at in the result, how many bits it has there).
-    """
-
-    kinds: tuple[tuple[int, int, int], ...]
-    result: int
-
-
-Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Cut
-
-
-class Together(NamedTuple):
-    """What several moves make, in `nbytes` bytes in which their targets lie."""
-
-    moves: tuple[Move, ...]
-    nbytes: int
-
-
-class Move(NamedTuple):
-    """A piece of work no larger than one buffer.
-
-    Read `source` from `file` (or take the bytes themselves, or what other moves make, when `file` is None), packed run
-    after run; apply `kernels` in turn; put the result at `target` of the tensor, run after run.
-    """
-
-    target: Runs
-    file: File | None
-    source: Runs | bytes | Together
-    kernels: tuple[Kernel, ...] = ()
-
-
 # ------------------------------------------------------------------------------------------------------ LazyTensor
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a C-order tensor of `shape`, in elements, as torch counts them."""
-    strides = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
-# Tensors are many, and their shapes are few.
-@functools.lru_cache(maxsize=4096)
-def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements of `shape` laid out by `strides` (in elements) lie densely in C order."""
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent == 0:
-            return True
-        if extent != 1:
-            if stride != step:
-                return False
-            step *= extent
-    return True
 
 
 class LazyTensor:
@@ -388,12 +163,12 @@ class Stored(LazyTensor):
             return
         item = self.dtype.itemsize
         if order == "source" and start == 0 and stop == self.nbytes:
-            boxes = _tiles(self.shape, self.strides, limit // item, item)
+            boxes = tiles(self.shape, self.strides, limit // item, item)
         else:
-            boxes = _bands(self.shape, self.strides, start // item, -(-stop // item), limit // item, item)
+            boxes = bands(self.shape, self.strides, start // item, -(-stop // item), limit // item, item)
         for box in boxes:
             most = 2 * limit if order == "output" else limit
-            yield from _trim(_gather(self.file, self.offset, box, item, most), start, stop)
+            yield from trim(gather(self.file, self.offset, box, item, most), start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +243,7 @@ class Concat(Composed):
                         first * width + part_low, (last - 1) * width + part_high, order, limit
                     )
                     for move in inner:
-                        yield from _spread(move, width, row, begin)
+                        yield from spread(move, width, row, begin)
                 index += 1
 
 
@@ -550,7 +325,7 @@ class Convert(Derived):
                 length // before * after,
                 tuple((count, distance // before * after) for count, distance in grid),
             )
-            yield from _trim(move._replace(target=target, kernels=(*move.kernels, self.kernel)), start, stop)
+            yield from trim(move._replace(target=target, kernels=(*move.kernels, self.kernel)), start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,7 +353,7 @@ class Joined(Composed):
                 moves.extend(move._replace(target=move.target.shifted(at - low * size)) for move in inner)
                 at += count * size
             whole = Move(Runs(low * after, count * after), None, Together(tuple(moves), at), (self.kernel,))
-            yield from _trim(whole, start, stop)
+            yield from trim(whole, start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -711,182 +486,3 @@ def lane(tensor: LazyTensor) -> Lane | None:
 
 
 # ------------------------------------------------------------------------------------------------------- geometry
-
-
-class _Box(NamedTuple):
-    """A block of a strided tensor: where its elements go (bytes), where they begin (elements), and by dimension how
-    many they are and how far apart (elements), in C order."""
-
-    target: Runs
-    origin: int
-    dims: tuple[tuple[int, int], ...]
-
-
-def _bands(
-    shape: tuple[int, ...], strides: tuple[int, ...], first: int, last: int, limit: int, item: int
-) -> Iterator[_Box]:
-    """Boxes of at most `limit` elements whose results are contiguous, in output order, for elements `first` to
-    `last`."""
-    sizes = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-
-    def walk(dim: int, low: int, high: int, origin: int, done: int) -> Iterator[_Box]:
-        """Elements `low` to `high` of the sub-tensor of dimensions from `dim` on, whose first goes to `done`."""
-        if dim == len(shape):
-            yield _Box(Runs(done * item, item), origin, ())
-            return
-        size, stride = sizes[dim], strides[dim]
-        index, rest = divmod(low, size)
-        if rest:
-            end = min(size, high - index * size)
-            yield from walk(dim + 1, rest, end, origin + index * stride, done + index * size)
-            index += 1
-        stop, rest = divmod(high, size)
-        rows = limit // size
-        while index < stop and rows:
-            count = min(rows, stop - index)
-            dims = ((count, stride), *zip(shape[dim + 1 :], strides[dim + 1 :], strict=True))
-            target = Runs((done + index * size) * item, count * size * item)
-            yield _Box(target, origin + index * stride, dims)
-            index += count
-        while index < stop:
-            yield from walk(dim + 1, 0, size, origin + index * stride, done + index * size)
-            index += 1
-        if index == stop and rest:
-            yield from walk(dim + 1, 0, rest, origin + stop * stride, done + stop * size)
-
-    return walk(0, first, last, 0, 0)
-
-
-def _tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: int) -> Iterator[_Box]:
-    """Boxes of at most `limit` elements that are long runs in the file and in the result alike, in file order."""
-    # Runs that begin and end with pages cost less than others.
-    limit = 1 << limit.bit_length() - 1
-    by_source = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: strides[dim])
-    by_result = [dim for dim in reversed(range(len(shape))) if shape[dim] > 1]
-    tile = [1] * len(shape)
-
-    def grow(dims: list[int], factor: int) -> None:
-        for dim in dims:
-            if factor < 2 or tile[dim] * factor < shape[dim]:
-                tile[dim] = max(tile[dim] * factor, 1)
-                return
-            factor = factor * tile[dim] // shape[dim]
-            tile[dim] = shape[dim]
-
-    # The runs that are written are the longer ones: a page that is written in pieces costs more than one that is read.
-    grow(by_source, 1 << max(limit.bit_length() // 2 - 1, 0))
-    grow(by_result, limit // math.prod(tile))
-    grow(by_source, limit // math.prod(tile))
-
-    results = contiguous_strides(shape)
-    outer = list(reversed(by_source))
-    for corner in itertools.product(*(range(0, shape[dim], tile[dim]) for dim in outer)):
-        starts = dict(zip(outer, corner, strict=True))
-        counts = [min(tile[dim], shape[dim] - starts.get(dim, 0)) for dim in range(len(shape))]
-        at = sum(start * results[dim] for dim, start in starts.items())
-        run = 1
-        grid: list[tuple[int, int]] = []
-        for dim in by_result:
-            if counts[dim] > 1:
-                if not grid and results[dim] == run:
-                    run *= counts[dim]
-                else:
-                    grid.append((counts[dim], results[dim] * item))
-        yield _Box(
-            Runs(at * item, run * item, tuple(reversed(grid))),
-            sum(start * strides[dim] for dim, start in starts.items()),
-            tuple(zip(counts, strides, strict=True)),
-        )
-
-
-def _gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
-    """The move that makes `box`: which runs to read, of `most` bytes if there are gaps in them, and how to pick the
-    elements out of them."""
-    dims = [(count, stride * item) for count, stride in box.dims]
-    axes = sorted((axis for axis, (count, stride) in enumerate(dims) if count > 1 and stride), key=lambda a: dims[a][1])
-    for gap in (GAP, 0):
-        run = item
-        grid: list[int] = []
-        packed: dict[int, int] = {}
-        for axis in axes:
-            count, stride = dims[axis]
-            if not grid and stride - run <= gap:
-                packed[axis] = stride
-                run += (count - 1) * stride
-            else:
-                grid.append(axis)
-        step = run
-        for axis in grid:
-            packed[axis] = step
-            step *= dims[axis][0]
-        # Reading along the gaps pays only while the buffer stays small.
-        if step <= most:
-            break
-    source = Runs(base + box.origin * item, run, tuple(dims[axis] for axis in reversed(grid)))
-    shape = tuple(count for count, _ in dims)
-    picked = tuple(packed.get(axis, 0) for axis in range(len(dims)))
-    if step == box.target.nbytes and is_contiguous(shape, tuple(stride // item for stride in picked)):
-        return Move(box.target, file, source)
-    return Move(box.target, file, source, (Gather(shape, picked, item),))
-
-
-def _trim(move: Move, start: int, stop: int) -> Iterator[Move]:
-    """`move` without what lies outside the interval, which an interval that cuts an element leaves at its ends."""
-    offset, length, _ = move.target
-    if start <= offset and move.target.stop <= stop:
-        yield move
-        return
-    for done, at in enumerate(move.target.offsets()):
-        low, high = max(start - at, 0), min(stop - at, length)
-        if low < high:
-            yield _piece(move, done * length + low, done * length + high, Runs(at + low, high - low))
-
-
-def _piece(move: Move, low: int, high: int, target: Runs) -> Move:
-    """Bytes `low` to `high` of what `move` makes, sent to `target`."""
-    if not move.kernels:
-        if isinstance(move.source, bytes):
-            return Move(target, None, move.source[low:high])
-        if isinstance(move.source, Runs) and not move.source.grid:
-            return Move(target, move.file, Runs(move.source.offset + low, high - low))
-    return Move(target, move.file, move.source, (*move.kernels, Cut(low, high)))
-
-
-def _rows(start: int, stop: int, row: int, limit: int) -> Iterator[tuple[int, int, int, int]]:
-    """The interval as (first row, last row, first byte, last byte) of bands of full rows or parts of one row."""
-    while start < stop:
-        first, low = divmod(start, row)
-        count = min((stop - start) // row, max(limit // row, 1)) if low == 0 else 0
-        if count:
-            yield first, first + count, 0, row
-            start += count * row
-        else:
-            high = min(row, low + stop - start)
-            yield first, first + 1, low, high
-            start += high - low
-
-
-def _spread(move: Move, width: int, row: int, begin: int) -> Iterator[Move]:
-    """`move`, which makes bytes of a tensor with rows of `width`, for a tensor that has those rows inside rows of
-    `row` bytes, from byte `begin` of each on."""
-    if width == row:
-        yield move
-        return
-    done = 0
-    for offset in move.target.offsets():
-        end = offset + move.target.length
-        while offset < end:
-            first, low = divmod(offset, width)
-            rows = (end - offset) // width if low == 0 else 0
-            length = rows * width or min(width - low, end - offset)
-            target = (
-                Runs(first * row + begin, width, ((rows, row),))
-                if rows > 1
-                else Runs(first * row + begin + low, length)
-            )
-            if length == move.target.nbytes:
-                yield move._replace(target=target)
-            else:
-                yield _piece(move, done, done + length, target)
-            done += length
-            offset += length

@@ -18,20 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.tensors import (
-    DTYPES,
-    Bits,
-    Cast,
-    Conjugate,
-    Cut,
-    Gather,
-    Join,
-    Kernel,
-    Negate,
-    Runs,
-    Swap,
-    itemsize_of_components,
-)
+from ckptconv.tensors.dtypes import DTYPES, itemsize_of_components
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, Cut, Gather, Join, Kernel, Negate, Runs, Swap
 
 if TYPE_CHECKING:
     from types import ModuleType

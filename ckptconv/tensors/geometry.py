@@ -1,0 +1,215 @@
+"""The arithmetic of strides, boxes and tiles. Pure."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ckptconv.tensors.moves import GAP, Cut, File, Gather, Move, Runs
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a C-order tensor of `shape`, in elements, as torch counts them."""
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+# Tensors are many, and their shapes are few.
+@functools.lru_cache(maxsize=4096)
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements of `shape` laid out by `strides` (in elements) lie densely in C order."""
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent == 0:
+            return True
+        if extent != 1:
+            if stride != step:
+                return False
+            step *= extent
+    return True
+
+
+class _Box(NamedTuple):
+    """A block of a strided tensor: where its elements go (bytes), where they begin (elements), and by dimension how
+    many they are and how far apart (elements), in C order."""
+
+    target: Runs
+    origin: int
+    dims: tuple[tuple[int, int], ...]
+
+
+def bands(
+    shape: tuple[int, ...], strides: tuple[int, ...], first: int, last: int, limit: int, item: int
+) -> Iterator[_Box]:
+    """Boxes of at most `limit` elements whose results are contiguous, in output order, for elements `first` to
+    `last`."""
+    sizes = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+    def walk(dim: int, low: int, high: int, origin: int, done: int) -> Iterator[_Box]:
+        """Elements `low` to `high` of the sub-tensor of dimensions from `dim` on, whose first goes to `done`."""
+        if dim == len(shape):
+            yield _Box(Runs(done * item, item), origin, ())
+            return
+        size, stride = sizes[dim], strides[dim]
+        index, rest = divmod(low, size)
+        if rest:
+            end = min(size, high - index * size)
+            yield from walk(dim + 1, rest, end, origin + index * stride, done + index * size)
+            index += 1
+        stop, rest = divmod(high, size)
+        rows = limit // size
+        while index < stop and rows:
+            count = min(rows, stop - index)
+            dims = ((count, stride), *zip(shape[dim + 1 :], strides[dim + 1 :], strict=True))
+            target = Runs((done + index * size) * item, count * size * item)
+            yield _Box(target, origin + index * stride, dims)
+            index += count
+        while index < stop:
+            yield from walk(dim + 1, 0, size, origin + index * stride, done + index * size)
+            index += 1
+        if index == stop and rest:
+            yield from walk(dim + 1, 0, rest, origin + stop * stride, done + stop * size)
+
+    return walk(0, first, last, 0, 0)
+
+
+def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: int) -> Iterator[_Box]:
+    """Boxes of at most `limit` elements that are long runs in the file and in the result alike, in file order."""
+    # Runs that begin and end with pages cost less than others.
+    limit = 1 << limit.bit_length() - 1
+    by_source = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: strides[dim])
+    by_result = [dim for dim in reversed(range(len(shape))) if shape[dim] > 1]
+    tile = [1] * len(shape)
+
+    def grow(dims: list[int], factor: int) -> None:
+        for dim in dims:
+            if factor < 2 or tile[dim] * factor < shape[dim]:
+                tile[dim] = max(tile[dim] * factor, 1)
+                return
+            factor = factor * tile[dim] // shape[dim]
+            tile[dim] = shape[dim]
+
+    # The runs that are written are the longer ones: a page that is written in pieces costs more than one that is read.
+    grow(by_source, 1 << max(limit.bit_length() // 2 - 1, 0))
+    grow(by_result, limit // math.prod(tile))
+    grow(by_source, limit // math.prod(tile))
+
+    results = contiguous_strides(shape)
+    outer = list(reversed(by_source))
+    for corner in itertools.product(*(range(0, shape[dim], tile[dim]) for dim in outer)):
+        starts = dict(zip(outer, corner, strict=True))
+        counts = [min(tile[dim], shape[dim] - starts.get(dim, 0)) for dim in range(len(shape))]
+        at = sum(start * results[dim] for dim, start in starts.items())
+        run = 1
+        grid: list[tuple[int, int]] = []
+        for dim in by_result:
+            if counts[dim] > 1:
+                if not grid and results[dim] == run:
+                    run *= counts[dim]
+                else:
+                    grid.append((counts[dim], results[dim] * item))
+        yield _Box(
+            Runs(at * item, run * item, tuple(reversed(grid))),
+            sum(start * strides[dim] for dim, start in starts.items()),
+            tuple(zip(counts, strides, strict=True)),
+        )
+
+
+def gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
+    """The move that makes `box`: which runs to read, of `most` bytes if there are gaps in them, and how to pick the
+    elements out of them."""
+    dims = [(count, stride * item) for count, stride in box.dims]
+    axes = sorted((axis for axis, (count, stride) in enumerate(dims) if count > 1 and stride), key=lambda a: dims[a][1])
+    for gap in (GAP, 0):
+        run = item
+        grid: list[int] = []
+        packed: dict[int, int] = {}
+        for axis in axes:
+            count, stride = dims[axis]
+            if not grid and stride - run <= gap:
+                packed[axis] = stride
+                run += (count - 1) * stride
+            else:
+                grid.append(axis)
+        step = run
+        for axis in grid:
+            packed[axis] = step
+            step *= dims[axis][0]
+        # Reading along the gaps pays only while the buffer stays small.
+        if step <= most:
+            break
+    source = Runs(base + box.origin * item, run, tuple(dims[axis] for axis in reversed(grid)))
+    shape = tuple(count for count, _ in dims)
+    picked = tuple(packed.get(axis, 0) for axis in range(len(dims)))
+    if step == box.target.nbytes and is_contiguous(shape, tuple(stride // item for stride in picked)):
+        return Move(box.target, file, source)
+    return Move(box.target, file, source, (Gather(shape, picked, item),))
+
+
+def trim(move: Move, start: int, stop: int) -> Iterator[Move]:
+    """`move` without what lies outside the interval, which an interval that cuts an element leaves at its ends."""
+    offset, length, _ = move.target
+    if start <= offset and move.target.stop <= stop:
+        yield move
+        return
+    for done, at in enumerate(move.target.offsets()):
+        low, high = max(start - at, 0), min(stop - at, length)
+        if low < high:
+            yield _piece(move, done * length + low, done * length + high, Runs(at + low, high - low))
+
+
+def _piece(move: Move, low: int, high: int, target: Runs) -> Move:
+    """Bytes `low` to `high` of what `move` makes, sent to `target`."""
+    if not move.kernels:
+        if isinstance(move.source, bytes):
+            return Move(target, None, move.source[low:high])
+        if isinstance(move.source, Runs) and not move.source.grid:
+            return Move(target, move.file, Runs(move.source.offset + low, high - low))
+    return Move(target, move.file, move.source, (*move.kernels, Cut(low, high)))
+
+
+def _rows(start: int, stop: int, row: int, limit: int) -> Iterator[tuple[int, int, int, int]]:
+    """The interval as (first row, last row, first byte, last byte) of bands of full rows or parts of one row."""
+    while start < stop:
+        first, low = divmod(start, row)
+        count = min((stop - start) // row, max(limit // row, 1)) if low == 0 else 0
+        if count:
+            yield first, first + count, 0, row
+            start += count * row
+        else:
+            high = min(row, low + stop - start)
+            yield first, first + 1, low, high
+            start += high - low
+
+
+def spread(move: Move, width: int, row: int, begin: int) -> Iterator[Move]:
+    """`move`, which makes bytes of a tensor with rows of `width`, for a tensor that has those rows inside rows of
+    `row` bytes, from byte `begin` of each on."""
+    if width == row:
+        yield move
+        return
+    done = 0
+    for offset in move.target.offsets():
+        end = offset + move.target.length
+        while offset < end:
+            first, low = divmod(offset, width)
+            rows = (end - offset) // width if low == 0 else 0
+            length = rows * width or min(width - low, end - offset)
+            target = (
+                Runs(first * row + begin, width, ((rows, row),))
+                if rows > 1
+                else Runs(first * row + begin + low, length)
+            )
+            if length == move.target.nbytes:
+                yield move._replace(target=target)
+            else:
+                yield _piece(move, done, done + length, target)
+            done += length
+            offset += length
