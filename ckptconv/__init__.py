@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckptconv.rows.pack import pack as pack_rows
     from ckptconv.rows.split import split as split_rows
     from ckptconv.structure.keymap import flatten, unflatten
-    from ckptconv.verification import Verification, verify
+    from ckptconv.verification.verify import Verification, verify
     from ckptconv.version import __version__
 
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
@@ -48,7 +48,7 @@ _HOMES = {
     "UnsupportedError": ("errors", "UnsupportedError"),
     "UsageError": ("errors", "UsageError"),
     "__version__": ("version", "__version__"),
-    "Verification": ("verification", "Verification"),
+    "Verification": ("verification.verify", "Verification"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
     "finish": ("publish.finish", "finish"),
@@ -58,7 +58,7 @@ _HOMES = {
     "pack_rows": ("rows.pack", "pack"),
     "split_rows": ("rows.split", "split"),
     "unflatten": ("structure.keymap", "unflatten"),
-    "verify": ("verification", "verify"),
+    "verify": ("verification.verify", "verify"),
 }
 
 __all__ = [

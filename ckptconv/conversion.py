@@ -274,7 +274,7 @@ def _no_model(source: Source, outputs: Sequence[Output]) -> str:
 
 def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None) -> Verifier:
     """What compares every output with its source, given where the files of each are; it tells how many bytes."""
-    from ckptconv import verification
+    from ckptconv.verification import verify as verification
 
     made_of: dict[Planner, str] = {
         weights_output: "weights",

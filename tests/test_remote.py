@@ -40,7 +40,7 @@ from remote import (
 from safetensors.torch import load_file
 
 import ckptconv as library
-from ckptconv import convert, reference
+from ckptconv import convert
 from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
 from ckptconv.publish.staging.remote import notes
 from ckptconv.storage import nearby, prefetch, remote
@@ -48,6 +48,7 @@ from ckptconv.storage.prefetch import Range, joined
 from ckptconv.storage.spool import Spool
 from ckptconv.storage.uploads import part_size
 from ckptconv.tensors.moves import File
+from ckptconv.verification import evaluate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import make_example
@@ -454,7 +455,7 @@ def test_what_there_is_no_room_for_is_verified_all_the_same(
     s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nearby, "BATCH", KIB)
-    monkeypatch.setattr(reference, "BLOCK", 64 * KIB)
+    monkeypatch.setattr(evaluate, "BLOCK", 64 * KIB)
     torch.save({"t": torch.randn(40, 1000).t(), "w": torch.randn(500)}, tmp_path / "model.pt")
     name = fresh()
     url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")

@@ -24,15 +24,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ckptconv as library
-from ckptconv import convert, reference
+from ckptconv import convert
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
-from ckptconv.reference import Reference
 from ckptconv.storage.files import Reader, Readers
 from ckptconv.tensors import kernels
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, View
 from ckptconv.tensors.moves import Cast, File, Negate, Swap
+from ckptconv.verification import evaluate as reference
+from ckptconv.verification.evaluate import Reference
 
 MANIFEST = ".ckptconv-manifest.json"
 INDEX = "model.safetensors.index.json"

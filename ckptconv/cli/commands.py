@@ -247,7 +247,7 @@ def verify_(
       ckptconv verify model.safetensors model.pt
     """
     from ckptconv.text import parse_size
-    from ckptconv.verification import verify
+    from ckptconv.verification.verify import verify
 
     shown = _output("verify", options)
     limit = options["max_shard_size"]

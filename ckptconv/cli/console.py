@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckptconv.inspection.overview import Line
     from ckptconv.result import OutputFile, Report
     from ckptconv.rows.check import CheckReport
-    from ckptconv.verification import Verification
+    from ckptconv.verification.verify import Verification
 
 # Seconds between two lines of progress where there is no terminal.
 INTERVAL = 5.0

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ckptconv.errors import FailedError
-from ckptconv.reference import Span
 from ckptconv.storage.files import DescriptorReader, Reader, RemoteReader
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.moves import File
+from ckptconv.verification.evaluate import Span
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

@@ -22,8 +22,8 @@ from ckptconv.storage.files import look, open_reader, read_text
 from ckptconv.storage.paths import basename, dirname, join
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.moves import BLOCK
+from ckptconv.verification.output import INDEX, SUFFIX, Written
 from ckptconv.version import __version__
-from ckptconv.written import INDEX, SUFFIX, Written
 
 MANIFEST = ".ckptconv-manifest.json"
 _MAX_MANIFEST = 256 << 20

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv import renaming
 from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source, Training
@@ -26,18 +25,6 @@ from ckptconv.options import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.process import no_garbage, peak_rss, settled
-from ckptconv.provenance import (
-    MANIFEST,
-    OPTIONS,
-    Manifest,
-    Rules,
-    check_checksums,
-    check_planned,
-    check_safetensors,
-    has_checksum,
-    read_manifest,
-)
-from ckptconv.reference import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
 from ckptconv.storage.files import is_far, look, read_text
 from ckptconv.storage.nearby import Nearby
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
@@ -48,10 +35,23 @@ from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, View, same_bytes, untagged
 from ckptconv.tensors.moves import Cast, File
-from ckptconv.written import SUFFIX, Written, read_directory, read_file
+from ckptconv.verification import renaming
+from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
+from ckptconv.verification.output import SUFFIX, Written, read_directory, read_file
+from ckptconv.verification.provenance import (
+    MANIFEST,
+    OPTIONS,
+    Manifest,
+    Rules,
+    check_checksums,
+    check_planned,
+    check_safetensors,
+    has_checksum,
+    read_manifest,
+)
 
 if TYPE_CHECKING:
-    from ckptconv.reference import Array
+    from ckptconv.verification.evaluate import Array
 
 Progress: TypeAlias = Callable[[int], None]
 
