@@ -43,7 +43,7 @@ from mutations import members_of, of_bytes, of_json, of_members, of_pickle
 from safetensors import safe_open
 from safetensors.torch import load_file
 from samples import STREAMS, TREES, ZIPS
-from test_torch_tar import Writer, pack
+from tar_writer import Writer, pack
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError

@@ -22,7 +22,7 @@ import torch
 from attacks.assemble import DATA, mapped, members, number, pickled, several, storage, streamed, tensor, text
 from mutations import NUMBERS, members_of, of_bytes, of_opcodes, opcodes
 from samples import STREAMS, TREES, ZIPS, saved, saved_as_stream
-from test_torch_tar import Part, Writer
+from tar_writer import Part, Writer
 
 from differential.cases import Case, Step
 

@@ -572,11 +572,11 @@ def test_numpy_waits_for_the_first_kernel_and_starts_no_threads() -> None:
     program = """
 import os, sys
 os.environ.pop("OPENBLAS_NUM_THREADS", None)
-from ckptconv import kernels, tensors
-assert bytes(kernels.apply((tensors.Cut(1, 3),), b"abcd")[0]) == b"bc"
-kernels.scatter(memoryview(bytearray(9)), tensors.Runs(1, 2, ((2, 4),)), b"abcd")
+from ckptconv.tensors import kernels, moves
+assert bytes(kernels.apply((moves.Cut(1, 3),), b"abcd")[0]) == b"bc"
+kernels.scatter(memoryview(bytearray(9)), moves.Runs(1, 2, ((2, 4),)), b"abcd")
 assert "numpy" not in sys.modules
-kernels.apply((tensors.Swap(2),), b"abcd")
+kernels.apply((moves.Swap(2),), b"abcd")
 assert "numpy" in sys.modules and "torch" not in sys.modules
 assert "OPENBLAS_NUM_THREADS" not in os.environ
 assert not os.path.exists("/proc/self/task") or len(os.listdir("/proc/self/task")) == 1

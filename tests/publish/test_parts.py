@@ -317,15 +317,16 @@ def test_what_is_read_again_is_shown_unless_that_is_had_off(
 # Waits in its first file until its stdin ends.
 HELD = """
 import os, sys
-from ckptconv import cli, staging
-create = staging.StagedDirectory.create
+from ckptconv.cli import main
+from ckptconv.publish.staging import directories
+create = directories.StagedDirectory.create
 def slowly(self, name, size):
     writer = create(self, name, size)
     os.write(1, b"!")
     os.read(0, 1)
     return writer
-staging.StagedDirectory.create = slowly
-cli.main(sys.argv[1:])
+directories.StagedDirectory.create = slowly
+main.main(sys.argv[1:])
 """
 
 

@@ -323,7 +323,7 @@ def test_a_file_far_away_is_read_by_ranges() -> None:
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     path = save({"w": torch.ones(2)}, tmp_path / "model.pt")
     code = (
-        "import sys; from ckptconv.formats import torch_file; torch_file.read_torch(sys.argv[1])\n"
+        "import sys; from ckptconv.formats.torch import file; file.read_torch(sys.argv[1])\n"
         "print([m for m in ('torch', 'numpy', 'pickle') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)

@@ -213,12 +213,12 @@ def test_the_whole_corpus_takes_little_memory(tmp_path: Path) -> None:
     paths = [f"{case.command} {written(case, tmp_path)}" for case in ALL]
     code = (
         "import sys, contextlib, io\n"
-        "from ckptconv import cli\n"
+        "from ckptconv.cli.main import main\n"
         "for each in sys.argv[1:]:\n"
         "    command, _, path = each.partition(' ')\n"
         "    output = path + ('.pt' if command == 'safetensors2pt' else '.safetensors')\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):\n"
-        "        cli.main([command, path, output, '--dry-run', '--quiet'])\n"
+        "        main([command, path, output, '--dry-run', '--quiet'])\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=True)

@@ -148,7 +148,7 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, l
         address = re.search(r"Scheduler at:\s+(tcp://\S+)", log.read_text())
     assert address, log.read_text()
     command = [sys.executable, "-m", "distributed.cli.dask_worker", address[1], "--nthreads", "1", "--no-nanny"]
-    command += ["--no-dashboard", "--preload", str(Path(__file__).with_name("slow_worker.py"))]
+    command += ["--no-dashboard", "--preload", str(Path(__file__).parents[1].joinpath("slow_worker.py"))]
     workers = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, cwd=place)
         for _ in range(2)
@@ -181,7 +181,7 @@ def test_a_dask_cluster_makes_the_same_although_a_worker_is_killed(
 
 
 def test_a_scheduler_that_does_not_answer_is_a_paragraph(model: Path, tmp_path: Path) -> None:
-    code = "from ckptconv import cluster, cli; import sys; cluster.PATIENCE = 1; cli.main(sys.argv[1:])"
+    code = "from ckptconv.cli import dask, main; import sys; dask.PATIENCE = 1; main.main(sys.argv[1:])"
     command = [sys.executable, "-c", code, "pt2safetensors", str(model), str(tmp_path / "out")]
     done = subprocess.run([*command, "--dask", "tcp://127.0.0.1:9"], capture_output=True, text=True, check=False)
     assert done.returncode == 1

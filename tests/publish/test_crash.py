@@ -1,11 +1,11 @@
 """kill -9 at any moment: no bad file under a final name, never a wrong index, and the next run completes the work.
 
-`python tests/test_crash.py 200` kills two hundred conversions, at random calls to the system and at random times.
+`PYTHONPATH=tests python tests/publish/test_crash.py 200` kills two hundred conversions, at random
+calls and times.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -14,14 +14,13 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from crashes import contents, counted, failing, in_child, stepped
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, FailedError
@@ -29,8 +28,6 @@ from ckptconv.errors import CkptconvError, CorruptError, FailedError
 SHARDS = 8
 INDEX = "model.safetensors.index.json"
 MANIFEST = ".ckptconv-manifest.json"
-# What changes something on the disk.
-CALLS = ("open", "pwrite", "write", "ftruncate", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir")
 
 
 @dataclass
@@ -67,54 +64,6 @@ def prepared(place: Path) -> Crashing:
 @pytest.fixture(scope="module")
 def crashing(tmp_path_factory: pytest.TempPathFactory) -> Crashing:
     return prepared(tmp_path_factory.mktemp("crashing"))
-
-
-def contents(place: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
-
-
-def in_child(work: Callable[[], Any]) -> int:
-    """Run `work` in a child process; how it ended."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        with contextlib.suppress(BaseException):
-            work()
-            code = 0
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def counted(after: int, act: Callable[[], None]) -> list[int]:
-    """Have `act` called before the call to the system that comes after so many; the list holds how many there were."""
-    made = [0]
-
-    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(*arguments: Any, **options: Any) -> Any:
-            made[0] += 1
-            if made[0] == after:
-                act()
-            return call(*arguments, **options)
-
-        return counting
-
-    for name in CALLS:
-        setattr(os, name, wrapped(getattr(os, name)))
-    return made
-
-
-def stepped(after: int) -> list[int]:
-    """Have this process killed when so many functions were called; the list holds how many there were."""
-    made = [0]
-
-    def counting(frame: Any, event: str, argument: Any) -> None:
-        made[0] += 1
-        if made[0] == after:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.setprofile(counting)
-    sys.setprofile(counting)
-    return made
 
 
 def check(crashing: Crashing, found: dict[str, bytes]) -> None:
@@ -192,22 +141,6 @@ def test_killed_again_and_again_it_gets_done_in_the_end(crashing: Crashing, tmp_
 
 
 # ------------------------------------------------------------------------------------- full disks, and changed inputs
-
-
-@contextlib.contextmanager
-def failing(monkeypatch: pytest.MonkeyPatch, call: str, after: int, error: Exception) -> Iterator[None]:
-    usual = getattr(os, call)
-    left = [after]
-
-    def refused(*arguments: Any, **options: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
-            raise error
-        return usual(*arguments, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, call, refused)
-        yield
 
 
 def test_a_disk_that_gets_full_is_not_left_full(

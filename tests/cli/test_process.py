@@ -33,23 +33,24 @@ from ckptconv.cli import console as report
 from ckptconv.storage import files as storage
 
 MIB = 1 << 20
-RUN = "import sys; from ckptconv.cli import main; main(sys.argv[1:])"
+RUN = "import sys; from ckptconv.cli.main import main; main(sys.argv[1:])"
 # Sets a limit of its own before it begins.
 LIMITED = "import resource; resource.setrlimit(resource.{}, ({limit}, {limit}))\n" + RUN
 # Takes its time, so that something can happen meanwhile; "!" on stdout says that writing has begun.
 SLOWLY = """
 import os, sys, threading, time
-from ckptconv import cli, report, storage
-report.INTERVAL = 0.1
+from ckptconv.cli import console, main
+from ckptconv.storage import writing
+console.INTERVAL = 0.1
 begun = threading.Lock()
-write_at = storage.LocalWriter.write_at
+write_at = writing.LocalWriter.write_at
 def slowly(self, offset, data):
     write_at(self, offset, data)
     if begun.acquire(blocking=False):
         os.write(1, b"!")
     time.sleep(0.02)
-storage.LocalWriter.write_at = slowly
-cli.main(sys.argv[1:])
+writing.LocalWriter.write_at = slowly
+main.main(sys.argv[1:])
 """
 # Goes on when its stdin ends.
 HELD = SLOWLY.replace("time.sleep(0.02)", "os.read(0, 1)")
@@ -57,7 +58,7 @@ HELD = SLOWLY.replace("time.sleep(0.02)", "os.read(0, 1)")
 
 def _import_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
-        "make_example_of_processes", Path(__file__).parents[1] / "scripts" / "make_example.py"
+        "make_example_of_processes", Path(__file__).parents[2] / "scripts" / "make_example.py"
     )
     assert spec is not None
     assert spec.loader is not None
@@ -185,15 +186,15 @@ def test_too_little_memory_ends_in_a_paragraph(small: Path, tmp_path: Path) -> N
     """Everything is imported and has run once; then there is no room for the buffers."""
     code = """
 import resource, sys
-from ckptconv import cli
+from ckptconv.cli.main import main
 try:
-    cli.main(["pt2safetensors", sys.argv[2], "-q", "--dry-run"])
+    main(["pt2safetensors", sys.argv[2], "-q", "--dry-run"])
 except SystemExit as ended:
     assert ended.code == 0
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[5]) * 4096
 resource.setrlimit(resource.RLIMIT_DATA, (used + (512 << 10), used + (512 << 10)))
-cli.main(sys.argv[1:])
+main(sys.argv[1:])
 """
     options = [tmp_path / "out.safetensors", "--memory", "4GiB", "--jobs", 1]
     found, _, err = ended(python(code, "pt2safetensors", small, *options))
@@ -214,7 +215,7 @@ def test_without_room_for_threads_it_works_in_one(small: Path, tmp_path: Path) -
 
 IMPORTED = """
 import json, sys
-from ckptconv.cli import main
+from ckptconv.cli.main import main
 try:
     main(sys.argv[1:])
 finally:
@@ -391,7 +392,7 @@ def test_a_signal_at_any_time_leaves_all_or_nothing_and_the_code_says_which(
 
 # What is sent a signal as soon as Python lets it know of one, and says so.
 READY = """
-from ckptconv import signals
+from ckptconv.cli import signals
 signals.leave_at_once()
 print("!", flush=True)
 from ckptconv.__main__ import main
@@ -400,13 +401,13 @@ main()
 # Is sent signals while it finds out what went wrong, or tells it.
 MEANWHILE = """
 import os, signal, sys
-from ckptconv import cli, report
+from ckptconv.cli import console, main
 def disturbed(*arguments):
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
     return {function}(*arguments)
 {function}, {place} = {place}, disturbed
-cli.main(sys.argv[1:])
+main.main(sys.argv[1:])
 """
 ENDED = r"ckptconv: Stopped by SIG(INT|TERM)\. Nothing was put under a final name\."
 
@@ -434,7 +435,7 @@ def test_two_signals_at_any_time_are_one_end(small: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_signals_while_something_went_wrong_are_an_end_too(options: list[str], tmp_path: Path) -> None:
-    code = MEANWHILE.format(function="usual", place="cli._failure")
+    code = MEANWHILE.format(function="usual", place="main._failure")
     code, out, err = ended(python(code, "pt2safetensors", tmp_path / "missing.pt", *options))
     assert code in (130, 143)
     assert re.fullmatch(ENDED, err.splitlines()[-1])
@@ -443,7 +444,7 @@ def test_signals_while_something_went_wrong_are_an_end_too(options: list[str], t
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_signals_while_something_is_told_come_too_late(options: list[str], tmp_path: Path) -> None:
-    code = MEANWHILE.format(function="usual", place="report.Output.failed")
+    code = MEANWHILE.format(function="usual", place="console.Output.failed")
     code, out, err = ended(python(code, "pt2safetensors", tmp_path / "missing.pt", *options))
     assert code == 2
     assert "does not exist" in err
@@ -756,7 +757,7 @@ def test_it_starts_with_next_to_nothing_beside_its_command_line_library(tmp_path
     path = tmp_path / "model.pt"
     torch.save({"a": torch.ones(3)}, path)
     code = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
-    code += "from ckptconv.cli import main; main(sys.argv[1:])"
+    code += "from ckptconv.cli.main import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", code, *(word.format(path) for word in arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert HEAVY.isdisjoint(done.stderr.split())

@@ -17,8 +17,8 @@ import pytest
 import torch
 from checkpoints import ckptconv_here
 from safetensors.torch import load_file, save_file
+from states import STATES
 from strict import assert_same
-from test_round_trip import STATES
 
 import ckptconv
 from ckptconv.errors import CkptconvError, UsageError

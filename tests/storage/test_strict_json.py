@@ -117,8 +117,8 @@ HOSTILE = {
 @pytest.mark.parametrize("made", HOSTILE.values(), ids=HOSTILE)
 def test_a_text_that_would_take_gigabytes_takes_little_more_than_itself(made: str) -> None:
     code = f"""
-from ckptconv.storage import peak_rss
-from ckptconv.strict_json import members, parse
+from ckptconv.process import peak_rss
+from ckptconv.storage.strict_json import members, parse
 text = {made}
 before = peak_rss()
 for read in (parse, lambda text: list(members(('{{"a":' + text + '}}').encode()))):

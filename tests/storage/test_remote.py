@@ -50,7 +50,7 @@ from ckptconv.storage.uploads import part_size
 from ckptconv.tensors.moves import File
 from ckptconv.verification import evaluate
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import make_example
 
 

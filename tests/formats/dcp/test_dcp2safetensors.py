@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, Run, bits, ckptconv_here
+from checkpoints import bits, ckptconv_here
+from dcp_checkpoints import DCP, checkpoint_of, converted, expected_of, refused
 from safetensors import safe_open
 from safetensors.torch import load_file
 from strict import assert_same
@@ -24,36 +24,9 @@ from ckptconv.storage.writing import Writer
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 
-DCP = DATA / "dcp"
 CASES = sorted(path.name for path in DCP.iterdir())
 # Their dtypes are stored under others by safetensors.
 EXOTIC = "leaves_nodist"
-
-
-def checkpoint_of(case: str) -> Path:
-    return DCP / case / "checkpoint"
-
-
-def copy_of(case: str, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(checkpoint_of(case), tmp_path / "checkpoint"))
-
-
-def expected_of(case: str) -> dict[str, Any]:
-    return json.loads((DCP / case / "expected.json").read_text())  # type: ignore[no-any-return]
-
-
-def converted(source: Path, *options: object) -> Run:
-    run = ckptconv_here("dcp2safetensors", source, *options, "--no-fsync")
-    assert run.code == 0, run.err
-    return run
-
-
-def refused(source: Path, output: Path, code: int, *options: object) -> str:
-    """What is said of a checkpoint that is not converted."""
-    run = ckptconv_here("dcp2safetensors", source, output, *options)
-    assert run.code == code, run
-    assert not output.exists()
-    return run.err
 
 
 class _Hashing(Writer):

@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
 from checkpoints import ckptconv_here
+from dcp_checkpoints import checkpoint_of, converted, copy_of, expected_of, refused
 from dcp_writer import Checkpoint, one, shards
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_dcp import checkpoint_of, converted, copy_of, expected_of, refused
 from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 
 import ckptconv

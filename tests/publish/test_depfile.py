@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckptconv.errors import UsageError
 from ckptconv.publish.depfile import escaped, rule
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import make_example
 
 NAMES = st.text("ab 0=.-_#$:;%*?[]&'\"{}<>,!@+^é", min_size=1, max_size=12).filter(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints import Run, ckptconv_here
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import make_example
 
 

@@ -626,11 +626,11 @@ def test_an_attack_that_works_on_torch_load_does_nothing_here(tmp_path):
 
 def test_torch_is_not_imported():
     code = (
-        "import sys; import ckptconv.formats.torch_zip as z; from ckptconv import storage\n"
-        "z.read_zip(storage.open_reader(sys.argv[1]))\n"
+        "import sys; import ckptconv.formats.torch.zip as z; from ckptconv.storage import files\n"
+        "z.read_zip(files.open_reader(sys.argv[1]))\n"
         "print([m for m in ('torch', 'numpy', 'pickle') if m in sys.modules])"
     )
-    path = Path(__file__).parent / "data"
+    path = Path(__file__).parents[2] / "data"
     some = next(path.rglob("*.pt"))
     done = subprocess.run([sys.executable, "-c", code, some], capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
-from test_crash import counted, failing, in_child
+from crashes import counted, failing, in_child
 
 import ckptconv
 from ckptconv.errors import CkptconvError, FailedError, UnsafeError

@@ -136,7 +136,8 @@ def test_names_that_collide_are_told_apart_by_a_suffix() -> None:
 
 def test_names_depend_on_nothing_but_the_tree() -> None:
     script = (
-        "from ckptconv.keymap import flatten; from ckptconv.tensors import *\n"
+        "from ckptconv.structure.keymap import flatten; from ckptconv.tensors.lazy import *\n"
+        "from ckptconv.tensors.dtypes import DTYPES\n"
         "t = [Inline(bytes([n]), DTYPES['uint8'], (1,)) for n in range(4)]\n"
         "tree = {'s': {'b', 'a', 'c', 1, (2, 'x'), None}, 'x': {'y': t[0]}, 'x.y': t[1], ('k', 1): t[2], 1.5: t[3]}\n"
         "print(flatten(tree))"
@@ -983,7 +984,8 @@ def test_live_values_can_be_had_or_not() -> None:
 
 def test_lazy_trees_need_neither_torch_nor_numpy() -> None:
     script = (
-        "import sys; from ckptconv.keymap import *; from ckptconv.tensors import *; from ckptconv.tree import *\n"
+        "import sys; from ckptconv.structure.keymap import *; from ckptconv.tensors.lazy import *\n"
+        "from ckptconv.tensors.dtypes import DTYPES; from ckptconv.pickles.nodes import *\n"
         "t = Inline(b'abcd', DTYPES['float32'], ())\n"
         "tree = [t, {'a': t}, Size((1,)), TorchConstant('dtype', 'int8'), NumpyScalar('<f4', b'1234')]\n"
         "tree.append(Composite('x', {'p': t}))\n"

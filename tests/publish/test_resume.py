@@ -55,14 +55,14 @@ def staging(output: Path) -> list[Path]:
 
 def dying(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process that kills itself where `code` says so."""
-    code = f"import os, signal, sys\n{code}\nfrom ckptconv.cli import main; main(sys.argv[1:])"
+    code = f"import os, signal, sys\n{code}\nfrom ckptconv.cli.main import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 # Sends itself a signal when the shard of that number is begun.
 AT_SHARD = """
-from ckptconv import staging
+from ckptconv.publish.staging import directories as staging
 create = staging.StagedDirectory.create
 def dying(self, name, size):
     writer = create(self, name, size)
@@ -73,7 +73,6 @@ staging.StagedDirectory.create = dying
 """
 # Is killed at its n-th rename.
 AT_RENAME = """
-from ckptconv import staging
 replace = os.replace
 left = [{}]
 def dying(*arguments, **options):
