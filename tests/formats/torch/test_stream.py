@@ -6,9 +6,6 @@ import io
 import os
 import pickle
 import struct
-import subprocess
-import sys
-import tracemalloc
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,21 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ckptconv_here, load_with_aliases
-from counting import calls
+from containers import ContainerSuite, refusal
 from evaluate import evaluate
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
-from torch_reference import SAVABLE, Attack, bits, numbers, same
+from torch_reference import SAVABLE, bits, numbers, same
 
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import container as torch_container
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
-from ckptconv.storage import files as storage
-from ckptconv.tensors.lazy import LazyTensor
 
 MACHINE = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 
@@ -40,15 +32,6 @@ def read(path: Path) -> TorchFile:
     file = read_torch(str(path))
     assert file.container == "stream"
     return file
-
-
-def refusal(path: Path) -> str:
-    """Why a file is refused; empty if it is not. Anything but an error for users fails the test."""
-    try:
-        read_torch(str(path))
-    except CkptconvError as error:
-        return str(error)
-    return ""
 
 
 def save(value: Any, path: Path, **kwargs: Any) -> Path:
@@ -64,6 +47,13 @@ def check(value: Any, tmp_path: Path, **kwargs: Any) -> TorchFile:
     file = read(path)
     same(file.value, torch.load(path, weights_only=False))
     return file
+
+
+class TestStream(ContainerSuite):
+    container = "stream"
+
+    def save(self, value: Any, path: Path, **options: Any) -> Path:
+        return save(value, path, **options)
 
 
 # ------------------------------------------------------------------------------------------- whatever torch can save
@@ -100,14 +90,6 @@ def test_views_share_their_storage(tmp_path: Path) -> None:
     assert {record.crc for record in file.records} == {None}
 
 
-@given(data=st.data())
-@settings(deadline=None, max_examples=40)
-def test_any_tensors(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    dtypes = data.draw(st.lists(st.sampled_from([torch.uint8, torch.float16, torch.float32, torch.int64]), max_size=6))
-    tree = [numbers(dtype, *data.draw(st.lists(st.integers(0, 4), max_size=3))) for dtype in dtypes]
-    check(tree, tmp_path_factory.mktemp("any"))
-
-
 @pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
 def test_pickle_protocols(protocol: int, tmp_path: Path) -> None:
     check(OrderedDict(w=torch.randn(3, 4), b=[torch.ones(2), {"x": (1, 2)}]), tmp_path, pickle_protocol=protocol)
@@ -121,10 +103,6 @@ def test_a_training_checkpoint(tmp_path: Path) -> None:
     optimizer.step()
     tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "rng": torch.get_rng_state()}
     check(tree, tmp_path)
-
-
-def test_nothing_but_plain_values(tmp_path: Path) -> None:
-    assert list(check({"epoch": 3, "names": ["a", "b"]}, tmp_path).records) == []
 
 
 class Layer(nn.Module):
@@ -270,13 +248,6 @@ def test_keys_of_the_oldest_files_are_numbers(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- time and memory
 
 
-def test_only_pickles_and_counts_are_read(tmp_path: Path) -> None:
-    tree = {f"layer{n}": torch.zeros(200_000) for n in range(20)}
-    file = read(save(tree, tmp_path / "model.pt"))
-    assert file.file.size > 16_000_000
-    assert file.bytes_read < 100_000
-
-
 def test_a_file_larger_than_four_gigabytes(tmp_path: Path) -> None:
     """A sparse file: a storage of 5 GB of zeros, another after it."""
     path, size = tmp_path / "large.pt", 5 << 30
@@ -292,73 +263,13 @@ def test_a_file_larger_than_four_gigabytes(tmp_path: Path) -> None:
     assert evaluate(file.value["small"]) == FLOATS
 
 
-def test_many_tensors_open_fast_and_small(tmp_path: Path) -> None:
-    count = 10_000
-    tree = OrderedDict((f"model.layers.{n}.self_attn.q_proj.weight", torch.full((2, 3), n)) for n in range(count))
-    path = save(tree, tmp_path / "many.pt")
-    tracemalloc.start()
-    file = read(path)
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert calls(lambda: read(path)) < 200 * count
-    assert len(file.value) == count
-    assert kept / count < 700
-    assert peak / count < 1100
-    for n in (0, 4999, count - 1):
-        assert evaluate(list(file.value.values())[n]) == bits(torch.full((2, 3), n))
-
-
-def test_a_file_far_away_is_read_by_ranges() -> None:
-    import fsspec
-
-    buffer = io.BytesIO()
-    torch.save({"w": torch.arange(3)}, buffer, _use_new_zipfile_serialization=False)
-    with fsspec.open("memory://stream/model.pt", "wb") as out:
-        out.write(buffer.getvalue())
-    leaf = read_torch("memory://stream/model.pt").value["w"]
-    start = leaf.tensor.offset
-    assert buffer.getvalue()[start : start + 24] == bits(torch.arange(3))
-
-
-def test_torch_is_not_imported(tmp_path: Path) -> None:
-    path = save({"w": torch.ones(2)}, tmp_path / "model.pt")
-    code = (
-        "import sys; from ckptconv.formats.torch import file; file.read_torch(sys.argv[1])\n"
-        "print([m for m in ('torch', 'numpy', 'pickle') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stderr
-
-
 # ------------------------------------------------------------------------------------------------- hostile and broken
-
-
-def test_an_attack_that_works_on_torch_load_does_nothing_here(tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
-    path = save({"w": torch.ones(2), "x": Attack(canary)}, tmp_path / "evil.pt")
-    torch.load(path, weights_only=False)
-    assert canary.exists()
-    canary.unlink()
-    file = read(path)
-    assert not canary.exists()
-    assert Global("posix", "system") in file.opaque
-    assert evaluate(file.value["w"]) == bits(torch.ones(2))
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     tree = {"w": torch.arange(24.0).reshape(4, 6), "b": torch.ones(3, dtype=torch.int64)}
     return save(tree, tmp_path_factory.mktemp("sound") / "m.pt").read_bytes()
-
-
-def test_a_cut_file_is_corrupt_wherever_it_was_cut(sound: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "cut.pt"
-    for end in range(len(sound)):
-        path.write_bytes(sound[:end])
-        with pytest.raises((CorruptError, UnsupportedError), match=r"cut\.pt"):
-            read_torch(str(path))
-        # As soon as it is known what it is.
-        assert end < 40 or "cut short" in refusal(path), end
 
 
 def test_what_follows_the_last_storage_is_not_passed_over(sound: bytes, tmp_path: Path) -> None:
@@ -370,25 +281,6 @@ def test_what_follows_the_last_storage_is_not_passed_over(sound: bytes, tmp_path
     assert torch.load(path)["w"].shape == (4, 6)
     with pytest.raises(UnsupportedError, match=f"another object follows.*head -c {len(sound)}"):
         read_torch(str(path))
-
-
-@given(data=st.data())
-@settings(deadline=None, max_examples=300)
-def test_a_damaged_file_is_read_or_refused_in_words(
-    data: st.DataObject, sound: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    damaged = bytearray(sound)
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(damaged) - 1))
-        damaged[at] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
-    path = tmp_path_factory.mktemp("damaged") / "m.pt"
-    path.write_bytes(damaged)
-    refused = refusal(path)
-    assert "m.pt" in refused or not refused
-    value = None if refused else read_torch(str(path)).value
-    for leaf in value.values() if isinstance(value, dict) else ():
-        if isinstance(leaf, LazyTensor):
-            evaluate(leaf)
 
 
 ONE = Tensor(six(), 0, (6,), (1,))
@@ -454,27 +346,3 @@ def test_a_pickle_that_never_ends_is_not_read_forever(
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
-
-
-def test_it_is_converted_like_any_other_file(tmp_path: Path) -> None:
-    tree = OrderedDict(b=torch.randn(300, 500), a=torch.arange(7), t=torch.randn(64, 32).t())
-    tree["tied"] = tree["b"]
-    path = save(tree, tmp_path / "model.bin")
-    run = ckptconv_here("pt2safetensors", path, "--json")
-    assert run.code == 0, run.err
-    assert run.json["aliases"] == {"tied": "b"}
-    converted = load_with_aliases(tmp_path / "model.safetensors")
-    assert {name: bits(tensor) for name, tensor in converted.items()} == {
-        name: bits(tensor) for name, tensor in tree.items()
-    }
-    described = ckptconv_here("inspect", path, "--json").json
-    assert described["format"] == "torch stream"
-
-
-def test_readers_are_closed(tmp_path: Path) -> None:
-    path = save({"w": torch.ones(2)}, tmp_path / "model.pt")
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        read(path)
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert storage.look(str(path)).kind == "file"

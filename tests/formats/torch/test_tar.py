@@ -12,20 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import bits as bits_of
-from checkpoints import ckptconv_here, load_with_aliases
+from containers import ContainerSuite, refusal
 from evaluate import evaluate
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tar_writer import CLASSES, Part, Writer, pack, storages, tensors
 from torch import nn
-from torch_reference import Attack, bits, numbers, same
+from torch_reference import bits, numbers, same
 
-from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.errors import UnsupportedError
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
-from ckptconv.tensors.lazy import LazyTensor
 
 
 def save(value: Any, path: Path, **kwargs: Any) -> Path:
@@ -38,21 +34,22 @@ def read(path: Path) -> TorchFile:
     return file
 
 
-def refusal(path: Path) -> str:
-    """Why a file is refused; empty if it is not. Anything but an error for users fails the test."""
-    try:
-        read_torch(str(path))
-    except CkptconvError as error:
-        return str(error)
-    return ""
-
-
 def check(value: Any, tmp_path: Path, **kwargs: Any) -> TorchFile:
     """Save `value`, and compare what we read with what torch.load does."""
     path = save(value, tmp_path / "model.tar", **kwargs)
     file = read(path)
     same(file.value, torch.load(path, weights_only=False))
     return file
+
+
+class TestTar(ContainerSuite):
+    container = "tar archive"
+    dtypes = tuple(CLASSES)
+    known_from = 512
+    cost = (450, 1100, 700)
+
+    def save(self, value: Any, path: Path, **options: Any) -> Path:
+        return save(value, path, **options)
 
 
 # ---------------------------------------------------------------------------------------------- what torch could save
@@ -62,16 +59,6 @@ def check(value: Any, tmp_path: Path, **kwargs: Any) -> TorchFile:
 def test_every_dtype_of_the_time(dtype: torch.dtype, tmp_path: Path) -> None:
     tensor = numbers(dtype, 3, 5)
     check({"plain": tensor, "row": tensor[1], "column": tensor[:, 2], "scalar": tensor[2, 3]}, tmp_path)
-
-
-def test_views_share_their_storage(tmp_path: Path) -> None:
-    base = torch.arange(120, dtype=torch.float32).reshape(2, 3, 4, 5)
-    tree = OrderedDict(
-        base=base, transposed=base.transpose(0, 3), strided=base[:, ::2, 1::2], again=base, empty=base[:0]
-    )
-    file = check({"tensors": tree, "epoch": 3, "names": ["a", (1, None)]}, tmp_path)
-    assert len({leaf.facts.storage for leaf in file.value["tensors"].values()}) == 1
-    assert len(file.records) == 1
 
 
 def test_bare_storages_and_parts_of_storages(tmp_path: Path) -> None:
@@ -88,18 +75,6 @@ def test_every_form_of_tar(form: int, tmp_path: Path) -> None:
     check([torch.randn(3)], tmp_path, form=form)
 
 
-def test_nothing_but_plain_values(tmp_path: Path) -> None:
-    assert list(check({"epoch": 3}, tmp_path).records) == []
-
-
-@given(data=st.data())
-@settings(deadline=None, max_examples=25)
-def test_any_tensors(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    dtypes = data.draw(st.lists(st.sampled_from(list(CLASSES)), max_size=8))
-    tree = [numbers(dtype, *data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))) for dtype in dtypes]
-    check(tree, tmp_path_factory.mktemp("any"))
-
-
 class Model(nn.Module):
     pass
 
@@ -107,13 +82,6 @@ class Model(nn.Module):
 def test_classes_stand_beside_their_source(tmp_path: Path) -> None:
     path = save({"class": Model, "weight": torch.ones(2)}, tmp_path / "model.tar")
     assert read(path).value["class"] == Global(Model.__module__, "Model")
-
-
-def test_only_descriptions_are_read(tmp_path: Path) -> None:
-    tree = {str(n): torch.zeros(200_000) for n in range(20)}
-    file = read(save(tree, tmp_path / "model.tar"))
-    assert file.file.size > 16_000_000
-    assert file.bytes_read < 100_000
 
 
 def test_a_storage_larger_than_eight_gigabytes(tmp_path: Path) -> None:
@@ -137,32 +105,7 @@ def test_a_storage_larger_than_eight_gigabytes(tmp_path: Path) -> None:
         assert evaluate(small) == bits(torch.arange(3))
 
 
-def test_it_is_converted_like_any_other_file(tmp_path: Path) -> None:
-    tree = OrderedDict(b=torch.randn(300, 500), a=torch.arange(7), t=torch.randn(64, 32).t())
-    tree["tied"] = tree["b"]
-    path = save(tree, tmp_path / "model.pth")
-    run = ckptconv_here("pt2safetensors", path, "--json")
-    assert run.code == 0, run.err
-    assert run.json["aliases"] == {"tied": "b"}
-    converted = load_with_aliases(tmp_path / "model.safetensors")
-    for name, tensor in tree.items():
-        assert torch.equal(bits_of(converted[name]), bits_of(tensor))
-    assert ckptconv_here("inspect", path, "--json").json["format"] == "torch tar archive"
-
-
 # ------------------------------------------------------------------------------------------------- hostile and broken
-
-
-def test_an_attack_that_works_on_torch_load_does_nothing_here(tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
-    path = save({"w": torch.ones(2), "x": Attack(canary)}, tmp_path / "evil.tar")
-    torch.load(path, weights_only=False)
-    assert canary.exists()
-    canary.unlink()
-    file = read(path)
-    assert not canary.exists()
-    assert Global("posix", "system") in file.opaque
-    assert evaluate(file.value["w"]) == bits(torch.ones(2))
 
 
 @pytest.fixture(scope="module")
@@ -171,41 +114,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return save(tree, tmp_path_factory.mktemp("sound") / "m.tar").read_bytes()
 
 
-def test_a_cut_file_is_corrupt_wherever_it_was_cut(sound: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "cut.tar"
-    end = len(sound.rstrip(b"\0"))
-    for stop in [*range(0, end, 61), end - 1, end]:
-        path.write_bytes(sound[:stop])
-        with pytest.raises((CorruptError, UnsupportedError), match=r"cut\.tar"):
-            read_torch(str(path))
-        assert stop < 512 or "cut short" in refusal(path)
-
-
 def test_what_follows_the_end_is_not_passed_over(sound: bytes, tmp_path: Path) -> None:
     path = tmp_path / "long.tar"
     path.write_bytes(sound + sound)
     assert "something follows its end" in refusal(path)
     path.write_bytes(sound + bytes(5000))
     assert refusal(path) == ""
-
-
-@given(data=st.data())
-@settings(deadline=None, max_examples=300)
-def test_a_damaged_file_is_read_or_refused_in_words(
-    data: st.DataObject, sound: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    damaged = bytearray(sound)
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(sound.rstrip(b"\0")) - 1))
-        damaged[at] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF, ord("9")]) | st.integers(0, 255))
-    path = tmp_path_factory.mktemp("damaged") / "m.tar"
-    path.write_bytes(damaged)
-    refused = refusal(path)
-    assert "m.tar" in refused or not refused
-    value = None if refused else read_torch(str(path)).value
-    for leaf in value.values() if isinstance(value, dict) else ():
-        if isinstance(leaf, LazyTensor):
-            evaluate(leaf)
 
 
 FLOATS = struct.pack("<6f", *range(6))

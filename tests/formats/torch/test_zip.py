@@ -10,8 +10,6 @@ import pickle
 import random
 import shutil
 import struct
-import subprocess
-import sys
 import tracemalloc
 import warnings
 import zipfile
@@ -23,12 +21,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import torch
-from counting import calls
+from containers import ContainerSuite
 from evaluate import evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch_reference import SAVABLE, Attack, bits, numbers, same
+from torch_reference import SAVABLE, bits, numbers, same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import objects as torch_objects
@@ -73,6 +71,15 @@ def check(value: Any, tmp_path: Path, name: str = "model.pt", **kwargs: Any) -> 
     file = saved(value, tmp_path, name, **kwargs)
     same(file.value, torch.load(tmp_path / name, weights_only=False))
     return file
+
+
+class TestZip(ContainerSuite):
+    container = "zip archive"
+    known_from = 1000
+
+    def save(self, value: Any, path: Path, **options: Any) -> Path:
+        torch.save(value, path, **options)
+        return path
 
 
 # ----------------------------------------------------------------------------------------------------------- tensors
@@ -593,47 +600,7 @@ def test_files_are_told_apart(tmp_path):
     assert one.value["w"].facts.storage != two.value["w"].facts.storage
 
 
-def test_many_tensors_open_fast_and_small(tmp_path):
-    count = 10_000
-    tree = OrderedDict((f"model.layers.{n}.self_attn.q_proj.weight", torch.full((2, 3), n)) for n in range(count))
-    torch.save(tree, tmp_path / "many.pt")
-    tracemalloc.start()
-    file = read(tmp_path / "many.pt")
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(file.value) == count
-    assert kept / count < 700
-    assert peak / count < 1024
-    assert calls(lambda: read(tmp_path / "many.pt")) < 200 * count
-    for n in (0, 1, 4999, count - 1):
-        assert evaluate(list(file.value.values())[n]) == bits(torch.full((2, 3), n))
-
-
 # ------------------------------------------------------------------------------------------------- hostile and broken
-
-
-def test_an_attack_that_works_on_torch_load_does_nothing_here(tmp_path):
-    canary = tmp_path / "canary"
-    torch.save({"state_dict": {"w": torch.ones(2)}, "x": Attack(canary)}, tmp_path / "evil.pt")
-    torch.load(tmp_path / "evil.pt", weights_only=False)
-    assert canary.exists()
-    canary.unlink()
-    file = read(tmp_path / "evil.pt")
-    assert not canary.exists()
-    assert Global("posix", "system") in file.opaque
-    assert evaluate(file.value["state_dict"]["w"]) == bits(torch.ones(2))
-
-
-def test_torch_is_not_imported():
-    code = (
-        "import sys; import ckptconv.formats.torch.zip as z; from ckptconv.storage import files\n"
-        "z.read_zip(files.open_reader(sys.argv[1]))\n"
-        "print([m for m in ('torch', 'numpy', 'pickle') if m in sys.modules])"
-    )
-    path = Path(__file__).parents[2] / "data"
-    some = next(path.rglob("*.pt"))
-    done = subprocess.run([sys.executable, "-c", code, some], capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stderr
 
 
 HUGE = 1 << 62
@@ -752,35 +719,6 @@ def sound(tmp_path_factory) -> bytes:
     path = tmp_path_factory.mktemp("sound") / "m.pt"
     torch.save({"w": torch.arange(24.0).reshape(4, 6), "b": torch.ones(3, dtype=torch.int64)}, path)
     return path.read_bytes()
-
-
-def test_a_cut_archive_is_said_to_be_cut(sound, tmp_path):
-    path = tmp_path / "cut.pt"
-    for end in [*range(0, len(sound), 37), len(sound) - 1]:
-        path.write_bytes(sound[:end])
-        with pytest.raises((CorruptError, UnsupportedError), match=r"cut\.pt"):
-            read(path)
-    path.write_bytes(sound[:1000])
-    assert "cut short" in refusal(path)
-    path.write_bytes(sound + b"x")
-    assert "something was appended" in refusal(path)
-
-
-@given(data=st.data())
-@settings(deadline=None, max_examples=300)
-def test_a_damaged_archive_is_read_or_refused_in_words(data, sound, tmp_path_factory):
-    damaged = bytearray(sound)
-    for _ in range(data.draw(st.integers(1, 3))):
-        # Mostly where the structure is: at both ends.
-        at = data.draw(st.integers(0, len(damaged) - 1) | st.integers(len(damaged) - 900, len(damaged) - 1))
-        damaged[at] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
-    path = tmp_path_factory.mktemp("damaged") / "m.pt"
-    path.write_bytes(damaged)
-    refused = refusal(path)
-    assert "m.pt" in refused or not refused
-    leaves = [] if refused else [value for value in read(path).value.values() if isinstance(value, LazyTensor)]
-    for leaf in leaves:
-        evaluate(leaf)
 
 
 def put(data: bytes, at: int, form: str, value: int) -> bytes:

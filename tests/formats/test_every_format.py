@@ -1,0 +1,263 @@
+"""What every format promises: one suite, which the tests of each inherit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases, seven_shards, tag_of, widened
+from dcp_checkpoints import checkpoint_of
+from safetensors.torch import load_file, save_file
+from tar_writer import Writer, pack
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import ckptconv
+
+QUIETLY = ("--no-fsync", "--quiet")
+IMPORTED = """
+import sys
+from ckptconv.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print([name for name in ("torch", "pickle", "dill", "deepspeed") if name in sys.modules])
+"""
+
+
+class FormatSuite:
+    """Inherit it, say which command converts the format, write a checkpoint, and say what comes out of it."""
+
+    command: str
+    # What files with weights are called.
+    weights = "*"
+    shards: tuple[str, ...] = ("--max-shard-size", "300KB")
+    family: str
+
+    def write(self, place: Path) -> Path:
+        """Write a checkpoint below `place`, and return the path to convert."""
+        raise NotImplementedError
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        """The tensors that come out, as the program that the format is of loads them."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def checkpoint(self, tmp_path: Path) -> Path:
+        (tmp_path / "in").mkdir()
+        return self.write(tmp_path / "in")
+
+    def convert(self, source: object, output: object, *options: object) -> None:
+        run = ckptconv_here(self.command, source, output, *QUIETLY, *self.shards, *options)
+        assert run.code == 0, run.err
+
+    def output(self, tmp_path: Path) -> Path:
+        """The output's name: .pt files are one file, all others directories of shards."""
+        return tmp_path / ("out.pt" if self.command == "safetensors2pt" else "out")
+
+    def loaded(self, output: Path) -> dict[str, torch.Tensor]:
+        if output.suffix == ".pt":
+            return torch.load(output, weights_only=True)  # type: ignore[no-any-return]
+        return load_with_aliases(output)
+
+    def test_it_is_recognised_by_any_command(self, checkpoint: Path) -> None:
+        assert ckptconv.open(checkpoint).family == self.family
+        assert json.loads(ckptconv_here("inspect", checkpoint, "--json").out)["format"]
+
+    def test_every_tensor_comes_out_and_verifies(self, checkpoint: Path, tmp_path: Path) -> None:
+        output = self.output(tmp_path)
+        self.convert(checkpoint, output)
+        assert_same(self.loaded(output), dict(self.expected(checkpoint)))
+        run = ckptconv_here("verify", checkpoint, output, "--json")
+        assert run.code == 0, run.err
+        assert run.json["bytes_compared"] > 0
+
+    def test_the_same_input_gives_the_same_bytes_and_is_left_alone(self, checkpoint: Path, tmp_path: Path) -> None:
+        before = contents(tmp_path / "in")
+        made: list[Any] = []
+        for _ in range(2):
+            output = self.output(tmp_path)
+            self.convert(checkpoint, output)
+            made.append(output.read_bytes() if output.is_file() else contents(output))
+            output.unlink() if output.is_file() else shutil.rmtree(output)
+        assert made[0] == made[1]
+        assert contents(tmp_path / "in") == before
+
+    def test_a_dry_run_writes_nothing(self, checkpoint: Path, tmp_path: Path) -> None:
+        before = contents(tmp_path)
+        self.convert(checkpoint, self.output(tmp_path), "--dry-run")
+        assert contents(tmp_path) == before
+
+    def test_a_remote_checkpoint_is_read_alike(self, checkpoint: Path, tmp_path: Path) -> None:
+        self.convert(checkpoint, self.output(tmp_path))
+        store = fsspec.filesystem("memory")
+        root = f"/{type(self).__name__}"
+        for name, data in contents(tmp_path / "in").items():
+            store.pipe_file(f"{root}/{name}", data)
+        far = tmp_path / "far"
+        far.mkdir()
+        self.convert(f"memory:/{root}/{checkpoint.relative_to(tmp_path / 'in')}".removesuffix("/."), self.output(far))
+        assert_same(self.loaded(self.output(far)), self.loaded(self.output(tmp_path)))
+        store.rm(root, recursive=True)
+
+    def test_parts_make_what_one_process_makes(self, checkpoint: Path, tmp_path: Path) -> None:
+        if self.command == "safetensors2pt":
+            pytest.skip("one file")
+        self.convert(checkpoint, tmp_path / "whole")
+        for part in ("1/2", "0/2"):
+            self.convert(checkpoint, tmp_path / "parts", "--part", part)
+        assert ckptconv_here("finish", tmp_path / "parts").code == 0
+        assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+    def test_a_file_that_is_cut_is_corrupt_and_nothing_is_written(self, checkpoint: Path, tmp_path: Path) -> None:
+        files = [path for path in (tmp_path / "in").rglob(self.weights) if path.is_file()]
+        largest = max(files, key=lambda path: path.stat().st_size)
+        with largest.open("r+b") as file:
+            file.truncate(largest.stat().st_size // 10)
+        output = self.output(tmp_path)
+        run = ckptconv_here(self.command, checkpoint, output, *QUIETLY)
+        assert run.code == 4, run
+        assert largest.name in run.err
+        assert not output.exists()
+
+    def test_nothing_that_it_names_is_imported(self, checkpoint: Path, tmp_path: Path) -> None:
+        command = [
+            sys.executable,
+            "-c",
+            IMPORTED,
+            self.command,
+            checkpoint,
+            self.output(tmp_path),
+            *QUIETLY,
+            *self.shards,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout == "[]\n", done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------ files of torch
+
+
+class TestZip(FormatSuite):
+    command, family = "pt2safetensors", "torch"
+
+    def write(self, place: Path) -> Path:
+        return seven_shards(place / "model.pt")
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        return torch.load(checkpoint, weights_only=True)  # type: ignore[no-any-return]
+
+
+class TestStream(TestZip):
+    def write(self, place: Path) -> Path:
+        state = torch.load(seven_shards(place / "model.pt"), weights_only=True)
+        torch.save(state, place / "model.pt", _use_new_zipfile_serialization=False)
+        return place / "model.pt"
+
+
+class TestTar(TestZip):
+    def write(self, place: Path) -> Path:
+        state = torch.load(seven_shards(place / "model.pt"), weights_only=True)
+        return pack(Writer(state).members(), place / "model.pt")
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        return torch.load(checkpoint, weights_only=False)  # type: ignore[no-any-return]
+
+
+class TestTorchScript(FormatSuite):
+    command, family = "pt2safetensors", "torch"
+
+    def write(self, place: Path) -> Path:
+        torch.manual_seed(0)
+        torch.jit.save(torch.jit.script(nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300))), place / "model.pt")  # type: ignore[no-untyped-call]
+        return place / "model.pt"
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        return torch.jit.load(checkpoint).state_dict()  # type: ignore[no-untyped-call,no-any-return]
+
+
+class TestShardedSet(FormatSuite):
+    command, family = "pt2safetensors", "torch"
+
+    def write(self, place: Path) -> Path:
+        names = {}
+        for number in (1, 2):
+            name = f"pytorch_model-0000{number}-of-00002.bin"
+            torch.save({f"layer{number}": torch.full((250, 300), float(number))}, place / name)
+            names[f"layer{number}"] = name
+        index = {"metadata": {"total_size": 600_000}, "weight_map": names}
+        (place / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        return place
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        return {f"layer{number}": torch.full((250, 300), float(number)) for number in (1, 2)}
+
+
+# --------------------------------------------------------------------------------------------------------- directories
+
+
+class Zero(FormatSuite):
+    command, family = "zero-to-fp32", "deepspeed"
+    case: str
+
+    def write(self, place: Path) -> Path:
+        return Path(shutil.copytree(ZERO / self.case / "checkpoint", place / "checkpoint"))
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        expected = load_file(ZERO / self.case / "expected.safetensors")
+        return {name: widened(tensor) for name, tensor in expected.items()}
+
+
+class TestZero1(Zero):
+    case = "z1_bf16_w2"
+
+
+class TestZero2(Zero):
+    case = "z2_fp32_w3"
+
+
+class TestZero3(Zero):
+    case = "z3_fp32_w4"
+
+
+class TestUniversal(TestZero3):
+    weights = "fp32.pt"
+
+    def write(self, place: Path) -> Path:
+        checkpoint = super().write(place)
+        universal = place / "global_step_universal"
+        assert ckptconv_here("zero-to-fp32", tag_of(checkpoint), "--universal", universal).code == 0
+        shutil.rmtree(checkpoint)
+        return universal
+
+
+class TestDcp(FormatSuite):
+    command, family = "dcp2safetensors", "dcp"
+    case = "hsdp_2x2"
+
+    def write(self, place: Path) -> Path:
+        return Path(shutil.copytree(checkpoint_of(self.case), place / "step"))
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        made = checkpoint.parent.parent / "expected.pt"
+        dcp_to_torch_save(checkpoint, made)
+        return torch.load(made, weights_only=False)["model"]  # type: ignore[no-any-return]
+
+
+class TestSafetensors(FormatSuite):
+    command, family, shards = "safetensors2pt", "safetensors", ()
+
+    def write(self, place: Path) -> Path:
+        save_file({f"layer{n}": torch.full((250, 300), float(n)) for n in range(3)}, place / "model.safetensors")
+        return place / "model.safetensors"
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        return load_file(checkpoint)
