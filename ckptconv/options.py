@@ -18,14 +18,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from ckptconv.errors import UsageError
 from ckptconv.text import brief, parse_count, parse_part, parse_size
 
-DEFAULT_MEMORY = 8 << 20
-# What the default becomes where something is far away: requests are large, and several under way.
+# What the default of `memory` becomes where something is far away: requests are large, and several under way.
 FAR_MEMORY = 24 << 20
-MOST_JOBS = 256
 MOST_ITEMS = 100_000_000
 MOST_IDS = (1 << 63) - 1
-MOST_RANKS = 1 << 20
-MOST_LEVELS = 1000
 DTYPES = ("float32", "bfloat16", "float16", "keep")
 # What people call dtypes for short.
 SHORT_DTYPES = {
@@ -101,15 +97,17 @@ def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
 
 
 def _mapping(value: Any, called: str) -> dict[str, Any]:
-    if isinstance(value, str) and value:
+    kind = "mapping by text"
+    if isinstance(value, str):
         import json
 
+        kind = "JSON object"
         try:
-            value = json.loads(value)
+            value = json.loads(value or "{}")
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{called} is not JSON: {error}.") from error
-    if value != "" and not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
-        raise UsageError(f"{called} is not a JSON object.")
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise UsageError(f"{called} is not a {kind}.")
     return dict(value)
 
 
@@ -161,6 +159,8 @@ def _count(least: int, most: int) -> Kind:
     return Kind(lambda value, called: parse_count(value, called, least, most), stored=int)
 
 
+# What the command line completes, and refuses all others of.
+_LITERAL: Any = Literal
 TEXT = Kind(_text, unset="")
 PATH = Kind(_path, unset="")
 FLAG = Kind(_flag, bool, bool, unset=False)
@@ -170,10 +170,10 @@ NAMES = Kind(_names, list[str], dict, unset={})
 MAPPING = Kind(_mapping, stored=dict, unset={})
 SIZE = Kind(parse_size, stored=int)
 PART = Kind(_part, stored=list)
-DTYPE = Kind(_dtype, Literal["float32", "bfloat16", "float16", "keep", "fp32", "bf16", "fp16"])
+DTYPE = Kind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")])
 DTYPE_TEXT = Kind(_dtype)
 ROW_DTYPE = Kind(_dtype_name)
-TIED = _choice("alias", "duplicate", words=Literal["alias", "duplicate"])
+TIED = _choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = _choice("keep", "drop", unset="")
 
 
@@ -210,6 +210,9 @@ class Option:
         words = name.replace("_", "-")
         self.flags = self.flags or ((f"--no-{words}" if self.default is True else f"--{words}"),)
 
+    def __repr__(self) -> str:
+        return f"<{self.flags[0]}: {self.about}>"
+
     def explained(self, about: str) -> Option:
         """The same with another help."""
         other = copy.copy(self)
@@ -220,8 +223,8 @@ class Option:
         """The value that `value` means; None is the default. Raises UsageError, which names the option as it is
         `called`, for one that it cannot have."""
         if value is None and self.kind is not FLAG:
-            value = self.default
-        return None if value is None and self.kind is not FLAG else self.kind.parse(value, called or self.name)
+            return copy.copy(self.default)
+        return self.kind.parse(value, called or self.name)
 
     def of_words(self, words: Any) -> Any:
         """The value that the words of a command line mean: of a flag, whether it was given."""
@@ -252,16 +255,28 @@ class _Given:
     """Values of options, each an attribute: parsed, and the default where none was given."""
 
     table: ClassVar[dict[str, Option]]
+    __signature__: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls) -> None:
         cls.table = _options_in(cls)
+        cls.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
+                for name, option in cls.table.items()
+            ]
+        )
 
     def __init__(self, **given: Any) -> None:
         for name in given:
             if name not in self.table:
                 raise unknown(name, self.table)
         for name, option in self.table.items():
-            object.__setattr__(self, name, option.parse(given.get(name, option.default)))
+            value = option.parse(given[name]) if name in given else copy.copy(option.default)
+            object.__setattr__(self, name, value)
+
+
+_of_tensors = functools.partial(_option, group="tensors", decides=True)
+_of_run = functools.partial(_option, group="run")
 
 
 @dataclass(frozen=True, init=False)
@@ -273,104 +288,59 @@ class Options(_Given):
     """
 
     # Which tensors, and what becomes of them.
-    max_shard_size: int | None = _option(
+    max_shard_size: int | None = _of_tensors(
         SIZE,
         "Split the output into files of at most SIZE: 5GB, 2GiB. Default: files as the input has them; 5GB for "
         "zero-to-fp32 and dcp2safetensors.",
         metavar="SIZE",
-        group="tensors",
-        decides=True,
     )
-    dtype: str | None = _option(
+    dtype: str | None = _of_tensors(
         DTYPE,
         "Cast floating tensors to float32, bfloat16, float16 (or fp32, bf16, fp16); keep: leave them. Default: "
         "float32 for zero-to-fp32, else keep.",
         metavar="DTYPE",
-        group="tensors",
-        decides=True,
     )
-    key: str = _option(
-        TEXT,
-        "Only this subtree, as in state_dict or optimizer.state; . is all.",
-        metavar="PATH",
-        group="tensors",
-        decides=True,
+    key: str = _of_tensors(TEXT, "Only this subtree, as in state_dict or optimizer.state; . is all.", metavar="PATH")
+    include: tuple[str, ...] = _of_tensors(
+        TEXTS, "Only names that match, such as 'model.*'; repeatable.", metavar="GLOB"
     )
-    include: tuple[str, ...] = _option(
-        TEXTS,
-        "Only names that match, such as 'model.*'; repeatable.",
-        metavar="GLOB",
-        group="tensors",
-        decides=True,
+    exclude: tuple[str, ...] = _of_tensors(TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB")
+    strip_prefix: str = _of_tensors(TEXT, "Take PREFIX, such as model., off the beginning of names.", metavar="PREFIX")
+    rename: tuple[str, ...] = _of_tensors(
+        RULES, "Rename, as re.sub does: '^module=model'; repeatable.", metavar="REGEX=REPL"
     )
-    exclude: tuple[str, ...] = _option(
-        TEXTS,
-        "No names that match, such as '*.bias'; repeatable.",
-        metavar="GLOB",
-        group="tensors",
-        decides=True,
+    tied: str = _of_tensors(
+        TIED, "Store tied tensors once (alias), or under each of their names (duplicate).", default="alias"
     )
-    strip_prefix: str = _option(
-        TEXT,
-        "Take PREFIX, such as model., off the beginning of names.",
-        metavar="PREFIX",
-        group="tensors",
-        decides=True,
-    )
-    rename: tuple[str, ...] = _option(
-        RULES,
-        "Rename, as re.sub does: '^module=model'; repeatable.",
-        metavar="REGEX=REPL",
-        group="tensors",
-        decides=True,
-    )
-    tied: str = _option(
-        TIED,
-        "Store tied tensors once (alias), or under each of their names (duplicate).",
-        default="alias",
-        group="tensors",
-        decides=True,
-    )
-    structure: bool = _option(
+    structure: bool = _of_tensors(
         FLAG,
         "Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
         default=True,
-        group="tensors",
-        decides=True,
     )
 
     # How the work is done, and what is written beside the output.
-    jobs: int | None = _option(
-        _count(1, MOST_JOBS), "Work in N threads; default: what suits the machine.", metavar="N", group="run"
-    )
-    memory: int = _option(
+    jobs: int | None = _of_run(_count(1, 256), "Work in N threads; default: what suits the machine.", metavar="N")
+    memory: int = _of_run(
         SIZE,
         "Most memory for all buffers together; 24MiB by default where something is far away.",
         default="8MiB",
         metavar="SIZE",
-        group="run",
     )
-    fsync: bool = _option(FLAG, "Do not wait for the disk: a power cut may lose the output.", default=True, group="run")
-    clobber: bool = _option(FLAG, "Refuse to replace an output.", default=True, group="run")
-    verify: bool = _option(FLAG, "Compare the output with the input before it gets its name.", group="run")
-    checksum: bool = _option(FLAG, "Check the checksums of all that is read, as far as the input has any.", group="run")
-    spool_dir: str = _option(
+    fsync: bool = _of_run(FLAG, "Do not wait for the disk: a power cut may lose the output.", default=True)
+    clobber: bool = _of_run(FLAG, "Refuse to replace an output.", default=True)
+    verify: bool = _of_run(FLAG, "Compare the output with the input before it gets its name.")
+    checksum: bool = _of_run(FLAG, "Check the checksums of all that is read, as far as the input has any.")
+    spool_dir: str = _of_run(
         PATH,
         "For temporary files: of pipes, compressed tensors, what is far away. Default: beside OUTPUT, or TMPDIR.",
         metavar="DIR",
-        group="run",
     )
-    part: tuple[int, int] | None = _option(
-        PART,
-        "Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system.",
-        metavar="I/N",
-        group="run",
+    part: tuple[int, int] | None = _of_run(
+        PART, "Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system.", metavar="I/N"
     )
-    manifest: str = _option(PATH, "Write there what was made of what, with checksums.", metavar="FILE", group="run")
-    depfile: str = _option(
-        PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE", group="run"
-    )
-    dry_run: bool = _option(FLAG, "Show the plan, write nothing.", group="run")
+    manifest: str = _of_run(PATH, "Write there what was made of what, with checksums.", metavar="FILE")
+    depfile: str = _of_run(PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE")
+    dry_run: bool = _of_run(FLAG, "Show the plan, write nothing.")
 
     # The input: where it is, and what of it is taken.
     storage_options: Mapping[str, Any] = _option(
@@ -413,7 +383,7 @@ class Options(_Given):
 
     def buffers(self, far: bool) -> int:
         """The bound on all buffers together, in bytes, where something is `far` away or where nothing is."""
-        return FAR_MEMORY if far and self.memory == DEFAULT_MEMORY else self.memory
+        return FAR_MEMORY if far and self.memory == OPTIONS["memory"].default else self.memory
 
     def recorded(self) -> dict[str, Any]:
         """What decides what a conversion makes: the options that are not the default, by name, as JSON has them."""
@@ -473,7 +443,7 @@ class _Opening:
     """What only `open` takes, or calls otherwise."""
 
     exclude_frozen = Option(FLAG, group="library")
-    model_rank = Option(_count(0, MOST_RANKS), group="library")
+    model_rank = Option(_count(0, 1 << 20), group="library")
 
 
 class _Command:
@@ -489,12 +459,9 @@ class _Command:
     verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
     no_progress = Option(FLAG, "Show no progress.")
     safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.")
-    depth = Option(_count(1, MOST_LEVELS), "Levels of modules; default: as many as fit a page.", metavar="N")
+    depth = Option(_count(1, 1000), "Levels of modules; default: as many as fit a page.", metavar="N")
     as_ = Option(
-        DTYPE_TEXT,
-        "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
-        flags=("--as",),
-        metavar="DTYPE",
+        DTYPE_TEXT, "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.", flags=("--as",), metavar="DTYPE"
     )
     html = Option(PATH, "Write a page that shows it: one file, without links.", metavar="FILE")
 
