@@ -16,7 +16,7 @@ from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options import OPTIONS, Options, checked
 from ckptconv.outputs.planning import (
     Output,
     check_growth,
@@ -60,6 +60,7 @@ Planner: TypeAlias = Callable[[Source, Target, Options], Output]
 Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None]], int]
 
 
+@checked(OPTIONS)
 def convert(
     source: str | os.PathLike[str] | Source,
     output: str | os.PathLike[str] | None = None,

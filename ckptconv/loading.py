@@ -15,6 +15,7 @@ from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
+from ckptconv.options import OPTIONS, checked
 from ckptconv.outputs import selection
 from ckptconv.outputs.restore import SUFFIXES
 from ckptconv.plan import Data, FilePlan
@@ -32,6 +33,7 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 _MEMORY = 8 << 20
 
 
+@checked(OPTIONS)
 def load_state_dict(
     path: str | os.PathLike[str], *, key: str = "", storage_options: Mapping[str, Any] | None = None
 ) -> Any:
@@ -76,7 +78,7 @@ def _warn_of_newer(path: str) -> None:
         if newer:
             warnings.warn(
                 f"{original} is newer than {path}, which is loaded: convert it again if they should be the same.",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

@@ -1,18 +1,28 @@
-"""What may be asked of a conversion."""
+"""The table of options: what each is called, what values it takes, its default, and what it decides.
+
+`Options` is made of it, for a conversion, and `RowOptions`, for the layout of rows; so are the command line, what a
+manifest records, and the checks of all that a caller gives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import copy
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from ckptconv.errors import UsageError
+from ckptconv.text import brief, parse_count, parse_part, parse_size
 
-# What is done with objects of classes that a `.pt` file is not written with unasked: refused, written or left out.
-OPAQUE = ("", "keep", "drop")
-DEFAULT_MEMORY = 8 << 20
-# What the default becomes where something is far away: requests are large, and several under way.
+# What the default of `memory` becomes where something is far away: requests are large, and several under way.
 FAR_MEMORY = 24 << 20
+MOST_ITEMS = 100_000_000
+MOST_IDS = (1 << 63) - 1
+DTYPES = ("float32", "bfloat16", "float16", "keep")
 # What people call dtypes for short.
 SHORT_DTYPES = {
     **dict.fromkeys(("fp32", "f32", "float"), "float32"),
@@ -21,56 +31,470 @@ SHORT_DTYPES = {
 }
 
 
-def full_dtype(name: str | None) -> str | None:
-    """The full name of a dtype that may be called by a short one."""
-    return SHORT_DTYPES.get(name or "", name)
+class Rules(tuple[str, ...]):
+    """Rules for renaming that a file has given: they may be made to take for ever, and are not even compiled here."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is asked of a conversion; see the command line's contract for each. None: the source's default."""
+# ------------------------------------------------------------------------------------------------------ kinds of value
 
-    dtype: str | None = None
-    max_shard_size: int | None = None
-    key: str = ""
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    strip_prefix: str = ""
-    rename: Sequence[str] = ()
-    tied: str = "alias"
-    structure: bool = True
-    jobs: int | None = None
-    memory: int = DEFAULT_MEMORY
-    fsync: bool = True
-    clobber: bool = True
-    dry_run: bool = False
-    family: str = ""
-    tag: str = ""
-    optimizer: str = ""
-    universal: str = ""
-    per_rank: bool = False
-    exclude_frozen_parameters: bool = False
-    opaque: str = ""
-    drop_opaque: bool = False
-    inert: bool = False
-    checksum: bool = False
-    verify: bool = False
-    depfile: str = ""
-    spool_dir: str = ""
-    manifest: str = ""
-    part: tuple[int, int] | None = None
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.opaque not in OPAQUE:
-            raise UsageError(f"opaque is {self.opaque[:40]!r}; it may be {' or '.join(filter(None, OPAQUE))}.")
+class Kind(NamedTuple):
+    """What values an option takes.
+
+    `parse` makes one of what a caller gave; it raises UsageError, naming the option as it is told to. `words` is the
+    type that the command line has of it, `stored` the type in JSON, and `unset` the value where nothing was given.
+    """
+
+    parse: Callable[[Any, str], Any]
+    words: Any = str
+    stored: type = str
+    unset: Any = None
+
+
+def _text(value: Any, called: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{called} {brief(value)} is not text.")
+    return value
+
+
+def _path(value: Any, called: str) -> str:
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str):
+        raise UsageError(f"{called} {brief(value)} is not a path.")
+    return path
+
+
+def _flag(value: Any, called: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{called} {brief(value)} is neither True nor False.")
+    return value
+
+
+def _texts(value: Any, called: str) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (tuple, list)) or not all(isinstance(each, str) for each in value):
+        raise UsageError(f"{called} {brief(value)} is neither text nor a list of texts.")
+    return value if isinstance(value, tuple) else tuple(value)
+
+
+def _rules(value: Any, called: str) -> tuple[str, ...]:
+    rules = _texts(value, called)
+    for each in () if isinstance(rules, Rules) else rules:
+        parse_rule(each, called)
+    return rules
+
+
+def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
+    """The pattern and the replacement of a rule for renaming. Raises UsageError, naming the option, if it is none."""
+    pattern, equals, replacement = text.rpartition("=")
+    if not equals:
+        raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.")
+    try:
+        return re.compile(pattern), replacement
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"{called} {text!r}: {pattern!r} is not a regular expression: {error}.") from error
+
+
+def _mapping(value: Any, called: str) -> dict[str, Any]:
+    kind = "mapping by text"
+    if isinstance(value, str):
+        import json
+
+        kind = "JSON object"
+        try:
+            value = json.loads(value or "{}")
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{called} is not JSON: {error}.") from error
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise UsageError(f"{called} is not a {kind}.")
+    return dict(value)
+
+
+def _dtype_name(value: Any, called: str) -> str:
+    """The full name of a dtype: of text, short or full, or of a dtype of torch, which is not imported for that."""
+    text = value if isinstance(value, str) else str(value)
+    if not isinstance(value, str):
+        if not text.startswith("torch."):
+            raise UsageError(f"{called} {brief(value)} is no dtype.", "Give its name as text, or a dtype of torch.")
+        text = text.removeprefix("torch.")
+    return SHORT_DTYPES.get(text, text)
+
+
+def _dtype(value: Any, called: str) -> str:
+    name = _dtype_name(value, called)
+    if name not in DTYPES:
+        raise UsageError(f"{called} {brief(name)} is no dtype to convert to.", "Give fp32, bf16, fp16 or keep.")
+    return name
+
+
+def _part(value: Any, called: str) -> tuple[int, int] | None:
+    return None if value == "" else parse_part(value, called)
+
+
+def _names(value: Any, called: str) -> dict[str, str]:
+    """Names by part, of a mapping or of words such as weight=NAME."""
+    if not isinstance(value, Mapping):
+        value = dict(_named(text, called) for text in _texts(value, called))
+    return {_text(part, called): _text(name, called) for part, name in value.items()}
+
+
+def _named(text: str, called: str) -> tuple[str, str]:
+    part, equals, name = text.partition("=")
+    if not (part and equals and name):
+        raise UsageError(f"{called} {text!r} does not say which tensor is what.", "It is written as weight=NAME.")
+    return part, name
+
+
+def _choice(*choices: str, words: Any = str, unset: Any = None) -> Kind:
+    def parse(value: Any, called: str) -> str:
+        if not isinstance(value, str) or (value not in choices and value != unset):
+            raise UsageError(f"{called} is {brief(value)}; it may be {' or '.join(choices)}.")
+        return value
+
+    return Kind(parse, words, unset=unset)
+
+
+def _count(least: int, most: int) -> Kind:
+    return Kind(lambda value, called: parse_count(value, called, least, most), stored=int)
+
+
+# What the command line completes, and refuses all others of.
+_LITERAL: Any = Literal
+TEXT = Kind(_text, unset="")
+PATH = Kind(_path, unset="")
+FLAG = Kind(_flag, bool, bool, unset=False)
+TEXTS = Kind(_texts, list[str], list, unset=())
+RULES = Kind(_rules, list[str], list, unset=())
+NAMES = Kind(_names, list[str], dict, unset={})
+MAPPING = Kind(_mapping, stored=dict, unset={})
+SIZE = Kind(parse_size, stored=int)
+PART = Kind(_part, stored=list)
+DTYPE = Kind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")])
+DTYPE_TEXT = Kind(_dtype)
+ROW_DTYPE = Kind(_dtype_name)
+TIED = _choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
+OPAQUE = _choice("keep", "drop", unset="")
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+class Option:
+    """One option: what it takes, and how the command line calls and explains it.
+
+    `about` is its help. `default` is what a user would write, None for the kind's. `flags` are its names on the command
+    line, where these are others than its own: a flag that is True by default is turned off there, by --no-… `group` is
+    what it has to do with. `decides`: what an output holds depends on it, so manifests and plan ids record it.
+    """
+
+    name = ""
+
+    def __init__(
+        self,
+        kind: Kind,
+        about: str = "",
+        *,
+        default: Any = None,
+        flags: tuple[str, ...] = (),
+        metavar: str | None = None,
+        group: str = "",
+        decides: bool = False,
+    ) -> None:
+        self.kind, self.about, self.written = kind, about, default
+        self.flags, self.metavar, self.group, self.decides = flags, metavar, group, decides
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.name = name
+        self.default = self.kind.unset if self.written is None else self.kind.parse(self.written, name)
+        words = name.replace("_", "-")
+        self.flags = self.flags or ((f"--no-{words}" if self.default is True else f"--{words}"),)
+
+    def __repr__(self) -> str:
+        return f"<{self.flags[0]}: {self.about}>"
+
+    def explained(self, about: str) -> Option:
+        """The same with another help."""
+        other = copy.copy(self)
+        other.about = about
+        return other
+
+    def parse(self, value: Any, called: str = "") -> Any:
+        """The value that `value` means; None is the default. Raises UsageError, which names the option as it is
+        `called`, for one that it cannot have."""
+        if value is None and self.kind is not FLAG:
+            return copy.copy(self.default)
+        return self.kind.parse(value, called or self.name)
+
+    def of_words(self, words: Any) -> Any:
+        """The value that the words of a command line mean: of a flag, whether it was given."""
+        return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
+
+
+def _option(kind: Kind, about: str = "", **settings: Any) -> Any:
+    """An option that stands for its value, as type checkers see it."""
+    return Option(kind, about, **settings)
+
+
+def unknown(name: str, known: Iterable[str]) -> UsageError:
+    """The error about a keyword argument `name` that is none of those `known`."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known)
+    return UsageError(
+        f"There is no option {name[:100]!r}.",
+        f"Did you mean {' or '.join(close)}?" if close else "They are those of the command line, with underscores.",
+    )
+
+
+def _options_in(owner: type) -> dict[str, Option]:
+    return {name: option for name, option in vars(owner).items() if isinstance(option, Option)}
+
+
+class _Given:
+    """Values of options, each an attribute: parsed, and the default where none was given."""
+
+    table: ClassVar[dict[str, Option]]
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls) -> None:
+        cls.table = _options_in(cls)
+        cls.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
+                for name, option in cls.table.items()
+            ]
+        )
+
+    def __init__(self, **given: Any) -> None:
+        for name in given:
+            if name not in self.table:
+                raise unknown(name, self.table)
+        for name, option in self.table.items():
+            value = option.parse(given[name]) if name in given else copy.copy(option.default)
+            object.__setattr__(self, name, value)
+
+
+_of_tensors = functools.partial(_option, group="tensors", decides=True)
+_of_run = functools.partial(_option, group="run")
+
+
+@dataclass(frozen=True, init=False)
+class Options(_Given):
+    """What is asked of a conversion; see the command line's contract for each. None: the source's default.
+
+    Each takes what the command line takes, as text, and what it is in Python: dtype="bf16", dtype=torch.bfloat16;
+    max_shard_size="5GB", max_shard_size=5_000_000_000. Raises UsageError for a name or a value that there is not.
+    """
+
+    # Which tensors, and what becomes of them.
+    max_shard_size: int | None = _of_tensors(
+        SIZE,
+        "Split the output into files of at most SIZE: 5GB, 2GiB. Default: files as the input has them; 5GB for "
+        "zero-to-fp32 and dcp2safetensors.",
+        metavar="SIZE",
+    )
+    dtype: str | None = _of_tensors(
+        DTYPE,
+        "Cast floating tensors to float32, bfloat16, float16 (or fp32, bf16, fp16); keep: leave them. Default: "
+        "float32 for zero-to-fp32, else keep.",
+        metavar="DTYPE",
+    )
+    key: str = _of_tensors(TEXT, "Only this subtree, as in state_dict or optimizer.state; . is all.", metavar="PATH")
+    include: tuple[str, ...] = _of_tensors(
+        TEXTS, "Only names that match, such as 'model.*'; repeatable.", metavar="GLOB"
+    )
+    exclude: tuple[str, ...] = _of_tensors(TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB")
+    strip_prefix: str = _of_tensors(TEXT, "Take PREFIX, such as model., off the beginning of names.", metavar="PREFIX")
+    rename: tuple[str, ...] = _of_tensors(
+        RULES, "Rename, as re.sub does: '^module=model'; repeatable.", metavar="REGEX=REPL"
+    )
+    tied: str = _of_tensors(
+        TIED, "Store tied tensors once (alias), or under each of their names (duplicate).", default="alias"
+    )
+    structure: bool = _of_tensors(
+        FLAG,
+        "Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
+        default=True,
+    )
+
+    # How the work is done, and what is written beside the output.
+    jobs: int | None = _of_run(_count(1, 256), "Work in N threads; default: what suits the machine.", metavar="N")
+    memory: int = _of_run(
+        SIZE,
+        "Most memory for all buffers together; 24MiB by default where something is far away.",
+        default="8MiB",
+        metavar="SIZE",
+    )
+    fsync: bool = _of_run(FLAG, "Do not wait for the disk: a power cut may lose the output.", default=True)
+    clobber: bool = _of_run(FLAG, "Refuse to replace an output.", default=True)
+    verify: bool = _of_run(FLAG, "Compare the output with the input before it gets its name.")
+    checksum: bool = _of_run(FLAG, "Check the checksums of all that is read, as far as the input has any.")
+    spool_dir: str = _of_run(
+        PATH,
+        "For temporary files: of pipes, compressed tensors, what is far away. Default: beside OUTPUT, or TMPDIR.",
+        metavar="DIR",
+    )
+    part: tuple[int, int] | None = _of_run(
+        PART, "Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system.", metavar="I/N"
+    )
+    manifest: str = _of_run(PATH, "Write there what was made of what, with checksums.", metavar="FILE")
+    depfile: str = _of_run(PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE")
+    dry_run: bool = _of_run(FLAG, "Show the plan, write nothing.")
+
+    # The input: where it is, and what of it is taken.
+    storage_options: Mapping[str, Any] = _option(
+        MAPPING, "Settings of a store, for fsspec, such as '{\"anon\": true}'.", metavar="JSON", group="input"
+    )
+    inert: bool = _option(
+        FLAG, "Take even files that carry an attack; nothing in them runs.", group="input", decides=True
+    )
+    family: str = _option(TEXT, group="library")
+    tag: str = _option(
+        TEXT,
+        "The tag to convert; default: what `latest` says.",
+        flags=("--tag", "-t"),
+        metavar="TAG",
+        group="input",
+        decides=True,
+    )
+    exclude_frozen_parameters: bool = _option(FLAG, "Leave frozen parameters out.", group="input", decides=True)
+
+    # What else is made of it, and how.
+    optimizer: str = _option(PATH, "Write the optimizer states there, by parameter.", metavar="PATH", group="output")
+    universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group="output")
+    per_rank: bool = _option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group="output")
+    opaque: str = _option(
+        OPAQUE,
+        "Objects of classes that are not known to be data: write them, or leave them out. Default: refuse.",
+        metavar="keep|drop",
+        group="output",
+        decides=True,
+    )
+    drop_opaque: bool = _option(FLAG, "The same as --opaque drop.", group="output", decides=True)
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         if self.drop_opaque:  # as it was called at first
             if self.opaque == "keep":
                 raise UsageError("--drop-opaque and --opaque keep contradict each other.")
             object.__setattr__(self, "opaque", "drop")
             object.__setattr__(self, "drop_opaque", False)
-        object.__setattr__(self, "dtype", full_dtype(self.dtype))
 
     def buffers(self, far: bool) -> int:
         """The bound on all buffers together, in bytes, where something is `far` away or where nothing is."""
-        return FAR_MEMORY if far and self.memory == DEFAULT_MEMORY else self.memory
+        return FAR_MEMORY if far and self.memory == OPTIONS["memory"].default else self.memory
+
+    def recorded(self) -> dict[str, Any]:
+        """What decides what a conversion makes: the options that are not the default, by name, as JSON has them."""
+        chosen = {name: getattr(self, name) for name, option in sorted(OPTIONS.items()) if option.decides}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in chosen.items()
+            if value != OPTIONS[name].default
+        }
+
+
+@dataclass(frozen=True, init=False)
+class RowOptions(_Given):
+    """What a user says of the layout of rows; what is left out is None, or is derived."""
+
+    embedding_dim: int | None = _option(_count(1, MOST_ITEMS), "Items of weight in a row.", metavar="D")
+    optimizer: str | None = _option(
+        Kind(_text),
+        "exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
+        metavar="NAME",
+    )
+    weight_dtype: str | None = _option(ROW_DTYPE, "float32 or float16; default: the table's.", metavar="DTYPE")
+    momentum1_dtype: str | None = _option(ROW_DTYPE, "float32, float16 or bfloat16; default: float32.", metavar="DTYPE")
+    momentum2_dtype: str | None = _option(ROW_DTYPE, "As --momentum1-dtype.", metavar="DTYPE")
+    max_dim: int | None = _option(
+        _count(1, MOST_ITEMS), "D of the widest table of the same operator; default: this one's.", metavar="D"
+    )
+
+    @classmethod
+    def take(cls, options: dict[str, Any]) -> RowOptions:
+        """What `options` say of a layout, which is taken out of them."""
+        return cls(**{name: options.pop(name) for name in cls.table if name in options})
+
+
+class _Rows:
+    """What else commands for rows take."""
+
+    names = Option(
+        TEXTS,
+        "The table; repeated, the shards of it in order. Default: the only one.",
+        flags=("--tensor",),
+        metavar="NAME",
+    )
+    decode = Option(FLAG, "Write timestamp, count and used in the place of metadata.")
+    global_id_offset = Option(_count(1, MOST_IDS), "How much less local ids are than global ones.", metavar="N")
+    bucket_size = Option(_count(1, MOST_IDS), "Ids that a bucket spans; default: any one size.", metavar="N")
+
+
+class _Packing:
+    """What `pack` takes of rows, and no other."""
+
+    names = Option(NAMES, "The tensor that is PART of the rows; repeatable.", flags=("--part",), metavar="PART=NAME")
+    name = Option(TEXT, "What the table is called.", metavar="NAME")
+
+
+class _Opening:
+    """What only `open` takes, or calls otherwise."""
+
+    exclude_frozen = Option(FLAG, group="library")
+    model_rank = Option(_count(0, 1 << 20), group="library")
+
+
+class _Command:
+    """What only the command line takes."""
+
+    dask = Option(
+        TEXT,
+        "Spread the work over the dask.distributed cluster with the scheduler there: tcp://10.0.0.1:8786.",
+        metavar="ADDRESS",
+    )
+    json = Option(FLAG, "Print one JSON object, also of a failure.")
+    quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
+    verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
+    no_progress = Option(FLAG, "Show no progress.")
+    safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.")
+    depth = Option(_count(1, 1000), "Levels of modules; default: as many as fit a page.", metavar="N")
+    as_ = Option(
+        DTYPE_TEXT, "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.", flags=("--as",), metavar="DTYPE"
+    )
+    html = Option(PATH, "Write a page that shows it: one file, without links.", metavar="FILE")
+
+
+# The table, in parts: an option of one name may be another elsewhere.
+OPTIONS = Options.table
+ROWS = {**RowOptions.table, **_options_in(_Rows)}
+PACKING = {**RowOptions.table, **_options_in(_Packing)}
+OPENING = {**OPTIONS, **_options_in(_Opening)}
+COMMAND = _options_in(_Command)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
+    """Decorate a function of the library: its keyword arguments that are options of `table` reach it parsed, and one
+    that neither it nor, where it takes any, `table` knows is a UsageError."""
+
+    def decorate(function: Any) -> Any:
+        code = function.__code__
+        own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        known = [*own, *(table if code.co_flags & inspect.CO_VARKEYWORDS else ())]
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            for name, value in given.items():
+                if name not in known:
+                    raise unknown(name, known)
+                if name in table:
+                    given[name] = table[name].parse(value)
+            return function(*args, **given)
+
+        return call
+
+    return decorate

@@ -5,37 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.console import _output
-from ckptconv.cli.options import (
-    CARRYING_OUT,
-    CONVERTING,
-    NAMING,
-    SHOWING,
-    Destination,
-    DropOpaque,
-    ExcludeFrozen,
-    Input,
-    PerRank,
-    Tag,
-    _dtype,
-    _option,
-    parse_common,
-    storage_options,
-    taking,
-)
+from ckptconv.cli.console import output_of
+from ckptconv.cli.options import CONVERTING, SHOWING, TENSORS, Destination, Input, named, taking
 from ckptconv.cli.rows import rows
 from ckptconv.cli.typer_compat import Command, Group
 from ckptconv.errors import UsageError
+from ckptconv.options import OPTIONS
 from ckptconv.version import __version__
-
-if TYPE_CHECKING:
-    pass
-
 
 ABOUT = """
 Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.
@@ -63,17 +44,6 @@ app = typer.Typer(
 )
 
 
-Opaque = Annotated[
-    str,
-    typer.Option(
-        "--opaque",
-        metavar="keep|drop",
-        show_default=False,
-        help="Objects of classes that are not known to be data: write them, or leave them out. Default: refuse.",
-    ),
-]
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from ckptconv.cli.commands import versions
@@ -92,7 +62,7 @@ def _common(
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(CONVERTING)
+@taking(*CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert a .pt, .pth, .bin or .ckpt file to safetensors.
 
@@ -107,7 +77,10 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
 
 
 @app.command("safetensors2pt", cls=Command)
-@taking({name: option for name, option in CONVERTING.items() if name not in NAMING})
+@taking(
+    *named("opaque drop_opaque"),
+    *(each for each in CONVERTING if each not in named("max_shard_size strip_prefix rename tied checksum")),
+)
 def safetensors2pt(
     source: Annotated[
         str, typer.Argument(metavar="INPUT", show_default=False, help="A .safetensors file, an index or a directory.")
@@ -116,8 +89,6 @@ def safetensors2pt(
         str,
         typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .pt, .pth, .bin or .ckpt."),
     ],
-    opaque: Opaque = "",
-    drop_opaque: DropOpaque = False,
     **options: Any,
 ) -> None:
     """Write a .pt file of a safetensors file or directory.
@@ -132,29 +103,19 @@ def safetensors2pt(
       ckptconv safetensors2pt model.safetensors model.pt
       ckptconv safetensors2pt --opaque drop model.safetensors model.pt
     """
-    options |= {"opaque": opaque, "drop_opaque": drop_opaque}
     _convert("safetensors2pt", "safetensors", source, output, options)
 
 
 @app.command("zero-to-fp32", cls=Command)
-@taking(CONVERTING)
+@taking(
+    *named("tag exclude_frozen_parameters optimizer universal per_rank safe_serialization"),
+    *CONVERTING,
+)
 def zero_to_fp32(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", show_default=False, help="The directory with `latest`, or a tag's.")
     ],
     output: Destination = None,
-    tag: Tag = "",
-    exclude_frozen_parameters: ExcludeFrozen = False,
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="PATH", help="Write the optimizer states there, by parameter.")
-    ] = "",
-    universal: Annotated[
-        str, typer.Option("--universal", metavar="DIR", help="Write a universal checkpoint there, to resume from.")
-    ] = "",
-    per_rank: PerRank = False,
-    safe_serialization: Annotated[
-        bool, typer.Option("--safe-serialization", help="Accepted and ignored: the output is always safe.")
-    ] = False,
     **options: Any,
 ) -> None:
     """Join the fp32 weights of a DeepSpeed checkpoint.
@@ -168,28 +129,19 @@ def zero_to_fp32(
       ckptconv zero-to-fp32 runs/7b/checkpoints model/
       ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
     """
-    if output is None and not (optimizer or universal):
+    options.pop("safe_serialization")
+    if output is None and not (options.get("optimizer") or options.get("universal")):
         raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
-    options.update(
-        tag=tag,
-        exclude_frozen_parameters=exclude_frozen_parameters,
-        optimizer=optimizer,
-        universal=universal,
-        per_rank=per_rank,
-    )
     _convert("zero-to-fp32", "deepspeed", checkpoint, output, options)
 
 
 @app.command("dcp2safetensors", cls=Command)
-@taking(CONVERTING)
+@taking(*named("optimizer"), *CONVERTING)
 def dcp2safetensors(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
     ],
     output: Destination = None,
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="PATH", help="Write the optimizer states there, by parameter.")
-    ] = "",
     **options: Any,
 ) -> None:
     """Join the files of a torch.distributed.checkpoint (FSDP).
@@ -204,13 +156,22 @@ def dcp2safetensors(
       ckptconv dcp2safetensors checkpoints/step-1000 model/
       ckptconv dcp2safetensors step-1000 model/ --optimizer optimizer/
     """
-    if output is None and not optimizer:
+    if output is None and not options.get("optimizer"):
         raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
-    _convert("dcp2safetensors", "dcp", directory, output, {**options, "optimizer": optimizer})
+    _convert("dcp2safetensors", "dcp", directory, output, options)
 
 
 @app.command("verify", cls=Command)
-@taking({name: option for name, option in CONVERTING.items() if name not in CARRYING_OUT})
+@taking(
+    *named("tag exclude_frozen_parameters"),
+    OPTIONS["optimizer"].explained("Verify the optimizer states there."),
+    OPTIONS["universal"].explained("Verify the universal checkpoint there."),
+    *named("per_rank opaque drop_opaque"),
+    OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
+    *TENSORS,
+    *named("spool_dir"),
+    *SHOWING,
+)
 def verify_(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", show_default=False, help="What was converted, of any format.")
@@ -218,20 +179,6 @@ def verify_(
     output: Annotated[
         str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="What the conversion wrote.")
     ] = None,
-    tag: Tag = "",
-    exclude_frozen_parameters: ExcludeFrozen = False,
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="PATH", help="Verify the optimizer states there.")
-    ] = "",
-    universal: Annotated[
-        str, typer.Option("--universal", metavar="DIR", help="Verify the universal checkpoint there.")
-    ] = "",
-    per_rank: PerRank = False,
-    opaque: Opaque = "",
-    drop_opaque: DropOpaque = False,
-    manifest: Annotated[
-        str, typer.Option("--manifest", metavar="FILE", help="What the conversion wrote with that; default: in OUTPUT.")
-    ] = "",
     **options: Any,
 ) -> None:
     """Is this output exactly that source?
@@ -246,32 +193,11 @@ def verify_(
       ckptconv verify --dtype bfloat16 runs/7b/checkpoints model/
       ckptconv verify model.safetensors model.pt
     """
-    from ckptconv.text import parse_size
     from ckptconv.verification.verify import verify
 
-    shown = _output("verify", options)
-    limit = options["max_shard_size"]
-    options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
-    options["storage_options"] = storage_options(options["storage_options"])
-    options["structure"] = not options.pop("no_structure")
-    for name in ("include", "exclude", "rename"):
-        options[name] = tuple(options[name] or ())
+    shown = output_of("verify", options)
     with shown.progress() as progress:
-        done = verify(
-            source,
-            output,
-            progress=progress,
-            announce=progress.begin,
-            tag=tag,
-            exclude_frozen_parameters=exclude_frozen_parameters,
-            optimizer=optimizer,
-            universal=universal,
-            per_rank=per_rank,
-            opaque=opaque,
-            drop_opaque=drop_opaque,
-            manifest=manifest,
-            **options,
-        )
+        done = verify(source, output, progress=progress, announce=progress.begin, **options)
     signals.ignore()
     shown.verified(done)
 
@@ -281,12 +207,8 @@ app.add_typer(rows)
 
 @app.command("finish", cls=Command)
 @taking(
-    {
-        "checksum": _option(bool, False, "--checksum", help="Read all again, and compare it with its checksums."),
-        "no_fsync": CONVERTING["no_fsync"],
-        "manifest": CONVERTING["manifest"],
-        **{name: SHOWING[name] for name in ("storage_options", "json", "quiet", "verbose", "no_progress")},
-    }
+    OPTIONS["checksum"].explained("Read all again, and compare it with its checksums."),
+    *named("fsync manifest storage_options json quiet verbose no_progress"),
 )
 def finish_(
     outputs: Annotated[
@@ -307,9 +229,7 @@ def finish_(
     """
     from ckptconv.publish.finish import finish
 
-    shown = _output("finish", options)
-    options["fsync"] = not options.pop("no_fsync")
-    options["storage_options"] = storage_options(options["storage_options"])
+    shown = output_of("finish", options)
     with shown.progress() as progress:
         report = finish(outputs, publishing=signals.ignore, progress=progress, announce=progress.begin, **options)
     signals.ignore()
@@ -317,25 +237,21 @@ def finish_(
 
 
 @app.command("inspect", cls=Command)
-@taking(SHOWING)
+@taking(
+    *named("tag depth as_"),
+    OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
+    *named("html"),
+    *SHOWING,
+)
 def inspect_(
     path: Annotated[
         str, typer.Argument(metavar="PATH", show_default=False, help="A file, a directory or a URL, of any format.")
     ],
-    tag: Tag = "",
-    depth: Annotated[
-        str, typer.Option("--depth", metavar="N", help="Levels of modules; default: as many as fit a page.")
-    ] = "",
-    as_: Annotated[
-        str,
-        typer.Option("--as", metavar="DTYPE", help="What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."),
-    ] = "",
-    max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", metavar="SIZE", help="And that in files of at most SIZE.")
-    ] = "",
-    html: Annotated[
-        str, typer.Option("--html", metavar="FILE", help="Write a page that shows it: one file, without links.")
-    ] = "",
+    *,
+    depth: int | None = None,
+    as_: str | None = None,
+    max_shard_size: int | None = None,
+    html: str = "",
     **options: Any,
 ) -> None:
     """Show what is inside a checkpoint. No tensor data is read.
@@ -353,51 +269,32 @@ def inspect_(
     from ckptconv.inspection.summary import summarize
     from ckptconv.process import no_garbage
     from ckptconv.storage.paths import normalize
-    from ckptconv.text import format_size, parse_count, parse_size
+    from ckptconv.text import format_size
 
-    output = _output("inspect", options)
-    levels = parse_count(depth, "--depth", 1000) if depth else None
-    limit = parse_size(max_shard_size, "--max-shard-size") if max_shard_size else None
-    dtype = _dtype(as_) if as_ else None
+    output = output_of("inspect", options)
     # A million tensors are as many small objects, and all are shown.
     with no_garbage():
-        source = open_source(
-            normalize(path),
-            tag=tag,
-            inert=options["inert"],
-            storage_options=storage_options(options["storage_options"]),
-        )
+        source = open_source(normalize(path), **options)
         summary = summarize(source)
-        if as_ or limit:
+        if as_ or max_shard_size:
             from ckptconv.inspection.summary import forecast
 
-            summary["conversion"] = forecast(source, dtype, limit)
+            summary["conversion"] = forecast(source, as_, max_shard_size)
     if html:
         from ckptconv.inspection.page import write_page
         from ckptconv.outputs.targets import files_behind
 
         size = write_page(html, path, summary, files_behind(source))
         output.note(f"wrote {html} ({format_size(size)})")
-    output.inspected(path, summary, levels)
+    output.inspected(path, summary, depth)
 
 
 def _convert(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
     from ckptconv.conversion import convert
-    from ckptconv.text import parse_size
 
-    output = _output(command, options)
-    limit = options.get("max_shard_size")
-    options["max_shard_size"] = None if limit is None else parse_size(limit, "--max-shard-size")
-    parse_common(options)
-    options["structure"] = not options.pop("no_structure")
-    for name in ("include", "exclude", "rename"):
-        options[name] = tuple(options.get(name) or ())
-    part, address = options.pop("part"), options.pop("dask")
-    if part:
-        from ckptconv.publish.parts import parse_part
-
-        options["part"] = parse_part(part, os.environ)
-    if part and address:
+    output = output_of(command, options)
+    address = options.pop("dask", "")
+    if options.get("part") and address:
         raise UsageError("--part and --dask are two ways to spread the work: give one of them.")
     with output.progress() as progress, contextlib.ExitStack() as stack:
         executor = None

@@ -366,9 +366,7 @@ def _rows_lines(report: CheckReport) -> list[str]:
     return lines
 
 
-def _output(command: str, options: dict[str, Any]) -> Output:
+def output_of(command: str, options: dict[str, Any]) -> Output:
     """How `command` shows what it does; takes what says so out of `options`."""
-    from ckptconv.cli.console import Output
-
     shown = {name: options.pop(name) for name in ("json", "quiet", "verbose", "no_progress") if name in options}
     return Output(command, **shown)

@@ -33,7 +33,7 @@ def _options_below(group: Any) -> set[str]:
     return own.union(*map(_options_below, commands))
 
 
-def _failure(error: BaseException) -> CkptconvError | None:
+def failure_of(error: BaseException) -> CkptconvError | None:
     """`error` as one of ours; None for what is not an error at all."""
     if isinstance(error, CkptconvError):
         return error

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from ckptconv.cli import signals
 from ckptconv.cli.commands import app
-from ckptconv.cli.console import _output
-from ckptconv.cli.failures import _failure
+from ckptconv.cli.console import output_of
+from ckptconv.cli.failures import failure_of
 from ckptconv.errors import StoppedError, UsageError
 
 
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             signals.ignore()
     except StoppedError as error:  # it came beside the work: before, after, or while something else went wrong
         signals.ignore()
-        _output("", {"json": "--json" in arguments}).failed(error)
+        output_of("", {"json": "--json" in arguments}).failed(error)
         code = error.exit_code
     sys.exit(code)
 
@@ -59,10 +59,10 @@ def _run(arguments: list[str]) -> int:
         code = app(arguments, standalone_mode=False, prog_name="ckptconv")
         sys.stdout.flush()
     except BaseException as error:
-        failure = _failure(error)
+        failure = failure_of(error)
         if failure is None:
             raise
         signals.ignore()  # the code is known
-        _output("", {"json": "--json" in arguments}).failed(failure)
+        output_of("", {"json": "--json" in arguments}).failed(failure)
         return failure.exit_code
     return code if isinstance(code, int) else 0

@@ -8,22 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.console import _output
-from ckptconv.cli.options import (
-    CONVERTING,
-    LAYOUT,
-    MAKING,
-    MOST_IDS,
-    SHOWING,
-    Tables,
-    Tensors,
-    _named,
-    parse_common,
-    parse_dimensions,
-    storage_options,
-    taking,
-)
+from ckptconv.cli.console import output_of
+from ckptconv.cli.options import LAYOUT, MAKING, SHOWING, Tables, named, taking
 from ckptconv.cli.typer_compat import Command, Group
+from ckptconv.options import PACKING, ROWS
 
 rows = typer.Typer(
     name="rows",
@@ -43,16 +31,12 @@ Examples:
 
 
 @rows.command("split", cls=Command)
-@taking({**LAYOUT, **MAKING})
+@taking(ROWS["names"], ROWS["decode"], *MAKING)
 def rows_split(
     table: Tables,
     output: Annotated[
         str, typer.Argument(metavar="OUTPUT", show_default=False, help="One .safetensors file, or a directory.")
     ],
-    tensor: Tensors = None,
-    decode: Annotated[
-        bool, typer.Option("--decode", help="Write timestamp, count and used in the place of metadata.")
-    ] = False,
     **options: Any,
 ) -> None:
     """Split a table of whole rows into its parts.
@@ -68,21 +52,16 @@ def rows_split(
     """
     from ckptconv.rows.split import split
 
-    _make_rows("rows split", split, table, output, options, names=tuple(tensor or ()), decode=decode)
+    _make_rows("rows split", split, table, output, options)
 
 
 @rows.command("pack", cls=Command)
-@taking({**LAYOUT, **MAKING})
+@taking(PACKING["names"], PACKING["name"], *MAKING)
 def rows_pack(
     source: Annotated[list[str], typer.Argument(metavar="SOURCE...", show_default=False, help="Where the parts are.")],
     output: Annotated[
         str, typer.Argument(metavar="OUTPUT", show_default=False, help="A .safetensors or .pt file, or a directory.")
     ],
-    part: Annotated[
-        list[str] | None,
-        typer.Option("--part", metavar="PART=NAME", help="The tensor that is PART of the rows; repeatable."),
-    ] = None,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the table is called.")] = "",
     **options: Any,
 ) -> None:
     """Pack such parts into a table of whole rows.
@@ -98,22 +77,18 @@ def rows_pack(
     """
     from ckptconv.rows.pack import pack
 
-    names = dict(_named(text) for text in part or ())
-    _make_rows("rows pack", pack, source, output, options, names=names, name=name)
+    _make_rows("rows pack", pack, source, output, options)
 
 
 @rows.command("check", cls=Command)
-@taking({**LAYOUT, "spool_dir": CONVERTING["spool_dir"], **SHOWING})
+@taking(
+    *(ROWS[name] for name in ("names", "global_id_offset", "bucket_size")),
+    *LAYOUT,
+    *named("spool_dir"),
+    *SHOWING,
+)
 def rows_check(
     table: Tables,
-    tensor: Tensors = None,
-    global_id_offset: Annotated[
-        str | None,
-        typer.Option("--global-id-offset", metavar="N", help="How much less local ids are than global ones."),
-    ] = None,
-    bucket_size: Annotated[
-        str | None, typer.Option("--bucket-size", metavar="N", help="Ids that a bucket spans; default: any one size.")
-    ] = None,
     **options: Any,
 ) -> None:
     """Check a table of whole rows, or its parts.
@@ -128,44 +103,17 @@ def rows_check(
       ckptconv rows check parts/
     """
     from ckptconv.rows.check import check
-    from ckptconv.text import parse_count
 
-    shown = _output("rows check", options)
-    parse_dimensions(options)
-    options["storage_options"] = storage_options(options["storage_options"])
-    offset, size = (
-        None if text is None else parse_count(text, option, MOST_IDS)
-        for text, option in ((global_id_offset, "--global-id-offset"), (bucket_size, "--bucket-size"))
-    )
+    shown = output_of("rows check", options)
     with shown.progress() as progress:
-        report = check(
-            table,
-            names=tuple(tensor or ()),
-            global_id_offset=offset,
-            bucket_size=size,
-            progress=progress,
-            announce=progress.begin,
-            **options,
-        )
+        report = check(table, progress=progress, announce=progress.begin, **options)
     signals.ignore()
     shown.rows_checked(report)
 
 
-def _make_rows(
-    command: str, make: Callable[..., Any], paths: list[str], target: str, options: dict[str, Any], **settings: Any
-) -> None:
-    output = _output(command, options)
-    parse_dimensions(options)
-    parse_common(options)
+def _make_rows(command: str, make: Callable[..., Any], paths: list[str], target: str, options: dict[str, Any]) -> None:
+    output = output_of(command, options)
     with output.progress() as progress:
-        report = make(
-            paths,
-            target,
-            progress=progress,
-            announce=progress.begin,
-            publishing=signals.ignore,
-            **settings,
-            **options,
-        )
+        report = make(paths, target, progress=progress, announce=progress.begin, publishing=signals.ignore, **options)
     signals.ignore()
     output.done(report)

@@ -16,6 +16,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import sharded
 from ckptconv.formats.torch.zip import what_it_is
+from ckptconv.options import OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.storage.files import Entry, listing, look, open_reader
 from ckptconv.storage.paths import basename, dirname, is_remote, join
@@ -30,6 +31,7 @@ FAMILIES = {
 }
 
 
+@checked(OPENING)
 def open_source(
     path: str | os.PathLike[str],
     *,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options import OPTIONS, Options
 from ckptconv.outputs import safetensors, selection, universal
 from ckptconv.outputs.restore import Restored, plan_restored
 from ckptconv.outputs.targets import Spared, Target, check_file, not_a_directory, resolved_name
@@ -25,8 +25,6 @@ from ckptconv.version import __version__
 # An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
 # be as large as it likes, by repeating an element.
 MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
-# Options that choose tensors and change them, but for those that rename.
-_CHOOSING = ("key", "include", "exclude", "dtype", "tied", "max_shard_size")
 
 
 # The files of an output, the names in it that are stored under another, {removed: kept}, and what it has to say.
@@ -102,9 +100,13 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
 
 def _choosing(options: Options) -> dict[str, str]:
     """The options that choose and change tensors, of those that were given, and why none of them is of use here."""
-    usual = Options()
-    given = [f"--{name.replace('_', '-')}" for name in _CHOOSING if getattr(options, name) != getattr(usual, name)]
-    given += [] if options.structure else ["--no-structure"]
+    given = [
+        option.flags[0]
+        for name, option in OPTIONS.items()
+        if option.group == "tensors"
+        and not name.startswith(("strip_", "rename"))
+        and getattr(options, name) != option.default
+    ]
     renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
     return dict.fromkeys([*given, *renaming], "changes nothing in a universal checkpoint, which holds all as it is")
 
@@ -121,7 +123,7 @@ def output_of(
 ) -> Output:
     """The output that consists of `files`, with its plan id; a manifest calls what it is made of `sources` `kind`."""
     inputs = {name: found for source in sources for name, found in source.inputs.items()}
-    plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, recorded(options)))
+    plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, options.recorded()))
     head = heading(sources, options, kind, plan_id, aliases)
     return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told())
 
@@ -350,28 +352,6 @@ def _file_plans(
     return tuple(files)
 
 
-# What is asked of a run, and changes nothing about what it makes.
-_OF_THE_RUN = frozenset(
-    {
-        "jobs", "memory", "fsync", "clobber", "dry_run", "family", "optimizer", "universal", "per_rank", "checksum",
-        "spool_dir", "storage_options", "manifest", "depfile", "part", "verify",
-    }
-)  # fmt: skip
-
-
-_USUAL = vars(Options())
-
-
-def recorded(options: Options) -> dict[str, Any]:
-    """What decides what a conversion makes: the options that are not the default, as JSON has them."""
-    chosen = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _OF_THE_RUN}
-    return {name: _plain(value) for name, value in sorted(chosen.items()) if _plain(value) != _plain(_USUAL[name])}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
 def identity(found: Hashable) -> dict[str, Any]:
     """An entry of `Source.inputs` as a manifest has it: the size, and a hash of all that tells the content apart."""
     size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
@@ -393,6 +373,6 @@ def heading(
         "plan": plan_id,
         "kind": kind,
         "source": described,
-        "options": recorded(options),
+        "options": options.recorded(),
         "aliases": dict(sorted(aliases.items())),
     }

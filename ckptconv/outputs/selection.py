@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.options import parse_rule
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, LazyTensor, same_bytes
 from ckptconv.tensors.moves import Cast
 
 # Of a name, so much is shown.
 _LONGEST = 200
-DTYPE_CHOICES = ("float32", "bfloat16", "float16", "keep")
 
 
 def subtree(tree: Any, key: str, where: str) -> Any:
@@ -150,7 +150,7 @@ def renaming(prefix: str, rules: Sequence[str]) -> list[tuple[str, Callable[[str
     if prefix:
         found.append((f"--strip-prefix {prefix!r}", lambda name: name.removeprefix(prefix)))
     for rule in rules:
-        pattern, replacement = _rule(rule)
+        pattern, replacement = parse_rule(rule, "--rename")
         found.append((f"--rename {rule!r}", functools.partial(_substituted, pattern, replacement)))
     return found
 
@@ -181,16 +181,6 @@ def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, s
         for option, name in first.items()
         if option not in changing
     }
-
-
-def _rule(rule: str) -> tuple[re.Pattern[str], str]:
-    pattern, equals, replacement = rule.rpartition("=")
-    if not equals:
-        raise UsageError(f"--rename {rule!r} is not of the form REGEX=REPLACEMENT.")
-    try:
-        return re.compile(pattern), replacement
-    except re.error as error:
-        raise UsageError(f"--rename {rule!r}: {pattern!r} is not a regular expression: {error}.") from error
 
 
 def untie(flat: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import CorruptError, FailedError, UsageError
-from ckptconv.options import Options
+from ckptconv.options import OPTIONS, Options, checked
 from ckptconv.outputs import safetensors, universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
 from ckptconv.outputs.targets import check_file, is_output_name
@@ -71,6 +71,7 @@ class _Planned:
         return self.path if self.kind == "file" else join(self.path, name)
 
 
+@checked(OPTIONS)
 def finish(
     outputs: Sequence[str | os.PathLike[str]],
     *,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
-from ckptconv.options import Options
+from ckptconv.options import OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
 from ckptconv.rows.buckets import Buckets
 from ckptconv.rows.columns import part
 from ckptconv.rows.ids import Ids
-from ckptconv.rows.layout import METADATA_KEY, Asked, Layout
+from ckptconv.rows.layout import METADATA_KEY, Layout
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.tables import Paths, Table, as_paths, choose, contents, join, layout_of, open_all
 from ckptconv.storage.spool import SpoolingReaders
@@ -76,6 +76,7 @@ class CheckReport:
     peak_rss_bytes: int = 0
 
 
+@checked({**OPTIONS, **ROWS})
 def check(
     table: Paths,
     *,
@@ -95,7 +96,7 @@ def check(
     Raises DifferenceError, which has the whole report, where something is wrong.
     """
     started = time.monotonic()
-    paths, asked = as_paths(table), Asked.take(options)
+    paths, asked = as_paths(table), RowOptions.take(options)
     chosen = Options(**options)
     sources = open_all(paths, chosen)
     found = [contents(source) for source in sources]

@@ -21,11 +21,11 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.options import full_dtype
+from ckptconv.options import RowOptions
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES, DType
 
@@ -201,26 +201,7 @@ def _place_states(layout: Layout, dim: int) -> tuple[list[Field], int]:
 # ------------------------------------------------------------------------------------------------- what is asked for
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a user says of a layout; what is left out is None, or is derived."""
-
-    embedding_dim: int | None = None
-    optimizer: str | None = None
-    weight_dtype: str | None = None
-    momentum1_dtype: str | None = None
-    momentum2_dtype: str | None = None
-    max_dim: int | None = None
-
-    @classmethod
-    def take(cls, options: dict[str, Any]) -> Asked:
-        """What `options` say of a layout, which is taken out of them."""
-        said: dict[str, Any] = {field.name: options.pop(field.name) for field in fields(cls) if field.name in options}
-        said |= {key: full_dtype(value) for key, value in said.items() if key.endswith("_dtype")}
-        return cls(**said)
-
-
-def make(asked: Asked, dtype: str) -> Layout:
+def make(asked: RowOptions, dtype: str) -> Layout:
     """The layout that was asked for, of a table of `dtype`. Raises UsageError where something is missing or makes no
     sense, UnsupportedError for what whole rows cannot be."""
     dim, optimizer = asked.embedding_dim, optimizer_named(asked.optimizer) if asked.optimizer else None
@@ -268,7 +249,7 @@ def check_width(layout: Layout, items: int, where: str) -> None:
     """Raise UsageError where the rows of `where` have another width than `layout`, and say what they could be."""
     if layout.row_items == items:
         return
-    asked = Asked(embedding_dim=layout.embedding_dim, optimizer=layout.optimizer)
+    asked = RowOptions(embedding_dim=layout.embedding_dim, optimizer=layout.optimizer)
     raise UsageError(
         f"{where}: its rows have {items} items of {layout.weight_dtype}, and {layout.describe()} makes "
         f"{layout.row_items}. Nothing was written.",
@@ -276,14 +257,14 @@ def check_width(layout: Layout, items: int, where: str) -> None:
     )
 
 
-def could_be(items: int, dtype: str, asked: Asked) -> str:
+def could_be(items: int, dtype: str, asked: RowOptions) -> str:
     """A sentence that names layouts which rows of `items` elements of `dtype` may have, the likeliest first."""
     found = candidates(items, dtype, asked.embedding_dim)
     if not found:
         return f"No layout of whole rows has rows of {items} items of {dtype}: this may be an ordinary table."
     # Those that are most like what was asked for, and then those that are likeliest by themselves.
     like_asked = sorted(found, key=lambda layout: _unlikelihood(layout, asked))
-    likeliest = sorted(found, key=lambda layout: _unlikelihood(layout, Asked()))
+    likeliest = sorted(found, key=lambda layout: _unlikelihood(layout, RowOptions()))
     close = [layout for layout in like_asked if _unlikelihood(layout, asked)[0] < _STRANGE][:_NAMED]
     named = list(dict.fromkeys((*close, *likeliest)))[: 2 * _NAMED]
     more = f"; or {len(found) - len(named)} more" if len(found) > len(named) else ""
@@ -294,7 +275,7 @@ def likeliest(items: int, dtype: str) -> Layout | None:
     """The likeliest layout of rows of `items` elements; None where an ordinary table of that width is likelier, as
     embedding dimensions are round numbers."""
     found = [layout for layout in candidates(items, dtype) if _roundness(layout.embedding_dim) > _roundness(items)]
-    return min(found, key=lambda layout: _unlikelihood(layout, Asked()), default=None)
+    return min(found, key=lambda layout: _unlikelihood(layout, RowOptions()), default=None)
 
 
 def _roundness(dim: int) -> int:
@@ -340,7 +321,7 @@ def _fitting(family: Callable[[int], Layout], items: int) -> Layout | None:
 _STRANGE = 2
 
 
-def _unlikelihood(layout: Layout, asked: Asked) -> tuple[int, ...]:
+def _unlikelihood(layout: Layout, asked: RowOptions) -> tuple[int, ...]:
     """What sorts the likely layouts first: as asked for, all tables of one width, usual dtypes, round dimensions."""
     differing = [
         asked.embedding_dim not in (None, layout.embedding_dim),
@@ -387,7 +368,7 @@ def parse(text: str, where: str) -> tuple[Layout, str]:
         raise _malformed(where, "has no plausible dimensions")
     try:
         layout = make(
-            Asked(**{key: values[key] for key in _MEMBERS if key not in _unused(values)}), values["weight_dtype"]
+            RowOptions(**{key: values[key] for key in _MEMBERS if key not in _unused(values)}), values["weight_dtype"]
         )
     except (UsageError, UnsupportedError) as error:
         raise _malformed(where, f"makes no sense: {error.message}") from error

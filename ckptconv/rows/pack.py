@@ -12,14 +12,14 @@ from ckptconv.conversion import produce
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options import OPTIONS, PACKING, Options, RowOptions, checked
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import FilePlan
 from ckptconv.result import Report
-from ckptconv.rows.layout import METADATA_KEY, Asked
+from ckptconv.rows.layout import METADATA_KEY
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.proof import verifier_of_pack
 from ckptconv.rows.tables import Contents, Paths, as_paths, contents, open_all
@@ -27,6 +27,7 @@ from ckptconv.storage.paths import basename, normalize
 from ckptconv.tensors.lazy import LazyTensor
 
 
+@checked({**OPTIONS, **PACKING})
 def pack(
     parts: Paths,
     output: str | os.PathLike[str],
@@ -42,11 +43,11 @@ def pack(
 
     `parts` is a checkpoint that holds the tensors, or several. `names` are those of the tensors by what they are,
     {"weight": …}; by default each is called as what it is. `name` is the table's. What `split` made says its layout
-    itself; for others `options` say it, by the fields of `Asked`; the rest are as for `split`.
+    itself; for others `options` say it, by the fields of `RowOptions`; the rest are as for `split`.
     Raises a `CkptconvError`; then nothing new stands at `output`.
     """
     started = time.monotonic()
-    asked = Asked.take(options)
+    asked = RowOptions.take(options)
     chosen = Options(**options)
     target = resolve_output(normalize(output), chosen)
     chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))

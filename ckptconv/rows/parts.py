@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.options import RowOptions
 from ckptconv.pickles import nodes
 from ckptconv.rows.columns import check_rows, column
-from ckptconv.rows.layout import METADATA_KEY, PAD, Asked, Field, Layout, make, optimizer_named, parse
+from ckptconv.rows.layout import METADATA_KEY, PAD, Field, Layout, make, optimizer_named, parse
 from ckptconv.rows.tables import Contents
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Joined, LazyTensor, View, Zeros
@@ -30,7 +31,7 @@ class Parts:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def choose(cls, found: Contents, names: Mapping[str, str], asked: Asked) -> Parts:
+    def choose(cls, found: Contents, names: Mapping[str, str], asked: RowOptions) -> Parts:
         """The parts in `found`. Raises a `CkptconvError` where one is missing, or does not fit."""
         layout, table = _layout(found, names, asked)
         places = _places(found, layout, names)
@@ -80,7 +81,7 @@ _HEADER = ("timestamp", "count", "used")
 _METADATA = Join(((4, 0, 32), (4, 32, 31), (1, 63, 1)), 8)
 
 
-def _layout(found: Contents, names: Mapping[str, str], asked: Asked) -> tuple[Layout, str]:
+def _layout(found: Contents, names: Mapping[str, str], asked: RowOptions) -> tuple[Layout, str]:
     """The layout of the rows, and what their table is called: as recorded, or as was asked for."""
     record = found.metadata.get(METADATA_KEY)
     if record is not None:
@@ -122,7 +123,7 @@ def _missing(part: str, found: Contents) -> UsageError:
     )
 
 
-def _completed(asked: Asked, weight: LazyTensor) -> Asked:
+def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
     """What was asked for, with the embedding dimension that the weight has."""
     if len(weight.shape) != 2:
         raise UnsupportedError(f"The weight has the shape {list(weight.shape)}, where it is [rows, D].")
@@ -131,7 +132,7 @@ def _completed(asked: Asked, weight: LazyTensor) -> Asked:
     return replace(asked, embedding_dim=weight.shape[1])
 
 
-def _check_agrees(layout: Layout, asked: Asked, where: str) -> None:
+def _check_agrees(layout: Layout, asked: RowOptions, where: str) -> None:
     """Raise UsageError where something was asked for that is not what the record says."""
     for key, value in vars(asked).items():
         if value is not None and getattr(layout, key) != (optimizer_named(value) if key == "optimizer" else value):

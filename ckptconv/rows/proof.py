@@ -9,11 +9,11 @@ from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import DifferenceError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options import Options, RowOptions
 from ckptconv.outputs.planning import Output
 from ckptconv.publish.publish import final_path
 from ckptconv.rows.columns import padding, part
-from ckptconv.rows.layout import PAD, Asked
+from ckptconv.rows.layout import PAD
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.tables import Table, contents
 from ckptconv.storage.spool import SpoolingReaders
@@ -25,7 +25,7 @@ def verifier_of_split(table: Table, output: Output, options: Options, progress: 
     """What packs the parts of `table` again, and compares each row with that of the table."""
 
     def pairs(source: Source) -> Iterator[tuple[str, LazyTensor, LazyTensor]]:
-        yield table.name, table.tensor, Parts.choose(contents(source), {}, Asked()).table()
+        yield table.name, table.tensor, Parts.choose(contents(source), {}, RowOptions()).table()
 
     return lambda places: _compare(pairs(_made(output, places, options)), output, options, progress)
 

@@ -12,14 +12,14 @@ from ckptconv.conversion import produce
 from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options import OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.plan import Blank, FilePlan, NotBlankError
 from ckptconv.result import Report
 from ckptconv.rows.columns import padding, part
-from ckptconv.rows.layout import METADATA_KEY, PAD, Asked, Layout, dump
+from ckptconv.rows.layout import METADATA_KEY, PAD, Layout, dump
 from ckptconv.rows.proof import verifier_of_split
 from ckptconv.rows.tables import Paths, Table, as_paths, layout_of, open_table
 from ckptconv.storage.paths import basename, normalize
@@ -31,6 +31,7 @@ from ckptconv.tensors.lazy import Narrow
 _LOOK = 1 << 18
 
 
+@checked({**OPTIONS, **ROWS})
 def split(
     table: Paths,
     output: str | os.PathLike[str],
@@ -47,12 +48,12 @@ def split(
     `table` is a checkpoint, or several of which each holds a part; `names` are the tensors in each that make up the
     table, in order, by default the only table. With `decode` the header comes as timestamp, count and used, else as one
     number. The padding is kept as `pad` where any byte of it is not zero.
-    `options` say what is in a row, by the fields of `Asked`: embedding_dim, optimizer and others; the rest are fields
-    of `Options`. `progress`, `announce` and `publishing` are as in `convert`.
+    `options` say what is in a row, by the fields of `RowOptions`: embedding_dim, optimizer and others; the rest are
+    fields of `Options`. `progress`, `announce` and `publishing` are as in `convert`.
     Raises a `CkptconvError`; then nothing new stands at `output`.
     """
     started = time.monotonic()
-    paths, asked = as_paths(table), Asked.take(options)
+    paths, asked = as_paths(table), RowOptions.take(options)
     chosen = Options(**options)
     target = resolve_output(normalize(output), chosen)
     if target.is_torch:

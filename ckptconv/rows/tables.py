@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options import Options, RowOptions
 from ckptconv.pickles import nodes
-from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Asked, Layout, check_width, could_be, likeliest, make
+from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Layout, check_width, could_be, likeliest, make
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Concat, LazyTensor
@@ -188,7 +188,7 @@ def _listed(names: Sequence[str]) -> str:
     return nodes.shown(list(names), _SHOWN) if names else "none at all"
 
 
-def layout_of(table: Table, asked: Asked, where: str) -> Layout:
+def layout_of(table: Table, asked: RowOptions, where: str) -> Layout:
     """The layout of `table`, which was `asked` for. Raises UsageError where it is not one that the table can have."""
     items, dtype = table.tensor.shape[1], table.tensor.dtype.name
     try:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options import OPTIONS, Options, Rules
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.storage.files import look, open_reader, read_text
 from ckptconv.storage.paths import basename, dirname, join
@@ -27,12 +27,7 @@ from ckptconv.version import __version__
 
 MANIFEST = ".ckptconv-manifest.json"
 _MAX_MANIFEST = 256 << 20
-# The options that a manifest may have, by type. That an attack is to be taken is nothing a file has a say in.
-OPTIONS: dict[str, type] = {
-    "dtype": str, "max_shard_size": int, "key": str, "include": list, "exclude": list, "strip_prefix": str,
-    "rename": list, "tied": str, "tag": str, "exclude_frozen_parameters": bool, "opaque": str, "drop_opaque": bool,
-    "inert": bool, "structure": bool,
-}  # fmt: skip
+# That an attack is to be taken is nothing a file has a say in.
 _IGNORED = frozenset({"inert"})
 # So many patterns, of so many characters, are taken from a file.
 _MOST_PATTERNS, _LONGEST = 1000, 4096
@@ -41,10 +36,6 @@ _KINDS = {"weights": "weights", "states": "optimizer", "universal": "universal"}
 _STALE = "It is of another version of these files; convert again."
 _AGAIN = "The file was damaged or changed since it was written; convert again."
 _YOURSELF = "Give the options of the conversion yourself."
-
-
-class Rules(tuple[str, ...]):
-    """Rules for renaming that a file has given: they may be made to take for ever."""
 
 
 class Manifest(NamedTuple):
@@ -79,10 +70,17 @@ def read_manifest(path: str, options: Mapping[str, Any]) -> Manifest | None:
 
 
 def _is_option(name: str, value: Any) -> bool:
-    if type(value) is not OPTIONS.get(name):
+    option = OPTIONS.get(name)
+    if option is None or not option.decides or type(value) is not option.kind.stored:
         return False
-    texts = value if type(value) is list else [value] if type(value) is str else []
-    return len(texts) <= _MOST_PATTERNS and all(type(text) is str and len(text) <= _LONGEST for text in texts)
+    texts: list[Any] = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+    if len(texts) > _MOST_PATTERNS or not all(type(text) is str and len(text) <= _LONGEST for text in texts):
+        return False
+    try:
+        option.parse(Rules(texts) if name == "rename" else value)
+    except UsageError:
+        return False
+    return True
 
 
 def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:

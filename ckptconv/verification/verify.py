@@ -21,7 +21,7 @@ from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageE
 from ckptconv.formats.detect import open_source, ranks_to_convert
 from ckptconv.formats.source import Source, Training
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.options import Options
+from ckptconv.options import OPTIONS, Options, Rules, checked
 from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.process import no_garbage, peak_rss, settled
@@ -40,9 +40,7 @@ from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Reference, Span, bl
 from ckptconv.verification.output import SUFFIX, Written, read_directory, read_file
 from ckptconv.verification.provenance import (
     MANIFEST,
-    OPTIONS,
     Manifest,
-    Rules,
     check_checksums,
     check_planned,
     check_safetensors,
@@ -150,6 +148,7 @@ class _Piece(NamedTuple):
         return (self.stop - self.start) * self.pair.got.dtype.itemsize
 
 
+@checked(OPTIONS)
 def verify(
     source: str | os.PathLike[str] | Source,
     output: str | os.PathLike[str] | None = None,
@@ -186,8 +185,8 @@ def verify(
         sources = [source] if isinstance(source, Source) else _open(normalize(source), targets, asked)
     pairs = [(one, _of_rank(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=progress, announce=announce)
-    usual, deciding = Options(), targets[0].manifest
-    done.options = {name: getattr(asked, name) for name in OPTIONS if getattr(asked, name) != getattr(usual, name)}
+    deciding = targets[0].manifest
+    done.options = {name: getattr(asked, name) for name in asked.recorded()}
     done.manifest = deciding.path if deciding and deciding.options else ""
     return done
 
@@ -283,8 +282,7 @@ def _target(path: str, asked: Options) -> Target:
 
 def _with(manifest: Manifest, asked: Options) -> Options:
     """The options of the conversion, from the manifest where they were not given."""
-    usual = Options()
-    left = {name: value for name, value in manifest.options.items() if getattr(asked, name) == getattr(usual, name)}
+    left = {name: value for name, value in manifest.options.items() if getattr(asked, name) == OPTIONS[name].default}
     return replace(asked, **left, family=asked.family or manifest.family)
 
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from ckptconv import finish
 from ckptconv.cli import console as report
 from ckptconv.errors import UsageError
-from ckptconv.publish.parts import assign, parse_part
+from ckptconv.publish.parts import assign
+from ckptconv.text import parse_part
 
 SHARDED = ("--max-shard-size", "1MB")
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -60,11 +61,11 @@ def test_every_file_has_one_part_and_no_part_has_much_more_than_another(
 
 
 def test_parts_are_named_by_number_and_count() -> None:
-    assert parse_part("0/1", {}) == (0, 1)
-    assert parse_part("3/4", {}) == (3, 4)
+    assert parse_part("0/1", "--part") == (0, 1)
+    assert parse_part("3/4", "--part") == (3, 4)
     for wrong in ("4/4", "1", "-1/4", "1/0", "a/b", "", "0x1/4", "1/4/5"):
         with pytest.raises(UsageError):
-            parse_part(wrong, {})
+            parse_part(wrong, "--part")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_parts_are_named_by_number_and_count() -> None:
     ],
 )
 def test_auto_reads_what_batch_systems_set(environment: dict[str, str], expected: tuple[int, int]) -> None:
-    assert parse_part("auto", environment) == expected
+    assert parse_part("auto", "--part", environment) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_auto_reads_what_batch_systems_set(environment: dict[str, str], expected
 )
 def test_auto_says_what_is_missing(environment: dict[str, str], words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_part("auto", environment)
+        parse_part("auto", "--part", environment)
     for word in words:
         assert word in str(caught.value)
 

@@ -1,0 +1,375 @@
+"""The table of options: what Python and the command line may say, that both mean the same, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import pickle
+import pydoc
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from checkpoints import DATA, ckptconv_here, contents
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptconv
+from ckptconv import Options, UsageError
+from ckptconv.cli.commands import app
+from ckptconv.options import COMMAND, FLAG, OPENING, OPTIONS, PACKING, ROWS, Option, RowOptions, Rules
+
+# For each option: what its default is, a value, and how that may be written, in Python and last as words.
+ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
+    "max_shard_size": (None, 5_000_000_000, [5_000_000_000, np.int64(5_000_000_000), "5000000000", "5GB"]),
+    "dtype": (None, "bfloat16", [torch.bfloat16, "bfloat16", "bf16"]),
+    "key": ("", "state_dict", ["state_dict"]),
+    "include": ((), ("*.bias",), ["*.bias", ("*.bias",), ["*.bias"]]),
+    "exclude": ((), ("a", "b"), [("a", "b"), ["a", "b"]]),
+    "strip_prefix": ("", "model.", ["model."]),
+    "rename": ((), ("a=b",), ["a=b", ("a=b",), ["a=b"]]),
+    "tied": ("alias", "duplicate", ["duplicate"]),
+    "structure": (True, False, [False]),
+    "jobs": (None, 3, [3, np.uint8(3), "3"]),
+    "memory": (8 << 20, 1 << 20, [1 << 20, "1048576", "1MiB"]),
+    "fsync": (True, False, [False]),
+    "clobber": (True, False, [False]),
+    "verify": (False, True, [True]),
+    "checksum": (False, True, [True]),
+    "spool_dir": ("", "/tmp/x", [Path("/tmp/x"), "/tmp/x"]),
+    "part": (None, (0, 2), [(0, 2), [0, 2], "0/2"]),
+    "manifest": ("", "m.json", [Path("m.json"), "m.json"]),
+    "depfile": ("", "m.d", [Path("m.d"), "m.d"]),
+    "dry_run": (False, True, [True]),
+    "storage_options": ({}, {"anon": True}, [{"anon": True}, '{"anon": true}']),
+    "inert": (False, True, [True]),
+    "family": ("", "torch", ["torch"]),
+    "tag": ("", "global_step1", ["global_step1"]),
+    "exclude_frozen_parameters": (False, True, [True]),
+    "optimizer": ("", "states", [Path("states"), "states"]),
+    "universal": ("", "u", [Path("u"), "u"]),
+    "per_rank": (False, True, [True]),
+    "opaque": ("", "keep", ["keep"]),
+    "drop_opaque": (False, False, [False]),  # the same as opaque="drop"
+}
+NOT_TEXT = [3, b"x", ["a"], True]
+REFUSED: dict[str, list[Any]] = {
+    "max_shard_size": [-1, 0, True, 5e9, "", "5 apples", "-1", "9" * 5000, "1e3", [1]],
+    "dtype": [3, "int8", "", torch.int8, np.float32, torch.float64, ["bf16"], object()],
+    "key": NOT_TEXT,
+    "include": [3, b"x", [3], {"a"}, {"a": 1}],
+    "exclude": [3, ("a", None)],
+    "strip_prefix": NOT_TEXT,
+    "rename": ["a", "", "(=b", ["a=b", "c"], 3, "(" * 3000 + ")" * 3000 + "=", "a{99999999999999}=b"],
+    "tied": ["x", "", 3, ["alias"]],
+    "jobs": [0, -1, 257, True, 1.0, "0", "many", "", "1 000"],
+    "memory": [0, -1, "x", 1.5, "GiB", "5i"],
+    "spool_dir": [3, b"/tmp"],
+    "part": [(3, 2), (0, 0), (-1, 2), (0,), (0, 1, 2), (0, True), (0.0, 2), "3/2", "1", 3, {0: 2}],
+    "manifest": [3, b"m", ["m"]],
+    "depfile": [3, True],
+    "storage_options": ["[]", "{", "3", 3, {3: 1}, [("anon", True)], "[" * 100_000],
+    "family": NOT_TEXT,
+    "tag": NOT_TEXT,
+    "optimizer": [3, b"o"],
+    "universal": [3, b"o"],
+    "opaque": ["x", 3, True],
+    **{name: [None, 1, 0, "yes", ""] for name, option in OPTIONS.items() if option.kind is FLAG},
+}
+
+
+def test_every_option_is_tried_here() -> None:
+    assert ACCEPTED.keys() == OPTIONS.keys() == REFUSED.keys()
+    assert [field.name for field in dataclasses.fields(Options)] == list(OPTIONS)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_python_means_what_the_command_line_means(name: str) -> None:
+    default, value, ways = ACCEPTED[name]
+    assert getattr(Options(), name) == default
+    for way in ways:
+        found = getattr(Options(**{name: way}), name)
+        assert found == value
+        assert type(found) is type(value)
+        assert getattr(Options(**{name: found}), name) == found
+    words = ways[-1] if OPTIONS[name].kind is not FLAG else value is not default
+    assert OPTIONS[name].of_words(words) == value
+    if OPTIONS[name].kind is not FLAG:
+        assert getattr(Options(**{name: None}), name) == default
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
+def test_a_wrong_value_is_one_sentence_that_names_the_option(name: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        Options(**{name: value})
+    assert caught.value.message.startswith(name)
+    assert len(caught.value.message.splitlines()) == 1
+    with pytest.raises(UsageError):
+        ckptconv.convert(tmp_path / "none.pt", tmp_path / "out", **{name: value})
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name in REFUSED and OPTIONS[name].kind is not FLAG])
+def test_of_the_command_line_the_option_is_named_as_it_is_written_there(name: str) -> None:
+    for value in (value for value in REFUSED[name] if isinstance(value, str)):
+        with pytest.raises(UsageError) as caught:
+            OPTIONS[name].of_words(value)
+        assert caught.value.message.startswith(OPTIONS[name].flags[0])
+
+
+def test_short_names_of_dtypes_are_their_names() -> None:
+    for short, full in {"fp32": "float32", "float": "float32", "half": "float16", "f16": "float16"}.items():
+        assert Options(dtype=short).dtype == full
+    assert RowOptions(momentum1_dtype=torch.bfloat16) == RowOptions(momentum1_dtype="bf16")
+
+
+def test_torch_is_not_imported_to_know_its_dtypes() -> None:
+    code = """
+import sys
+from ckptconv import Options
+class Dtype:
+    def __str__(self):
+        return "torch.bfloat16"
+assert Options(dtype=Dtype()).dtype == "bfloat16"
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_options_are_values() -> None:
+    options = Options(dtype="bf16", include="a", storage_options={"anon": True}, part="1/2")
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert dataclasses.replace(options, jobs=2) == Options(**{**vars(options), "jobs": "2"})
+    assert dataclasses.replace(options, rename=Rules(["(=b"])).rename == ("(=b",)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.jobs = 3  # type: ignore[misc]
+    given = {"anon": True}
+    taken = Options(storage_options=given)
+    given["anon"] = False
+    assert taken.storage_options == {"anon": True}
+    Options().storage_options["anon"] = True  # type: ignore[index]
+    assert Options().storage_options == {}
+
+
+def test_keeping_and_dropping_contradict_each_other() -> None:
+    assert Options(drop_opaque=True) == Options(opaque="drop")
+    with pytest.raises(UsageError, match="contradict"):
+        Options(drop_opaque=True, opaque="keep")
+
+
+# ---------------------------------------------------------------------------------------------------------- the record
+
+TEXT = st.text(max_size=5)
+DECIDING = {
+    "max_shard_size": st.integers(1, 1 << 70) | st.sampled_from(["5GB", "1GiB"]),
+    "dtype": st.sampled_from(["fp32", "bfloat16", "half", "keep"]),
+    "key": TEXT,
+    "include": TEXT | st.lists(TEXT),
+    "exclude": TEXT | st.lists(TEXT).map(tuple),
+    "strip_prefix": TEXT,
+    "rename": st.lists(st.sampled_from(["a=b", "^(x)=\\1", "="])),
+    "tied": st.sampled_from(["alias", "duplicate"]),
+    "structure": st.booleans(),
+    "inert": st.booleans(),
+    "tag": TEXT,
+    "exclude_frozen_parameters": st.booleans(),
+    "opaque": st.sampled_from(["", "keep", "drop"]),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=DECIDING))
+def test_what_a_manifest_records_read_back_is_what_was_asked_for(asked: dict[str, Any]) -> None:
+    options = Options(**asked, jobs=3, verify=True)
+    told = json.loads(json.dumps(options.recorded()))
+    assert Options(**told, jobs=3, verify=True) == options
+    assert all(type(value) is OPTIONS[name].kind.stored for name, value in told.items())
+
+
+def test_all_that_decides_is_recorded_and_nothing_else() -> None:
+    for name, (_, value, _) in ACCEPTED.items():
+        if name != "drop_opaque":
+            assert list(Options(**{name: value}).recorded()) == ([name] if OPTIONS[name].decides else [])
+    assert {name for name, option in OPTIONS.items() if option.decides} == {*DECIDING, "drop_opaque"}
+
+
+def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", dtype=torch.float16)
+    manifest = tmp_path / "out" / ".ckptconv-manifest.json"
+    told = json.loads(manifest.read_text())
+    assert told["options"] == {"dtype": "float16"}
+    for options in ({"dtype": "int8"}, {"max_shard_size": -1}, {"tied": "x"}, {"jobs": 3}, {"structure": 1}):
+        manifest.write_text(json.dumps({**told, "options": options}))
+        with pytest.raises(UsageError, match="which is not known"):
+            ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+
+
+def commands() -> dict[str, set[str]]:
+    """The options of every command, by all their names."""
+    found: dict[str, set[str]] = {}
+
+    def walk(command: Any, path: str) -> None:
+        for name, below in getattr(command, "commands", {}).items():
+            walk(below, f"{path} {name}".strip())
+        if not hasattr(command, "commands"):
+            options = [each for each in command.params if each.param_type_name == "option"]
+            found[path] = {flag for each in options for flag in each.opts}
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def flags(*tables: dict[str, Option]) -> set[str]:
+    return {flag for table in tables for option in table.values() if option.group != "library" for flag in option.flags}
+
+
+def test_the_command_line_has_the_options_of_the_table_and_no_others() -> None:
+    here = commands()
+    rows = {name: options for name, options in here.items() if name.startswith("rows ")}
+    others = set().union(*(options for name, options in here.items() if name not in rows))
+    assert others == flags(OPTIONS, COMMAND)
+    assert set().union(*rows.values()) - flags(OPTIONS, COMMAND) == flags(ROWS, PACKING) - flags(OPTIONS)
+    assert rows["rows pack"] >= flags(PACKING)
+
+
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        ({"dtype": torch.bfloat16, "include": "layer*"}, ["--dtype", "bf16", "--include", "layer*"]),
+        ({"dtype": "fp16", "max_shard_size": "2KB"}, ["--dtype", "float16", "--max-shard-size", "2KB"]),
+        ({"max_shard_size": 2000, "memory": "1MiB", "jobs": "2"}, ["--max-shard-size", "2KB"]),
+        ({"rename": "^layer=l", "exclude": ["*1*"]}, ["--rename", "^layer=l", "--exclude", "*1*"]),
+        ({"tied": "duplicate", "structure": False}, ["--tied", "duplicate", "--no-structure"]),
+        ({"part": "0/1", "checksum": True}, ["--part", "0/1", "--checksum"]),
+    ],
+)
+def test_the_library_makes_the_same_files(python: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    tied = torch.arange(600.0)
+    state = {"layer0": tied, "layer1": {"w": torch.ones(30, 20)}, "layer2": tied, "epoch": 3}
+    torch.save(state, tmp_path / "m.pt")
+    for place in ("library", "words"):
+        (tmp_path / place).mkdir()
+    library, other = tmp_path / "library", tmp_path / "words"
+    manifest, as_words = (
+        ({}, []) if "part" in python else ({"manifest": library / "m.json"}, ["--manifest", other / "m.json"])
+    )
+    ckptconv.convert(tmp_path / "m.pt", library / "out", family="torch", **manifest, **python)
+    run = ckptconv_here("pt2safetensors", tmp_path / "m.pt", other / "out", *as_words, *words)
+    assert run.code == 0, run.err
+    if "part" in python:
+        ckptconv.finish([library / "out"], manifest=library / "m.json", fsync=False)
+        assert ckptconv_here("finish", other / "out", "--manifest", other / "m.json", "--no-fsync").code == 0
+    made = contents(library)
+    assert "m.json" in made
+    assert made == contents(other)
+    ckptconv.verify(tmp_path / "m.pt", library / "out", manifest=library / "m.json")
+
+
+def test_the_optimizer_goes_to_a_path(tmp_path: Path) -> None:
+    step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+    ckptconv.convert(step, optimizer=tmp_path / "states", dtype="keep", depfile=tmp_path / "m.d")
+    assert (tmp_path / "states").is_dir()
+    assert (tmp_path / "m.d").is_file()
+
+
+# -------------------------------------------------------------------------------------------------------- wrong names
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "convert": lambda **options: ckptconv.convert("none.pt", "out", **options),
+    "verify": lambda **options: ckptconv.verify("none.pt", "out", **options),
+    "finish": lambda **options: ckptconv.finish(["out"], **options),
+    "open": lambda **options: ckptconv.open("none.pt", **options),
+    "load_state_dict": lambda **options: ckptconv.load_state_dict("none.pt", **options),
+    "split_rows": lambda **options: ckptconv.split_rows("none.pt", "out", **options),
+    "pack_rows": lambda **options: ckptconv.pack_rows("none.pt", "out", **options),
+    "check_rows": lambda **options: ckptconv.check_rows("none.pt", **options),
+    "Options": Options,
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "meant"),
+    [
+        ("convert", "dtpe", "dtype"),
+        ("convert", "no_fsync", "fsync"),
+        ("convert", "progess", "progress"),
+        ("verify", "maxshardsize", "max_shard_size"),
+        ("finish", "checksums", "checksum"),
+        ("open", "exclude_frozen_parameters", "exclude_frozen"),
+        ("load_state_dict", "keys", "key"),
+        ("split_rows", "embeding_dim", "embedding_dim"),
+        ("pack_rows", "momentum_dtype", "momentum1_dtype"),
+        ("check_rows", "bucketsize", "bucket_size"),
+        ("Options", "job", "jobs"),
+    ],
+)
+def test_a_wrong_name_is_met_with_the_one_that_was_meant(call: str, name: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        CALLS[call](**{name: 1})
+    assert caught.value.message == f"There is no option {name!r}."
+    assert meant in caught.value.hint
+
+
+def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
+    for name in ("zzz", "finish" * 100):
+        with pytest.raises(UsageError, match="They are those of the command line"):
+            ckptconv.convert("none.pt", **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "value"),
+    [
+        ("verify", "dtype", 3),
+        ("finish", "fsync", "no"),
+        ("finish", "storage_options", 3),
+        ("open", "inert", 1),
+        ("open", "exclude_frozen", "yes"),
+        ("open", "model_rank", "first"),
+        ("open", "storage_options", "{"),
+        ("load_state_dict", "key", 3),
+        ("load_state_dict", "storage_options", []),
+        ("split_rows", "embedding_dim", 0),
+        ("split_rows", "decode", "yes"),
+        ("split_rows", "names", 3),
+        ("split_rows", "weight_dtype", 16),
+        ("pack_rows", "names", "weight"),
+        ("pack_rows", "names", {"weight": 3}),
+        ("pack_rows", "optimizer", 3),
+        ("pack_rows", "jobs", 0),
+        ("check_rows", "global_id_offset", 1.5),
+        ("check_rows", "bucket_size", "many"),
+        ("check_rows", "max_dim", True),
+    ],
+)
+def test_other_functions_check_their_options_too(call: str, name: str, value: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        CALLS[call](**{name: value})
+    assert caught.value.message.startswith(name)
+
+
+def test_every_option_of_rows_and_of_opening_takes_words() -> None:
+    assert ROWS["embedding_dim"].parse("64") == 64
+    assert ROWS["names"].parse("t") == ("t",)
+    assert PACKING["names"].parse(["weight=a", "pad=b"]) == {"weight": "a", "pad": "b"}
+    assert OPENING["model_rank"].parse(0) == 0
+
+
+def test_functions_keep_their_signatures() -> None:
+    assert list(inspect.signature(ckptconv.finish).parameters)[:3] == ["outputs", "checksum", "manifest"]
+    assert "options" in inspect.signature(ckptconv.convert).parameters
+
+
+def test_help_lists_the_options() -> None:
+    shown = pydoc.render_doc(Options, renderer=pydoc.plaintext)
+    for name, option in OPTIONS.items():
+        assert f"{name}={option.default!r}" in shown
+        assert f"{name} = <{option.flags[0]}: {option.about[:10]}" in shown
