@@ -18,7 +18,7 @@ from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Late
 from ckptconv.storage.files import Readers
-from ckptconv.storage.prefetch import REQUESTS, Ahead, is_read_far
+from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
@@ -109,10 +109,10 @@ def _in_order(
     else:
         assert isinstance(readers, SpoolingReaders)
         needs = Needs(unit)
-        with Ahead(readers, readers.spool, needs, memory=memory, requests=requests) as ahead:
-            worker = Worker(ahead, writer, unit, digesting, seen)
-            _take(ahead.over(queue), worker, progress)
-        worker.tally.bytes_read += ahead.bytes_fetched
+        with Prefetch(readers, readers.spool, needs, memory=memory, requests=requests) as prefetch:
+            worker = Worker(prefetch, writer, unit, digesting, seen)
+            _take(prefetch.over(queue), worker, progress)
+        worker.tally.bytes_read += prefetch.bytes_fetched
     return worker
 
 

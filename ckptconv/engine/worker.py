@@ -18,7 +18,7 @@ from ckptconv.plan import Blank, Data, Late, Literal, NotBlankError
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks
 from ckptconv.storage.files import MAX_BUFFERS, Reader, Readers
-from ckptconv.storage.prefetch import Ahead, is_read_far
+from ckptconv.storage.prefetch import Prefetch, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors import kernels
@@ -113,14 +113,14 @@ class Worker:
 
     def __init__(
         self,
-        readers: Readers | Ahead[Task],
+        readers: Readers | Prefetch[Task],
         writer: Writer | None,
         unit: int,
         digesting: bool = False,
         seen: Seen | None = None,
     ) -> None:
         self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
-        self.fetches = isinstance(readers, Ahead)
+        self.fetches = isinstance(readers, Prefetch)
         # By the name of the tensor, its CRC-32; or position, bytes and CRC-32 of every piece made.
         self.digests: dict[str, int | list[tuple[int, int, int]]] | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))

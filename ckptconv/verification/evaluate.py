@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.storage.files import Reader
+from ckptconv.storage.prefetch import Range
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
@@ -41,14 +42,6 @@ def _numpy() -> Any:
     import numpy
 
     return numpy
-
-
-class Span(NamedTuple):
-    """Bytes `start` to `stop` of a file."""
-
-    file: File
-    start: int
-    stop: int
 
 
 class Sources(Protocol):
@@ -199,7 +192,7 @@ class Reference:
             out[key] = np.lib.stride_tricks.as_strided(data, np.shape(target), steps)
 
 
-def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Span]:
+def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Range]:
     """What is read of files for elements `start` to `stop` in C order, and perhaps some of what lies between that."""
     if start >= stop or isinstance(tensor, Inline):
         return
@@ -213,13 +206,13 @@ def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Span]:
         for rank in range(start // tensor.piece, -(-stop // tensor.piece)):
             base = tensor.bases[rank] + tensor.offset - rank * tensor.piece * item
             first, last = max(start, rank * tensor.piece), min(stop, (rank + 1) * tensor.piece)
-            yield Span(tensor.files[rank], base + first * item, base + last * item)
+            yield Range(tensor.files[rank], base + first * item, base + last * item)
     else:
         for box in _boxes(tensor.shape, start, stop):
             yield from _footprint_of_box(tensor, *box)
 
 
-def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Span]:
+def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Range]:
     if isinstance(tensor, (Tagged, Convert)):
         yield from _footprint_of_box(tensor.tensor, starts, counts)
     elif isinstance(tensor, Narrow):
@@ -239,7 +232,7 @@ def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequenc
             del dims[0]
         for indices in itertools.product(*(range(count) for _, count in dims)):
             first = tensor.offset + at * item + sum(i * stride for i, (stride, _) in zip(indices, dims, strict=True))
-            yield Span(tensor.file, first, first + runs)
+            yield Range(tensor.file, first, first + runs)
     elif isinstance(tensor, View) and (box := _same_box(tensor, starts, counts)) is not None:
         yield from _footprint_of_box(tensor.tensor, *box)
     else:

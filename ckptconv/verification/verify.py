@@ -26,8 +26,8 @@ from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage.files import is_far, look, read_text
-from ckptconv.storage.nearby import Nearby
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
+from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
@@ -36,7 +36,7 @@ from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, View, same_bytes, untagged
 from ckptconv.tensors.moves import Cast, File
 from ckptconv.verification import renaming
-from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
+from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Reference, blocks, footprint, shown
 from ckptconv.verification.output import SUFFIX, Written, read_directory, read_file
 from ckptconv.verification.provenance import (
     MANIFEST,
@@ -60,6 +60,8 @@ _INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # Metadata entries that are never the name of a tied tensor: a tensor of such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure")
 _SHOWN = 5
+# Bytes that are fetched from remote files and not compared yet.
+PREFETCH_MEMORY = 24 << 20
 # The file beside a universal checkpoint that names it.
 _LATEST = "latest_universal"
 _LONGEST_NAME = 4096
@@ -220,13 +222,13 @@ def verify_outputs(
         announce(sum(pair.got.nbytes for pair in pairs))
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
         readers.expect(_packed(pairs))
-        with Nearby(readers) as nearby:
-            reference = Reference(nearby)
-            for piece in nearby.over(_pieces(pairs), _needs):
+        with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=FAR_BLOCK) as prefetch:
+            reference = Reference(prefetch)
+            for piece in prefetch.over(_pieces(pairs)):
                 _check_elements(reference, piece, progress, attested)
                 done.bytes_compared += piece.nbytes
-        # What lies between is read along from far away.
-        done.bytes_read += reference.bytes_read + nearby.bytes_fetched - nearby.bytes_given
+        # Small gaps between what is wanted of remote files are read as well.
+        done.bytes_read += reference.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
     done.warnings.extend(attested.check())
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
@@ -761,12 +763,10 @@ def _pieces(pairs: Iterable[_Pair]) -> Iterator[_Piece]:
             yield _Piece(pair, start, min(start + count, numel), far, scattered)
 
 
-def _needs(piece: _Piece) -> Sequence[Span]:
-    """What is read of files far away, as they are."""
-    if not piece.far:
-        return ()
-    told = (footprint(tensor, piece.start, piece.stop) for tensor in (piece.pair.want, piece.pair.got))
-    return [span for spans in told for span in spans if span.file.packed is None and is_far(span.file.path)]
+def _needs(piece: _Piece) -> Iterator[Range]:
+    """What is read of remote files, as they are."""
+    for tensor in (piece.pair.want, piece.pair.got) if piece.far else ():
+        yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
 
 
 def _check_elements(reference: Reference, piece: _Piece, progress: Progress | None, attested: _Attested) -> None:
