@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
-from ckptconv.plan import Data, FilePlan, Late
+from ckptconv.plan import Data, FilePlan, Trailer
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
 from ckptconv.storage.records import combine
@@ -142,7 +142,7 @@ def _finish(file: FilePlan, writer: Writer, workers: Sequence[Worker], total: Ta
                 crc = zlib.crc32(writer.read_at(part.offset + at, min(BLOCK, part.nbytes - at)), crc)
             digests[part.name] = crc
     for part in file.parts if writer.positioned else ():
-        if isinstance(part, Late):
+        if isinstance(part, Trailer):
             writer.write_at(part.offset, memoryview(part.make(digests)))
             total.bytes_written += part.nbytes
 

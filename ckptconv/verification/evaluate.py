@@ -50,7 +50,7 @@ class Sources(Protocol):
     def reading(self, file: File) -> contextlib.AbstractContextManager[Reader]: ...
 
 
-class Reference:
+class Evaluator:
     """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes where numpy has none.
 
     `bytes_read` counts what was read from files.
@@ -118,7 +118,7 @@ class Reference:
                 result = np.ascontiguousarray(self.box(tensor.tensor, *inner_box)).view(_code(tensor.dtype))
                 return result.reshape(tuple(counts))
         if not isinstance(tensor, (View, Inline, Partitioned)):
-            raise TypeError(f"{type(tensor).__name__} is an expression that has no reference")
+            raise TypeError(f"{type(tensor).__name__} is an expression that cannot be evaluated")
         # What is flat by nature: run by run, a run being as many dimensions as the box has whole.
         runs = [self.flat(tensor, at, at + length) for at, length in _runs(tensor.shape, starts, counts)]
         result = np.concatenate([np.empty(0, _code(tensor.dtype)), *runs])

@@ -1,8 +1,8 @@
 """Whether an output is exactly what a source should give, found out by a path of its own.
 
 What is shared with a conversion is the reading of descriptions, which say where bytes lie, and the rules for names and
-structure. The output is read as a stranger reads it (`written`), and what should be in it is worked out element by
-element (`reference`); nothing that plans, moves or casts the bytes of a conversion takes part.
+structure. The output is read as a stranger reads it (`output`), and what should be in it is worked out element by
+element (`evaluate`); nothing that plans, moves or casts the bytes of a conversion takes part.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, View, same_bytes, untagged
 from ckptconv.tensors.moves import Cast, File
 from ckptconv.verification import renaming
-from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Reference, blocks, footprint, shown
+from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import SUFFIX, Written, read_directory, read_file
 from ckptconv.verification.provenance import (
     MANIFEST,
@@ -223,12 +223,12 @@ def verify_outputs(
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
         readers.expect(_packed(pairs))
         with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=FAR_BLOCK) as prefetch:
-            reference = Reference(prefetch)
+            evaluator = Evaluator(prefetch)
             for piece in prefetch.over(_pieces(pairs)):
-                _check_elements(reference, piece, progress, attested)
+                _check_elements(evaluator, piece, progress, attested)
                 done.bytes_compared += piece.nbytes
         # Small gaps between what is wanted of remote files are read as well.
-        done.bytes_read += reference.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
+        done.bytes_read += evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
     done.warnings.extend(attested.check())
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
@@ -260,12 +260,12 @@ class _Attested:
         if pair.name in crcs:
             crcs[pair.name] = zlib.crc32(data, crcs[pair.name])
 
-    def read(self, reference: Reference, pair: _Pair) -> None:
+    def read(self, evaluator: Evaluator, pair: _Pair) -> None:
         """Take in a tensor that was compared in another order."""
         if pair.name in self._crcs.get(pair.path, {}):
             step = max(BLOCK // pair.got.dtype.itemsize, 1)
             for start in range(0, pair.got.numel, step):
-                self.add(pair, reference.raw(pair.got, start, min(start + step, pair.got.numel)))
+                self.add(pair, evaluator.raw(pair.got, start, min(start + step, pair.got.numel)))
 
     def check(self) -> list[str]:
         """Raise DifferenceError unless all is as told; what to warn of."""
@@ -769,14 +769,14 @@ def _needs(piece: _Piece) -> Iterator[Range]:
         yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
 
 
-def _check_elements(reference: Reference, piece: _Piece, progress: Progress | None, attested: _Attested) -> None:
+def _check_elements(evaluator: Evaluator, piece: _Piece, progress: Progress | None, attested: _Attested) -> None:
     """Raise DifferenceError, for the first in C order, unless all elements are the same bits."""
     pair = piece.pair
     first = _first_in_tiles if piece.scattered else _first_in_order
-    index = first(reference, piece, progress or (lambda count: None), attested)
+    index = first(evaluator, piece, progress or (lambda count: None), attested)
     if index is None:
         return
-    expected, found = (reference.flat(tensor, index, index + 1).tobytes() for tensor in (pair.want, pair.got))
+    expected, found = (evaluator.flat(tensor, index, index + 1).tobytes() for tensor in (pair.want, pair.got))
     place = _place_of(index, pair.got.shape)
     shown_expected, shown_found = shown(pair.want.dtype, expected), shown(pair.got.dtype, found)
     raise DifferenceError(
@@ -791,12 +791,12 @@ def _check_elements(reference: Reference, piece: _Piece, progress: Progress | No
     )
 
 
-def _first_in_order(reference: Reference, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
+def _first_in_order(evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
     """The first element that differs, by its number in C order."""
     (want, got, _, _), start, stop, _, _ = piece
-    one, other = reference.raw(want, start, stop), reference.raw(got, start, stop)
+    one, other = evaluator.raw(want, start, stop), evaluator.raw(got, start, stop)
     if len(one) != len(other) or len(one) != piece.nbytes:
-        raise AssertionError(f"a reference gave {len(one)} and {len(other)} bytes of {stop - start} elements")
+        raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {stop - start} elements")
     if one != other:
         return start + next(at for at in range(len(one)) if one[at] != other[at]) // got.dtype.itemsize
     attested.add(piece.pair, other)
@@ -804,15 +804,15 @@ def _first_in_order(reference: Reference, piece: _Piece, progress: Progress, att
     return None
 
 
-def _first_in_tiles(reference: Reference, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
+def _first_in_tiles(evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
     """The same for a whole tensor, in another order."""
     want, got, _, _ = piece.pair
     strides = contiguous_strides(got.shape)
     first: int | None = None
     for starts, counts in blocks(got):
-        one, other = reference.box(want, starts, counts), reference.box(got, starts, counts)
+        one, other = evaluator.box(want, starts, counts), evaluator.box(got, starts, counts)
         if one.shape != tuple(counts) or other.shape != tuple(counts):
-            raise AssertionError(f"a reference gave {one.shape} and {other.shape} elements of {counts}")
+            raise AssertionError(f"an evaluator gave {one.shape} and {other.shape} elements of {counts}")
         if one.tobytes() != other.tobytes():
             for number in _unequal(one, other):
                 place = _place_of(number, counts)
@@ -821,7 +821,7 @@ def _first_in_tiles(reference: Reference, piece: _Piece, progress: Progress, att
                 break  # the first of a box in C order is the first of it in the tensor's
         progress(one.nbytes)
     if first is None:
-        attested.read(reference, piece.pair)
+        attested.read(evaluator, piece.pair)
     return first
 
 

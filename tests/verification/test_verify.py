@@ -33,7 +33,7 @@ from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, View
 from ckptconv.tensors.moves import Cast, File, Negate, Swap
 from ckptconv.verification import evaluate as reference
-from ckptconv.verification.evaluate import Reference
+from ckptconv.verification.evaluate import Evaluator
 
 MANIFEST = ".ckptconv-manifest.json"
 INDEX = "model.safetensors.index.json"
@@ -779,7 +779,7 @@ def test_the_reference_and_the_moves_agree_on_every_expression(data: st.DataObje
         path.write_bytes(random.Random(5).randbytes(4096))
     tensor = data.draw(expressions(File(str(path), 4096)))
     with Readers() as readers:
-        evaluator = Reference(readers)
+        evaluator = Evaluator(readers)
         whole = evaluator.flat(tensor, 0, tensor.numel)
         assert whole.tobytes() == evaluate(tensor)
         start = data.draw(st.integers(0, tensor.numel))
@@ -819,7 +819,7 @@ def test_what_an_expression_reads_lies_in_its_footprint(data: st.DataObject) -> 
     start = data.draw(st.integers(0, tensor.numel))
     stop = data.draw(st.integers(start, tensor.numel))
     with _Watched() as readers:
-        Reference(readers).flat(tensor, start, stop)
+        Evaluator(readers).flat(tensor, start, stop)
         told = {at for _, first, last in reference.footprint(tensor, start, stop) for at in range(first, last)}
         assert all(told.issuperset(range(first, last)) for first, last in readers.asked)
         assert not told or max(told) < 4096
