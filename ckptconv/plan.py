@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError
 from ckptconv.tensors.lazy import LazyTensor
@@ -139,6 +139,12 @@ def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings
     for name in sorted(inputs):
         digest.update(repr((name, inputs[name])).encode())
     return digest.hexdigest()[:16]
+
+
+def identity(found: Hashable) -> dict[str, Any]:
+    """An entry of `Source.inputs` as a manifest has it: the size, and a hash of all that tells the content apart."""
+    size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
+    return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
 
 
 def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -> list[list[str]]:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats.detect import open_source, ranks_to_convert
-from ckptconv.formats.source import Source, Training
+from ckptconv.formats.source import Source
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options import Options
-from ckptconv.outputs import selection, writable
-from ckptconv.pickles import nodes
+from ckptconv.outputs import selection, universal, writable
+from ckptconv.outputs.selected import Rename, selected, selected_states
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage.files import is_far, look, read_text
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
@@ -33,8 +33,8 @@ from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, View, same_bytes, untagged
-from ckptconv.tensors.moves import Cast, File
+from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
+from ckptconv.tensors.moves import File
 from ckptconv.verification import renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import SUFFIX, Written, read_directory, read_file
@@ -423,78 +423,26 @@ def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
 
 
 def _expected_weights(source: Source, asked: Options) -> _Expected:
-    """What the rules of the conversion make of the weights: subtree, names chosen and changed, dtypes."""
-    tree = selection.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
-    choice = selection.Choice(asked.include, asked.exclude)
-    if source.structured:
-        described = keymap.describe(tree, leave_out=lambda _, node: bool(nodes.lacks_data(node)), choice=choice)
-        if described.found:
-            lacking = {name: nodes.lacks_data(node) for name, node in described.found.items()}
-            raise nodes.without_data(source.path, lacking)
-    else:
-        described = keymap.Flattened(dict(tree), None, frozenset())
-    flat, record, fixed = described.tensors, described.structure, described.fixed
-    names = _names(source, flat, asked, choice)
-    tensors = {new: flat[old] if old in fixed else _as_asked(flat[old], source, asked) for old, new in names.items()}
-    structured = source.structured and asked.structure
-    if record is None and any(old != new for old, new in names.items()) and structured:
-        record = keymap.plain_record(names)
-
-    def structure(aliases: Mapping[str, str]) -> str | None:
-        return keymap.remap(record, names, dict(aliases)) if structured else None
-
-    return _Expected(tensors, structure, flat=not structured, inert=described.inert)
+    """The weights that the options select, all names with their tensors."""
+    chosen = selected(source, asked, _rename(asked))
+    tensors = {name: chosen.cast(name) for name in chosen.tensors}
+    return _Expected(tensors, chosen.structure, flat=not chosen.structured, inert=chosen.described.inert)
 
 
 def _expected_states(source: Source, asked: Options) -> _Expected:
-    """What the rules of the conversion make of the optimizer's states."""
-    optimizer = source.states()
-    if optimizer is None:
-        raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
-    weights = keymap.flatten(source.weights)[0] if source.structured else source.weights
-    choice = selection.Choice(asked.include, asked.exclude)
-    names = _names(source, dict.fromkeys([*weights, *optimizer["state"]]), asked, choice)
-    states = {names[old]: state for old, state in optimizer["state"].items() if old in names}
-    groups = [
-        {**group, "params": [names[old] for old in group["params"] if old in names]}
-        for group in optimizer["param_groups"]
-    ]
-    described = keymap.flatten_states(states, groups)
-    flat, record = described.tensors, described.structure
-    # States are widened as the weights are, and never narrowed.
-    unless_kept = Options(dtype="keep" if asked.dtype == "keep" else None)
-    tensors = {name: _as_asked(tensor, source, unless_kept) for name, tensor in flat.items()}
-    for alias, owner in source.owners.items() if asked.tied == "alias" else ():
-        if alias in names and owner in names:
-            for key in states.get(names[owner], {}):
-                kept, removed = f"{names[owner]}.{key}", f"{names[alias]}.{key}"
-                if kept in flat:
-                    tensors.setdefault(removed, tensors[kept])
-    return _Expected(tensors, lambda aliases: record if asked.structure else None, flat=not asked.structure)
+    """The same for the optimizer's states."""
+    chosen = selected_states(source, asked, _rename(asked))
+    tensors = {name: chosen.cast(name) for name in chosen.tensors}
+    tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
+    record = chosen.described.structure if asked.structure else None
+    return _Expected(tensors, lambda aliases: record, flat=not asked.structure)
 
 
-def _names(source: Source, flat: Mapping[str, Any], asked: Options, choice: selection.Choice) -> dict[str, str]:
-    """The names that are converted, and what becomes of them: {old: new}."""
-    lost = [name for name in source.unaccounted if not asked.include and not choice.excludes(name)]
-    if lost:
-        raise CorruptError(f"{source.path} names parameters whose data is nowhere in it: {_some(lost)}.")
-    chosen = selection.matching(flat, choice)
+def _rename(asked: Options) -> Rename:
+    """What renames: rules that a file has given are not applied in this process."""
     if isinstance(asked.rename, Rules):
-        return renaming.renamed(chosen, asked.strip_prefix, asked.rename, "The manifest")
-    return selection.renamed(chosen, asked.strip_prefix, asked.rename)
-
-
-def _as_asked(tensor: LazyTensor, source: Source, asked: Options) -> LazyTensor:
-    """`tensor` with its elements as they are to be stored."""
-    before = tensor.dtype
-    wanted = asked.dtype or source.default_dtype
-    if wanted == "keep" or before.kind != "f" or wanted == before.name:
-        return tensor
-    after = DTYPES[wanted]
-    # Where float32 is the default, what is wider stays, and so does what has eight bits.
-    if wanted == source.default_dtype == "float32" and before.itemsize not in (2, 4):
-        return tensor
-    return Convert(tensor, Cast(before.name, after.name), after)
+        return functools.partial(renaming.renamed, where="The manifest")
+    return selection.renamed
 
 
 def _check_names(source: Source, expected: _Expected, found: Written, asked: Options) -> None:
@@ -626,7 +574,8 @@ def _compare_universal(
     """The same for a universal checkpoint: a file for every parameter's weights and each of its states, and others."""
     if source.training is None:
         raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
-    trees = _universal_trees(source, source.training)
+    states = (source.states() or {}).get("state", {})
+    trees = {name: tree for name, tree, _ in universal.trees(source.training, source.weights, states)}
     copies = {basename(file.path): file for file in source.training.copies}
     names = [*trees, *copies, _LATEST]
     at = target.at or {name: join(target.path, name) for name in names} | {_LATEST: join(dirname(target.path), _LATEST)}
@@ -657,30 +606,6 @@ def _compare_universal(
         attested.checks.append(functools.partial(check_planned, *told))
 
 
-def _universal_trees(source: Source, training: Training) -> dict[str, Any]:
-    """What the files for torch.load of a universal checkpoint are to hold, by name, as ds_to_universal writes them."""
-    flat = training.stage == 3
-    trees: dict[str, Any] = {}
-
-    def wrapped(tensor: LazyTensor) -> Any:
-        return View(tensor, tensor.dtype, (tensor.numel,)) if flat else {"cat_dim": 0, "param": tensor}
-
-    for name in training.parameters:
-        weights = source.weights[name]
-        trees[f"zero/{name}/fp32.pt"] = wrapped(weights)
-        for key, value in (source.optimizer or {}).get("state", {}).get(name, {}).items():
-            if isinstance(value, LazyTensor) and value.shape == weights.shape and key != "step":
-                trees[f"zero/{name}/{key}.pt"] = wrapped(value)
-            elif key == "step" and not flat:
-                trees[f"zero/{name}/{key}.pt"] = value
-    trained = set(training.parameters)
-    for name, tensor in source.weights.items():
-        if name not in trained and not flat:
-            trees[f"zero/{name}/fp32.pt"] = {"param": _as_asked(tensor, source, Options())}
-    trees["zero/optimizer_state.pt"] = training.common
-    return trees
-
-
 def _whole(file: File) -> LazyTensor:
     return Stored(file, 0, DTYPES["uint8"], (file.size,), (1,))
 
@@ -704,7 +629,7 @@ def _expected_tree(source: Source, asked: Options) -> Any:
     for name, tensor in flat.items():
         if name in chosen:
             bare = untagged(tensor)
-            tensors[name] = bare if name in fixed else _as_asked(bare, source, asked)
+            tensors[name] = bare if name in fixed else selection.converted(name, bare, asked.dtype or "keep")
     if record is not None and asked.opaque == "drop":
         record = _without_classes(record)
     return keymap.unflatten(tensors, record if asked.structure else None, live_values=False)
