@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError
 from ckptconv.tensors.lazy import LazyTensor
@@ -42,7 +42,7 @@ class Data(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class Trailer:
     """`nbytes` bytes that are known only when the data is: `make` gives them, from the CRC-32 of each tensor by name.
 
     It is a function of a module, or a `functools.partial` of one, so that it can be pickled.
@@ -54,10 +54,10 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
-class Blank:
+class AssertZero:
     """A tensor that the output leaves out because all its bytes are zero: they are read, and that is checked.
 
-    Where one is not, carrying the plan out raises `NotBlankError`.
+    Where one is not, carrying the plan out raises `NotZeroError`.
     """
 
     offset: int
@@ -70,11 +70,11 @@ class Blank:
         return 0
 
 
-class NotBlankError(CorruptError):
-    """What a plan leaves out as blank holds something: another plan is needed, which keeps it."""
+class NotZeroError(CorruptError):
+    """What a plan leaves out as zeros holds something else: another plan is needed, which keeps it."""
 
 
-Part: TypeAlias = Literal | Data | Late | Blank
+Part: TypeAlias = Literal | Data | Trailer | AssertZero
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class FilePlan:
     @property
     def digested(self) -> bool:
         """Whether something in it depends on the CRC-32 of its data."""
-        return any(isinstance(part, Late) for part in self.parts)
+        return any(isinstance(part, Trailer) for part in self.parts)
 
     @property
     def tensors(self) -> int:
@@ -99,7 +99,7 @@ class FilePlan:
         seen: dict[File, None] = {}
         before: tuple[File, ...] = ()
         for part in self.parts:
-            if isinstance(part, (Data, Blank)):
+            if isinstance(part, (Data, AssertZero)):
                 inputs = part.tensor.inputs()
                 # Most tensors lie where the one before lies, and add nothing new.
                 if inputs != before:
@@ -139,6 +139,12 @@ def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings
     for name in sorted(inputs):
         digest.update(repr((name, inputs[name])).encode())
     return digest.hexdigest()[:16]
+
+
+def identity(found: Hashable) -> dict[str, Any]:
+    """An entry of `Source.inputs` as a manifest has it: the size, and a hash of all that tells the content apart."""
+    size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
+    return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
 
 
 def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -> list[list[str]]:

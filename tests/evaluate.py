@@ -9,14 +9,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.tensors.moves import BLOCK, Bits, Conjugate, Cut, File, Gather, Join, Move, Negate, Order, Swap, Together
+from ckptconv.tensors.moves import BLOCK, Assembled, Bits, Conjugate, Cut, File, Gather, Join, Move, Negate, Order, Swap
 
 
 def read(move: Move) -> np.ndarray:
     """The source bytes of a move, packed."""
     if isinstance(move.source, bytes):
         return np.frombuffer(move.source, "u1")
-    if isinstance(move.source, Together):
+    if isinstance(move.source, Assembled):
         out, covered = np.zeros(move.source.nbytes, "u1"), np.zeros(move.source.nbytes, "i4")
         for inner in move.source.moves:
             put(out, covered, inner, result(inner, read(inner)))

@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
-from ckptconv.plan import Data, FilePlan, Late
+from ckptconv.plan import Data, FilePlan, Trailer
 from ckptconv.storage.files import Readers
-from ckptconv.storage.prefetch import REQUESTS, Ahead, is_read_far
+from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
@@ -109,10 +109,10 @@ def _in_order(
     else:
         assert isinstance(readers, SpoolingReaders)
         needs = Needs(unit)
-        with Ahead(readers, readers.spool, needs, memory=memory, requests=requests) as ahead:
-            worker = Worker(ahead, writer, unit, digesting, seen)
-            _take(ahead.over(queue), worker, progress)
-        worker.tally.bytes_read += ahead.bytes_fetched
+        with Prefetch(readers, readers.spool, needs, memory=memory, requests=requests) as prefetch:
+            worker = Worker(prefetch, writer, unit, digesting, seen)
+            _take(prefetch.over(queue), worker, progress)
+        worker.tally.bytes_read += prefetch.bytes_fetched
     return worker
 
 
@@ -142,7 +142,7 @@ def _finish(file: FilePlan, writer: Writer, workers: Sequence[Worker], total: Ta
                 crc = zlib.crc32(writer.read_at(part.offset + at, min(BLOCK, part.nbytes - at)), crc)
             digests[part.name] = crc
     for part in file.parts if writer.positioned else ():
-        if isinstance(part, Late):
+        if isinstance(part, Trailer):
             writer.write_at(part.offset, memoryview(part.make(digests)))
             total.bytes_written += part.nbytes
 

@@ -2,8 +2,8 @@
 
 An output file is made window by window. A window is an interval of the output no larger than a buffer. A tensor whose
 bytes lie in another order than the output wants them (a transpose) is instead moved as tiles, each written wherever it
-belongs. Tensors that are columns of the same rows are moved as stripes: a few rows are read once, and what each tensor
-takes of them is written where it belongs.
+belongs. Tensors that are columns of the same rows are moved as blocks of rows: a few rows are read once, and what each
+tensor takes of them is written where it belongs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias, TypeGuard
 
-from ckptconv.plan import Blank, Data, FilePlan, Late, Literal
+from ckptconv.plan import AssertZero, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.coalesce import blocks
 from ckptconv.storage.prefetch import Range, is_read_far
-from ckptconv.tensors.lazy import Lane, LazyTensor, Stored, lane
-from ckptconv.tensors.moves import BLOCK, File, Move, Runs, Together
+from ckptconv.tensors.lazy import LazyTensor, Stored, StridedRows, strided_rows
+from ckptconv.tensors.moves import BLOCK, Assembled, File, Move, Runs
 
 # Cuts inside a tensor fall on multiples of this, so that they never cut an element.
 ALIGNMENT = 64
@@ -26,7 +26,7 @@ SPARSE = 4
 class Piece(NamedTuple):
     """Bytes `start` to `stop` of a part."""
 
-    part: Literal | Data | Blank
+    part: Literal | Data | AssertZero
     start: int
     stop: int
 
@@ -46,13 +46,13 @@ class Tile(NamedTuple):
     move: Move
 
 
-class Stripe(NamedTuple):
+class RowBlock(NamedTuple):
     """Pieces of several tensors that are made of the same bytes, which are read once."""
 
     pieces: list[Piece]
 
 
-Task: TypeAlias = Window | Tile | Stripe | Late
+Task: TypeAlias = Window | Tile | RowBlock | Trailer
 
 
 def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterator[Task]:
@@ -68,7 +68,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
             raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
         size = part.nbytes
         at += size
-        if isinstance(part, Late):
+        if isinstance(part, Trailer):
             if pieces:
                 yield Window(start, part.offset, pieces)
             pieces, start = [], at
@@ -80,9 +80,9 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
                 yield Window(start, part.offset, pieces)
             pieces, start = [], at
             continue
-        if isinstance(part, Blank):
+        if isinstance(part, AssertZero):
             nbytes = part.tensor.nbytes
-            yield from (Stripe([Piece(part, low, min(low + unit, nbytes))]) for low in range(0, nbytes, unit))
+            yield from (RowBlock([Piece(part, low, min(low + unit, nbytes))]) for low in range(0, nbytes, unit))
             continue
         if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
             if pieces:
@@ -106,23 +106,25 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
     if pieces:
         yield Window(start, at, pieces)
     for group in groups:
-        yield from _stripes(group, unit)
+        yield from _row_blocks(group, unit)
     if at != file.size:
         raise ValueError(f"{file.name}: its parts end at {at}, and its size is {file.size}")
 
 
-_Shared: TypeAlias = "tuple[Data | Blank, Lane]"
+_Shared: TypeAlias = "tuple[Data | AssertZero, StridedRows]"
 
 
 def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
     """Groups of the parts of `file` that lie beside each other in the same rows, of which they take most."""
-    lanes = [
+    strided = [
         (part, found)
         for part in file.parts
-        if isinstance(part, (Data, Blank)) and not is_dense(part.tensor) and (found := lane(part.tensor)) is not None
+        if isinstance(part, (Data, AssertZero))
+        and not is_dense(part.tensor)
+        and (found := strided_rows(part.tensor)) is not None
     ]
     groups: dict[object, list[list[_Shared]]] = {}
-    for part, found in sorted(lanes, key=lambda each: each[1].offsets):
+    for part, found in sorted(strided, key=lambda each: each[1].offsets):
         known = groups.setdefault(found.rows, [])
         if known and found.beside(known[-1][0][1]):
             known[-1].append((part, found))
@@ -144,15 +146,15 @@ def _worth_sharing(group: list[_Shared], unit: int) -> bool:
     return len(group) > 1 and widest <= unit and 2 * taken >= sum(count * distance for _, count, distance in rows)
 
 
-def _stripes(group: list[_Shared], unit: int) -> Iterator[Stripe]:
-    """`group` in stripes of as many rows as `unit` bytes hold."""
+def _row_blocks(group: list[_Shared], unit: int) -> Iterator[RowBlock]:
+    """`group` in blocks of as many rows as `unit` bytes hold."""
     _, (rows, _) = group[0]
     count = sum(count for _, count, _ in rows)
     step = unit // max(distance for _, _, distance in rows)
     widths = [(part, part.tensor.nbytes // count) for part, _ in group]
     for first in range(0, count, step):
         last = min(first + step, count)
-        yield Stripe([Piece(part, first * width, last * width) for part, width in widths])
+        yield RowBlock([Piece(part, first * width, last * width) for part, width in widths])
 
 
 class Needs:
@@ -169,7 +171,7 @@ class Needs:
     def __call__(self, task: Task) -> Iterator[Range]:
         if isinstance(task, Tile):
             yield from self._around(task.part.tensor) or _read_by([task.move])
-        elif isinstance(task, (Window, Stripe)):
+        elif isinstance(task, (Window, RowBlock)):
             for part, start, stop in task.pieces:
                 if not isinstance(part, Literal):
                     tensor = part.tensor
@@ -194,7 +196,7 @@ class Needs:
 def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
     for move in moves:
         file, source = move.file, move.source
-        if isinstance(source, Together):
+        if isinstance(source, Assembled):
             yield from _read_by(source.moves)
         if file is None or not isinstance(source, Runs) or not is_read_far(file):
             continue

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias, TypeGuard
 
-from ckptconv.engine.tasks import Piece, Stripe, Task, Tile, Window, is_dense
-from ckptconv.plan import Blank, Data, Late, Literal, NotBlankError
+from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Window, is_dense
+from ckptconv.plan import AssertZero, Data, Literal, NotZeroError, Trailer
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks
 from ckptconv.storage.files import MAX_BUFFERS, Reader, Readers
-from ckptconv.storage.prefetch import Ahead, is_read_far
+from ckptconv.storage.prefetch import Prefetch, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors import kernels
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored
-from ckptconv.tensors.moves import GAP, File, Kernel, Move, Runs, Together
+from ckptconv.tensors.moves import GAP, Assembled, File, Kernel, Move, Runs
 
 # Told of everything that is read for the output: the file, where in it, and what is there.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
@@ -113,14 +113,14 @@ class Worker:
 
     def __init__(
         self,
-        readers: Readers | Ahead[Task],
+        readers: Readers | Prefetch[Task],
         writer: Writer | None,
         unit: int,
         digesting: bool = False,
         seen: Seen | None = None,
     ) -> None:
         self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
-        self.fetches = isinstance(readers, Ahead)
+        self.fetches = isinstance(readers, Prefetch)
         # By the name of the tensor, its CRC-32; or position, bytes and CRC-32 of every piece made.
         self.digests: dict[str, int | list[tuple[int, int, int]]] | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
@@ -130,7 +130,7 @@ class Worker:
 
     def run(self, task: Task) -> int:
         """Carry out `task`; the bytes it wrote."""
-        if isinstance(task, Late):
+        if isinstance(task, Trailer):
             # All of its data was made by this worker.
             data = task.make(Digests(self.digests or {}))
             self._write(task.offset, memoryview(data))
@@ -236,11 +236,11 @@ class Worker:
         self.writer.write_runs(target.shifted(tile.part.offset).offsets(), target.length, result)
         return size
 
-    def _divide(self, stripe: Stripe) -> int:
-        """Read what the pieces of `stripe` are made of, and write each; or check it, if it is to be blank."""
+    def _divide(self, block: RowBlock) -> int:
+        """Read what the pieces of `block` are made of, and write each; or check that it is zero."""
         pieces = [
             (piece, list(piece.part.tensor.moves(piece.start, piece.stop, "output", self.unit)))
-            for piece in stripe.pieces
+            for piece in block.pieces
             if not isinstance(piece.part, Literal)
         ]
         found = iter(self._read_together([(move.file, move.source) for _, moves in pieces for move in moves]))
@@ -258,8 +258,8 @@ class Worker:
                 if self.digests is not None:
                     self._digest(part, start, out)
                 written += len(out)
-            elif isinstance(part, Blank) and not kernels.is_zero(out):
-                raise NotBlankError(f"{part.name} holds something, and was to be left out.")
+            elif isinstance(part, AssertZero) and not kernels.is_zero(out):
+                raise NotZeroError(f"{part.name} holds something, and was to be left out.")
         return written
 
     def _of_read(self, move: Move, data: memoryview, out: memoryview | None) -> memoryview:
@@ -270,7 +270,7 @@ class Worker:
         self.tally.overflows += overflows
         return result
 
-    def _read_together(self, sources: list[tuple[File | None, Runs | bytes | Together]]) -> list[memoryview | None]:
+    def _read_together(self, sources: list[tuple[File | None, Runs | bytes | Assembled]]) -> list[memoryview | None]:
         """For each of `sources` the bytes from its first run to its last, read with those of the others that overlap;
         None for what is in no file, and for all where they are too much for the buffer."""
         order = sorted(
@@ -308,12 +308,12 @@ class Worker:
         if isinstance(move.source, Runs):
             data = self._packed(move.file, move.source)
         else:
-            data = memoryview(move.source) if isinstance(move.source, bytes) else self._together(move.source)
+            data = memoryview(move.source) if isinstance(move.source, bytes) else self._assembled(move.source)
         result, overflows = kernels.apply(move.kernels, data, out)
         self.tally.overflows += overflows
         return result
 
-    def _together(self, source: Together) -> memoryview:
+    def _assembled(self, source: Assembled) -> memoryview:
         """What the moves of `source` make."""
         made = memoryview(bytearray(source.nbytes))
         for move in source.moves:

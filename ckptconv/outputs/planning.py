@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
+from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.source import Source
 from ckptconv.options import OPTIONS, Options
 from ckptconv.outputs import safetensors, selection, universal
 from ckptconv.outputs.restore import Restored, plan_restored
+from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, not_a_directory, resolved_name
-from ckptconv.pickles import nodes
-from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, pack, shard_names
+from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
 from ckptconv.storage.paths import basename, is_remote, normalize
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
@@ -83,8 +82,6 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
 
 
 def optimizer_output(source: Source, target: Target, options: Options) -> Output:
-    if source.states() is None:
-        raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
     return output_of("optimizer", [source], target, options, *optimizer_files(source, target, options))
 
 
@@ -174,47 +171,31 @@ def check_growth(output: Output, available: int) -> None:
 
 def weights_files(source: Source, target: Target, options: Options) -> _Files:
     """The files of the weights. Pure."""
-    tree = selection.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
-    choice = selection.Choice(options.include, options.exclude)
-    described = _flattened(source, tree, choice)
-    flat, structure, fixed = described.tensors, described.structure, described.fixed
-    new_names = _new_names(source, flat, options, choice)
-    tensors = {new: flat[old] for old, new in new_names.items()}
-    # A whole state without a tensor is kept by its record alone; a part that was asked for is a slip.
-    if not flat and (options.key or not source.structured):
-        where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
-        raise UsageError(f"There is no tensor {where}: nothing to convert.")
-    if flat and not tensors:
-        raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
-    idle = selection.idle_globs(list(flat), choice) | selection.idle(new_names, options.strip_prefix, options.rename)
-    owners = {new_names[a]: new_names[o] for a, o in source.owners.items() if a in new_names and o in new_names}
-    all_apart = options.tied == "duplicate" or (described.apart and not owners)
-    aliases = {} if all_apart else selection.untie(tensors, owners)
+    chosen = selected(source, options)
+    described, tensors, names = chosen.described, chosen.tensors, chosen.names
+    all_apart = options.tied == "duplicate" or (described.apart and not chosen.owners)
+    aliases = {} if all_apart else selection.untie(tensors, chosen.owners)
     aliases = {alias: kept for alias, kept in aliases.items() if alias not in safetensors_input.RESERVED}
-    structured = source.structured and options.structure
-    if structure is None and structured and any(old != new for old, new in new_names.items()):
-        structure = keymap.plain_record(new_names)
-    structure = keymap.remap(structure, new_names, aliases) if structured else None
-    dtype = options.dtype or source.default_dtype
-    widen_only = source.default_dtype == dtype == "float32"
-    fixed = frozenset(new_names[name] for name in fixed if name in new_names)
-    kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
-    warnings: tuple[str, ...] = ()
-    if dtype != "keep":
-        for name, tensor in kept.items():
-            if name not in fixed:
-                kept[name] = selection.converted(name, tensor, dtype, widen_only)
-        cast = [old for old, new in new_names.items() if kept.get(new, flat[old]).dtype != flat[old].dtype]
-        warnings = selection.unscaled({name: flat[name] for name in cast}, flat, dtype)
+    structure = chosen.structure(aliases)
+    kept = {name: chosen.cast(name) for name in tensors if name not in aliases}
+    cast = [old for old, new in names.items() if new in kept and kept[new].dtype != tensors[new].dtype]
+    warnings = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, chosen.dtype)
+    idle, is_structured, fixed = _idle(chosen, options), chosen.structured, chosen.fixed
     # Of a million tensors, each of these takes as much memory as all buffers.
-    del flat, tensors, new_names
+    del chosen, tensors, names
     limit = options.max_shard_size or source.default_shard_size
     groups = _as_in(kept, source.shards) if source.shards and limit is None else None
     files = _file_plans(kept, aliases, structure, target, limit, groups)
-    if structure is None and structured and _names(files) != list(kept):
+    if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict, whose order is lost where tensors were cast, or are spread over several files.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
     return files, aliases, _told(source, described, structure, options, idle, fixed, warnings)
+
+
+def _idle(chosen: Selected, options: Options) -> dict[str, str]:
+    """The options that were given and choose or rename nothing: {option: reason}."""
+    idle = selection.idle_globs(list(chosen.known), chosen.choice)
+    return idle | selection.idle(chosen.names, options.strip_prefix, options.rename)
 
 
 def _told(
@@ -243,87 +224,23 @@ def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[lis
     return [group for group in groups.values() if group] or [[]]
 
 
-def _flattened(source: Source, tree: Any, choice: selection.Choice) -> keymap.Flattened:
-    """The tensors of `tree`, and a record of those that are chosen. Raises UnsupportedError for those without data,
-    unless they are left out by name."""
-    if not source.structured:
-        return keymap.Flattened(dict(tree), None, frozenset())
-    without: list[str] = []
-
-    def leave_out(name: str, node: Any) -> bool:
-        reason = nodes.lacks_data(node)
-        without.extend([name] if reason else [])
-        return bool(reason)
-
-    flattened = keymap.describe(tree, leave_out=leave_out, choice=choice)
-    if flattened.found:
-        lacking = {name: nodes.lacks_data(node) for name, node in flattened.found.items()}
-        raise nodes.without_data(source.path, lacking)
-    if without and not flattened.tensors:
-        raise UsageError(f"Nothing is left to convert: all {len(without)} tensors are excluded.")
-    return flattened
-
-
 def _names(files: Iterable[FilePlan]) -> list[str]:
     """The tensors of an output, as one finds them who reads its files one after the other."""
     return [part.name for file in files for part in file.parts if isinstance(part, Data)]
 
 
 def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
-    """The files of the optimizer states: named <parameter>.<state>, and nested as torch has them. Pure.
+    """The files of the optimizer states. Pure.
 
-    Parameters are called as the weights are. A name that is tied to a parameter leads to the parameter's states in the
-    alias record; one that is no weight's stays. Half-precision states are widened as the weights are by default, and
-    never narrowed.
+    A name that is tied to a parameter leads to the parameter's states in the alias record; one that is no weight's
+    stays.
     """
-    optimizer = source.states()
-    choice = selection.Choice(options.include, options.exclude)
-    names = dict.fromkeys([*_flattened(source, source.weights, choice).tensors, *optimizer["state"]])
-    new_names = _new_names(source, names, options, choice)
-    states = {new_names[name]: state for name, state in optimizer["state"].items() if name in new_names}
-    groups = [
-        {**group, "params": [new_names[name] for name in group["params"] if name in new_names]}
-        for group in optimizer["param_groups"]
-    ]
-    described = keymap.flatten_states(states, groups)
-    flat, structure = described.tensors, described.structure if options.structure else None
-    dtype = "keep" if options.dtype == "keep" else source.default_dtype
-    flat = {name: selection.converted(name, tensor, dtype, widen_only=True) for name, tensor in flat.items()}
-    aliases = {}
-    for alias, owner in source.owners.items() if options.tied == "alias" else ():
-        for key in states.get(new_names.get(owner, ""), {}) if alias in new_names else ():
-            kept, removed = f"{new_names[owner]}.{key}", f"{new_names[alias]}.{key}"
-            if kept in flat and removed not in flat:
-                aliases[removed] = kept
+    chosen = selected_states(source, options)
+    described, aliases = chosen.described, chosen.owners
+    flat = {name: chosen.cast(name) for name in chosen.tensors}
+    structure = described.structure if chosen.structured else None
     files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)
-    idle = selection.idle_globs(list(names), choice) | selection.idle(new_names, options.strip_prefix, options.rename)
-    return files, aliases, _told(source, described, structure, options, idle, described.fixed)
-
-
-def _new_names(source: Source, flat: Mapping[str, Any], options: Options, choice: selection.Choice) -> dict[str, str]:
-    """What is converted, and under which names: {old: new}."""
-    names = selection.matching(flat, choice)
-    _check_pieces(source, flat)
-    lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
-    if lost:
-        raise CorruptError(
-            f"{source.path} names {len(lost)} parameters whose data is nowhere in it: {', '.join(lost[:5])}"
-            f"{', …' if len(lost) > 5 else ''}. Nothing was written.",
-            "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
-        )
-    return selection.renamed(names, options.strip_prefix, options.rename)
-
-
-def _check_pieces(source: Source, names: Iterable[str]) -> None:
-    """Raise UnsupportedError where `names` are those of pieces of parameters."""
-    found = [name for name in names if source.pieces and source.pieces.search(name)]
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise UnsupportedError(
-            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {found[0]!r}{more} are flat parameters, each of "
-            "them several parameters in one, whose shapes are not in the checkpoint. Nothing was written.",
-            "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
-        )
+    return files, aliases, _told(source, described, structure, options, _idle(chosen, options), described.fixed)
 
 
 def _file_plans(
@@ -350,12 +267,6 @@ def _file_plans(
     if len(groups) > 1:
         files.append(safetensors.index_plan(contents, aliases))
     return tuple(files)
-
-
-def identity(found: Hashable) -> dict[str, Any]:
-    """An entry of `Source.inputs` as a manifest has it: the size, and a hash of all that tells the content apart."""
-    size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
-    return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
 
 
 def heading(

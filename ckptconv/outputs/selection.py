@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.options import parse_rule
-from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.dtypes import DTYPES, can_cast
 from ckptconv.tensors.lazy import Convert, LazyTensor, same_bytes
 from ckptconv.tensors.moves import Cast
 
@@ -214,9 +214,7 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
     target = DTYPES[dtype]
     if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1):
         return tensor
-    from ckptconv.tensors.kernels import is_supported
-
-    if not is_supported(source.name, target.name):
+    if not can_cast(source.name, target.name):
         raise UsageError(
             f"{name!r} is a tensor of {source}, which cannot be converted to {dtype}.", "Use --dtype keep."
         )

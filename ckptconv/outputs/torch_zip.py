@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckptconv.plan import Data, FilePlan, Late, Literal, Part
+from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
 from ckptconv.tensors.lazy import LazyTensor
 
 ALIGNMENT = 64
@@ -65,7 +65,7 @@ def file_plan(name: str, description: bytes, storages: Sequence[LazyTensor], ste
         at = start + record.size
         if record.size:
             size = len(_descriptor(record, {inner: 0}))
-            parts.append(Late(at, size, functools.partial(_descriptor, record)))
+            parts.append(Trailer(at, size, functools.partial(_descriptor, record)))
             at += size
 
     put("data.pkl", description)
@@ -77,7 +77,7 @@ def file_plan(name: str, description: bytes, storages: Sequence[LazyTensor], ste
     put("version", b"3\n")
     directory = functools.partial(_directory, at, tuple(records))
     size = len(directory({record.name: 0 for record in records}))
-    parts.append(Late(at, size, directory))
+    parts.append(Trailer(at, size, directory))
     return FilePlan(name, at + size, tuple(part for part in parts if part.nbytes))
 
 

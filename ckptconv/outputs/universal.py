@@ -27,8 +27,11 @@ ZERO = "zero"
 _LONGEST_NAME = 255
 
 
-def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Mapping[str, Any]) -> Iterator[FilePlan]:
-    """The files of a universal checkpoint, by names relative to its directory.
+def trees(
+    training: Training, weights: Mapping[str, LazyTensor], states: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, str]]:
+    """What the files for torch.load hold, as ds_to_universal writes them: the name of each, its tree, and the name of
+    the directory in its archive.
 
     `states` are the optimizer's, by parameter. Raises UnsafeError for a parameter whose name is a path, and
     UnsupportedError for a name that no directory can have.
@@ -37,17 +40,23 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
     trained = [name for name in training.parameters if weights[name].numel or training.stage == 3]
     for name in trained:
         directory = f"{ZERO}/{_checked(name)}"
-        yield plan_tree(f"{directory}/fp32.pt", _wrapped(weights[name], training), "fp32")
+        yield f"{directory}/fp32.pt", _wrapped(weights[name], training), "fp32"
         for key, value in states.get(name, {}).items():
             partitioned = isinstance(value, LazyTensor) and value.shape == weights[name].shape and key != "step"
             # Under ZeRO-3 the step is among the common entries alone.
             if partitioned or (key == "step" and training.stage != 3):
-                yield plan_tree(f"{directory}/{key}.pt", _wrapped(value, training) if partitioned else value, key)
+                yield f"{directory}/{key}.pt", _wrapped(value, training) if partitioned else value, key
     if training.stage != 3:
         # What no optimizer trains: as DeepSpeed writes it, but integers, which it would round, as they are.
         for name in sorted(weights.keys() - set(trained)):
-            yield plan_tree(f"{ZERO}/{_checked(name)}/fp32.pt", {"param": _widened(weights[name])}, "fp32")
-    yield plan_tree(f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state")
+            yield f"{ZERO}/{_checked(name)}/fp32.pt", {"param": _widened(weights[name])}, "fp32"
+    yield f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state"
+
+
+def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Mapping[str, Any]) -> Iterator[FilePlan]:
+    """The files of a universal checkpoint, by names relative to its directory."""
+    for name, tree, stem in trees(training, weights, states):
+        yield plan_tree(name, tree, stem)
     for file in training.copies:
         name = basename(file.path)
         yield FilePlan(name, file.size, (Data(0, _whole(file), name),) if file.size else ())

@@ -12,7 +12,7 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress, carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.plan import Blank, Data, FilePlan, Plan
+from ckptconv.plan import AssertZero, Data, FilePlan, Plan
 from ckptconv.publish.manifest import Made
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage.records import Records
@@ -124,6 +124,6 @@ def packed_in(plans: Iterable[Plan]) -> Counter[File]:
     """The packed files that the plans read, and how many bytes of tensors come from each."""
     found: Counter[File] = Counter()
     for plan in plans:
-        for part in (part for file in plan.files for part in file.parts if isinstance(part, (Data, Blank))):
+        for part in (part for file in plan.files for part in file.parts if isinstance(part, (Data, AssertZero))):
             found.update({file: part.tensor.nbytes for file in part.tensor.inputs() if file.packed})
     return found

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv.plan import Data, FilePlan, Late, Literal
+from ckptconv.plan import Data, FilePlan, Literal, Trailer
 
 NAME = ".ckptconv-manifest.json"
 
@@ -67,7 +67,7 @@ def spans(file: FilePlan, crcs: Mapping[str, int] | None) -> Iterator[tuple[int,
             yield part.offset, part.nbytes, None if crcs is None else crcs.get(part.name, 0), part.name
         elif isinstance(part, Literal):
             yield part.offset, part.nbytes, zlib.crc32(part.data), None
-        elif isinstance(part, Late):
+        elif isinstance(part, Trailer):
             yield part.offset, part.nbytes, None if crcs is None else zlib.crc32(part.make(crcs)), None
 
 

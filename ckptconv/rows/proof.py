@@ -1,11 +1,14 @@
-"""Whether a table and its parts are the same bits: what `--verify` asks, the other way than they were made."""
+"""Whether a table and its parts are the same bits: what `--verify` asks, the other way than they were made.
+
+Their elements are worked out by verification's evaluator.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckptconv.conversion import Verifier
-from ckptconv.engine.execute import Progress, TensorReader
+from ckptconv.engine.execute import Progress
 from ckptconv.errors import DifferenceError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
@@ -19,6 +22,7 @@ from ckptconv.rows.tables import Table, contents
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK
+from ckptconv.verification.evaluate import Evaluator
 
 
 def verifier_of_split(table: Table, output: Output, options: Options, progress: Progress | None) -> Verifier:
@@ -57,11 +61,15 @@ def _compare(
     """Raise DifferenceError for the first byte in which two are not the same; how many bytes there are."""
     compared = 0
     with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+        evaluator = Evaluator(readers)
         for name, before, after in pairs:
-            one, other = TensorReader(before, readers), TensorReader(after, readers)
             for start in range(0, max(before.nbytes, after.nbytes), BLOCK):
                 stop = min(start + BLOCK, before.nbytes)
-                if before.nbytes != after.nbytes or one.read(start, stop) != other.read(start, stop):
+                one, other = (
+                    evaluator.raw(each, start // each.dtype.itemsize, stop // each.dtype.itemsize)
+                    for each in (before, after)
+                )
+                if before.nbytes != after.nbytes or one != other:
                     raise DifferenceError(
                         f"{output.target.path} is not the same: {name!r} differs in bytes {start} to {stop}. Nothing "
                         "was put under its name.",

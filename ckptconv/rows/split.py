@@ -16,7 +16,7 @@ from ckptconv.options import OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
-from ckptconv.plan import Blank, FilePlan, NotBlankError
+from ckptconv.plan import AssertZero, FilePlan, NotZeroError
 from ckptconv.result import Report
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import METADATA_KEY, PAD, Layout, dump
@@ -70,7 +70,7 @@ def split(
         try:
             verify = verifier_of_split(found, planned, chosen, progress) if chosen.verify else None
             report = produce(sources, [planned], chosen, started, progress, announce, publishing, verify)
-        except NotBlankError:
+        except NotZeroError:
             # Rare: where padding is not zero, it is so from the first rows on, as a rule.
             keep = True
         else:
@@ -89,7 +89,7 @@ def plan_split(
     name = basename(target.path) if target.is_file else f"model{safetensors.SUFFIX}"
     file = safetensors.file_plan(name, tensors, {"format": "pt", METADATA_KEY: dump(layout, table.name)})
     if pad is not None and not keep_padding:
-        file = FilePlan(file.name, file.size, (*file.parts, Blank(file.size, pad, PAD)))
+        file = FilePlan(file.name, file.size, (*file.parts, AssertZero(file.size, pad, PAD)))
     return output_of("rows", sources, target, Options(), (file,), {})
 
 

@@ -1,14 +1,17 @@
-"""Runs of bytes that lie near each other, read as one. Pure."""
+"""What lies near each other in a file, read as one. Pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from ckptconv.tensors.moves import Runs
+from ckptconv.storage.paths import is_remote
+from ckptconv.tensors.moves import File, Runs
 
 # To read so many bytes along costs no more than to begin anew; and so many are read at once.
 NEAR, BLOCK = 4096, 1 << 18
+# The same for parts of descriptions, here and in a remote file.
+MAX_GAP_LOCAL, MAX_GAP_REMOTE, DESCRIPTIONS = 1 << 9, 1 << 18, 1 << 20
 
 
 def blocks(runs: Runs) -> Iterator[Runs]:
@@ -37,3 +40,21 @@ def blocks(runs: Runs) -> Iterator[Runs]:
 def are_near(runs: Runs) -> bool:
     """Whether several of `runs` are best read at once."""
     return bool(runs.grid) and runs.grid[-1][1] - runs.length <= NEAR
+
+
+def max_gap(file: File) -> int:
+    """Bytes between parts of descriptions in `file` that are cheaper to read than to skip."""
+    return MAX_GAP_REMOTE if is_remote(file.path) else MAX_GAP_LOCAL
+
+
+def coalesced(offsets: Iterable[int], length: int, file: File) -> Iterator[list[int]]:
+    """Rising offsets of things of `length` bytes in `file`, in groups that are read together."""
+    gap = max_gap(file)
+    group: list[int] = []
+    for offset in offsets:
+        if group and (offset > group[-1] + length + gap or offset + length > group[0] + DESCRIPTIONS):
+            yield group
+            group = []
+        group.append(offset)
+    if group:
+        yield group

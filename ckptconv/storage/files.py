@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal, overload
 from urllib.parse import unquote
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
@@ -28,8 +28,10 @@ Options = dict[str, Any]
 OPEN_FILES = 256
 # readv takes at most this many buffers in one call (IOV_MAX on every system we know).
 MAX_BUFFERS = 1024
-# So much is read for a small part of a description far away, and so many of these are kept.
-BLOCK_OF_DESCRIPTION, BLOCKS_KEPT = 1 << 16, 8
+# Bytes that are read for a small part of a description, here and from a remote file, and how many such blocks are kept.
+LOCAL_BUFFER, REMOTE_BUFFER, BUFFERS_KEPT = 1 << 11, 1 << 16, 8
+# Bytes of those that are kept, if they are more than one.
+MAX_BUFFERED = 1 << 20
 
 
 # --------------------------------------------------------------------------------------------------------- places
@@ -317,27 +319,66 @@ class RemoteReader(Reader):
             raise FailedError(f"{path} cannot be read: {remote.why(error)}.", remote.hint(error)) from error
 
 
-class DescriptionReader(RemoteReader):
-    """Reads descriptions, which are many small things near each other: a block around what is asked for, and keeps it.
+class BufferedReader(Reader):
+    """Reads descriptions, which are many small things near each other: a block for each miss, of which some are kept.
 
-    A file may be opened several times while it is looked at: the last blocks of all are kept together.
+    A block begins with what is asked for, or with `around` half of a larger one before it. `bytes_read` counts what
+    `reader` was asked for, but by `fill`, which goes past the buffer.
     """
 
+    def __init__(self, reader: Reader, around: bool = False) -> None:
+        self.file = reader.file
+        self.bytes_read = 0
+        self._reader, self._around = reader, around
+        remote_file = is_far(reader.file.path)
+        self._block = REMOTE_BUFFER if remote_file else LOCAL_BUFFER
+        # A remote file may be opened several times while it is looked at; a local one is read again in no time.
+        self._blocks = _remote_blocks if remote_file and reader.file.stamp else _Blocks()
+        self._position, self._data = 0, b""
+
     def read_at(self, offset: int, length: int) -> bytes:
-        if length >= BLOCK_OF_DESCRIPTION or offset + length > self.file.size:
-            return super().read_at(offset, length)
-        data = _blocks.find(self.file, offset, length)
+        size, block = self.file.size, self._block
+        if offset + length > size or (length >= block and not self._around):
+            return self.read_past(offset, length)
+        data = self._blocks.find(self.file, offset, length)
         if data is None:
-            # What comes next is wanted next, but at the end of a file, which is read backwards.
-            start = min(offset, max(self.file.size - BLOCK_OF_DESCRIPTION, 0))
-            block = super().read_at(start, min(BLOCK_OF_DESCRIPTION, self.file.size - start))
-            _blocks.keep(self.file, start, block)
-            data = block[offset - start : offset - start + length]
+            if self._around:
+                start, stop = max(offset - block, 0), min(offset + length + block, size)
+            else:
+                # What comes next is wanted next, but at the end of a file, which is read backwards.
+                start = min(offset, max(size - block, 0))
+                stop = min(start + block, size)
+            found = self.read_past(start, stop - start)
+            self._blocks.keep(self.file, start, found)
+            data = found[offset - start : offset - start + length]
         return data
+
+    def read_on(self, offset: int, length: int, stop: int) -> bytes:
+        """The `length` bytes from `offset` on, or as many as there are before `stop`, or more that were read before.
+
+        Of what the last call gave, only what is before `offset` is let go of; the rest is not read again.
+        """
+        skipped = offset - self._position
+        kept = self._data[skipped:] if 0 <= skipped < len(self._data) else b""
+        end, wanted = offset + len(kept), min(offset + length, stop)
+        self._position, self._data = offset, kept + self.read_past(end, wanted - end) if wanted > end else kept
+        return self._data
+
+    def read_past(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`, past the buffer."""
+        data = self._reader.read_at(offset, length)
+        self.bytes_read += length
+        return data
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        self._reader.fill(offset, buffers)
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 class _Blocks:
-    """The last blocks that were read of descriptions, of versions of files that can be told from others."""
+    """The last blocks that were read of descriptions, for several threads."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[File, int], bytes] = OrderedDict()
@@ -351,15 +392,18 @@ class _Blocks:
                     return data[offset - start : offset - start + length]
         return None
 
+    @property
+    def _nbytes(self) -> int:
+        return sum(map(len, self._kept.values()))
+
     def keep(self, file: File, start: int, data: bytes) -> None:
-        if file.stamp:
-            with self._lock:
-                self._kept[file, start] = data
-                while len(self._kept) > BLOCKS_KEPT:
-                    self._kept.popitem(last=False)
+        with self._lock:
+            self._kept[file, start] = data
+            while len(self._kept) > BUFFERS_KEPT or (len(self._kept) > 1 and self._nbytes > MAX_BUFFERED):
+                self._kept.popitem(last=False)
 
 
-_blocks = _Blocks()
+_remote_blocks = _Blocks()
 
 
 class Readers:
@@ -414,8 +458,13 @@ class Readers:
         self.close()
 
 
-def open_reader(file: File | str, options: Options | None = None) -> Reader:
-    """A reader of the descriptions in `file`, a path or what `look` found."""
+@overload
+def open_reader(file: File | str, options: Options | None = None) -> Reader: ...
+@overload
+def open_reader(file: File | str, options: Options | None = None, *, around: Literal[True]) -> BufferedReader: ...
+def open_reader(file: File | str, options: Options | None = None, *, around: bool = False) -> Reader:
+    """A reader of the descriptions in `file`, a path or what `look` found; buffered where it is remote, or `around`
+    what is asked for."""
     if isinstance(file, str):
         entry = look(file, options)
         if entry.kind == "missing":
@@ -423,7 +472,9 @@ def open_reader(file: File | str, options: Options | None = None) -> Reader:
         if entry.kind != "file":
             raise UsageError(f"{file} is {entry.described}, where a file was expected.")
         file = entry.file
-    return DescriptionReader(file, options) if is_far(file.path) else LocalReader(file)
+    if is_far(file.path):
+        return BufferedReader(RemoteReader(file, options), around)
+    return BufferedReader(LocalReader(file), around) if around else LocalReader(file)
 
 
 def read_text(path: str, limit: int, options: Options | None = None) -> str:

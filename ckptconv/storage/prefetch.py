@@ -1,9 +1,9 @@
-"""Reads from far away, planned: ranges of many tasks together, in few requests, several of them under way.
+"""Prefetches what tasks read from remote files: the ranges of many tasks together, in few requests, several at a time.
 
-Tasks are taken in spans. What a span reads is sorted and joined, along small gaps too, and fetched while the span
-before is worked on. Where that would be many small requests, as with the partitions of many ranks, a span is made
-longer than memory allows, and what was fetched waits in a temporary file. So it does where all of a large tensor is
-needed again and again.
+Tasks are taken in batches. The ranges that a batch reads are sorted and coalesced, across small gaps too, and fetched
+while the batch before is worked on. Where that would be many small requests, as with the partitions of many ranks, a
+batch is made larger than memory allows, and what was fetched waits in a temporary file, the spool. So it does where all
+of a large tensor is needed again and again. Conversion and verification both read through it: it cannot change a byte.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,15 +25,17 @@ from ckptconv.tensors.moves import GAP, File
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-# A request asks for so much, if that much is wanted in one place, or for less than twice as much.
+# Bytes of a request, if that much is wanted in one place; it may be up to twice as large.
 REQUEST = 5 << 20
-# Of what is fetched, so much may be bytes between those that are wanted.
-WASTE = 25
-# More is worth while where requests would be smaller than this on average, as long as a gap is not larger than that.
-TINY, WIDE_GAP = 64 << 10, 256 << 10
-# What may be fetched into a temporary file ahead of its use, and how much room there must be for each byte of it.
-MOST_SPOOLED, ROOM = 1 << 30, 4
-# As many requests are under way, and twice as many tasks are looked at for a longer span.
+# Bytes between those that are wanted, as a share of the bytes wanted.
+MAX_OVERREAD = 1 / 25
+# Gaps of at most so many bytes are read anyway, while requests would be smaller than this on average.
+MAX_GAP, SMALL_REQUEST = 256 << 10, 64 << 10
+# Bytes of a batch in the spool at most, and bytes that must be free on the disk for each of them.
+MAX_SPOOLED, SPOOL_HEADROOM = 1 << 30, 4
+# A batch has at most so many tasks, unless they all read the same bytes.
+MAX_TASKS = 4096
+# Requests at a time.
 REQUESTS = 8
 STACK = 512 << 10
 
@@ -66,24 +67,23 @@ class Extent:
         return self.stop - self.start
 
 
-class Span(Generic[Task]):
-    """Tasks that follow one another, and what they read from far away. `spooled`: it waits in the spool."""
+class Batch(Generic[Task]):
+    """Tasks that follow one another, and the remote ranges they read. `spooled`: those wait in the spool."""
 
     def __init__(self, tasks: list[Task], extents: list[Extent], spooled: bool) -> None:
         self.tasks, self.extents, self.spooled = tasks, extents, spooled
         self.by_file: dict[File, list[Extent]] = {}
-        for extent in extents:
+        for extent in sorted(extents, key=attrgetter("start")):
             self.by_file.setdefault(extent.file, []).append(extent)
-        for each in self.by_file.values():
-            each.sort(key=attrgetter("start"))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(extent.nbytes for extent in self.extents)
 
 
-def joined(ranges: Iterable[Range], request: int = REQUEST) -> list[Extent]:
-    """The requests that fetch `ranges`: those of one file are joined along small gaps, long ones are cut.
+def total_bytes(extents: Iterable[Extent]) -> int:
+    """The bytes that the requests fetch."""
+    return sum(extent.nbytes for extent in extents)
+
+
+def coalesce(ranges: Iterable[Range], request: int = REQUEST) -> list[Extent]:
+    """The requests that fetch `ranges`: those of one file are joined across small gaps, long ones are cut.
 
     They come in the order in which the first of their bytes are named.
     """
@@ -119,13 +119,13 @@ def _gaps(runs: list[tuple[int, int, int]]) -> list[int]:
 
 
 def _widest_gap(gaps: Sequence[list[int]], wanted: int) -> int:
-    """The widest gap that is read along, so that no more than a small share of `wanted` bytes is read in vain."""
+    """The widest gap that is read rather than skipped, so that only a small share of what is read is not wanted."""
     requests = len(gaps) + sum(map(len, gaps))
-    waste = widest = 0
-    # Ranks are alike, and so are their gaps: those of a width are all read along, or none.
+    overread = widest = 0
+    # Ranks are alike, and so are their gaps: those of a width are all read, or none.
     for gap, count in sorted(Counter(itertools.chain.from_iterable(gaps)).items()):
-        waste += gap * count
-        if waste * WASTE > wanted and not (gap <= WIDE_GAP and wanted < TINY * requests):
+        overread += gap * count
+        if overread > MAX_OVERREAD * wanted and not (gap <= MAX_GAP and wanted < SMALL_REQUEST * requests):
             break
         widest = gap
         requests -= count
@@ -139,15 +139,17 @@ def _cut(file: File, start: int, stop: int, request: int) -> Iterator[Extent]:
         yield Extent(file, start + size * number // count, start + size * (number + 1) // count)
 
 
-# ---------------------------------------------------------------------------------------------------------- spans
+# -------------------------------------------------------------------------------------------------------- batches
 
 
-class Ahead(Generic[Task]):
-    """Readers of what lies far away, for one thread that takes the tasks of `over` in order.
+class Prefetch(Generic[Task]):
+    """Readers of remote files, for one thread that takes the tasks of `over` in order.
 
     `memory` (bytes) bounds what is fetched and not used yet, but for what waits in `spool`; `requests` are under way at
-    a time. `needs` gives the ranges that a task reads. What was not planned is read all the same, when it is asked for.
-    Used as a context.
+    a time, each for `request` bytes where so many are wanted. `needs` gives the remote ranges that a task reads. What
+    it does not name is read all the same, when it is asked for. Used as a context.
+
+    `bytes_fetched` counts what came from remote files, `bytes_used` what was asked for of that.
     """
 
     def __init__(
@@ -158,20 +160,23 @@ class Ahead(Generic[Task]):
         *,
         memory: int,
         requests: int = REQUESTS,
+        request: int | None = None,
     ) -> None:
         self._readers, self._spool, self._needs = readers, spool, needs
-        self._request = max(min(REQUEST, memory // 2), 1 << 16)
-        # In memory two spans are held, one that is used and one that comes.
+        self._request = request or REQUEST
+        # In memory two batches are held, one that is used and one that comes.
         self._unit = memory // 2
+        # Smaller requests than this on average are worth a larger batch.
+        self._small = max(min(self._request, self._unit), 1 << 16)
         self._requests = requests
         self._pool: ThreadPoolExecutor | None = None
-        self._far: dict[File, RemoteReader] = {}
+        self._remote: dict[File, RemoteReader] = {}
         self._lock = threading.Lock()
-        self._current: Span[Task] | None = None
+        self._current: Batch[Task] | None = None
         self._stop = threading.Event()
-        self.bytes_fetched = self.requests_made = 0
+        self.bytes_fetched = self.bytes_used = 0
 
-    def __enter__(self) -> Ahead[Task]:
+    def __enter__(self) -> Prefetch[Task]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,60 +186,68 @@ class Ahead(Generic[Task]):
 
     # ---- planning
 
-    def over(self, tasks: Iterator[Task]) -> Iterator[Task]:
+    def over(self, tasks: Iterable[Task]) -> Iterator[Task]:
         """`tasks`, while what the next ones need is fetched."""
-        spans = self._spans(tasks)
-        coming: deque[Span[Task]] = deque()
-        for span in spans:
-            self._begin(span)
-            coming.append(span)
-            if len(coming) == 2:
+        coming: deque[Batch[Task]] = deque()
+        for batch in self._batches(tasks):
+            self._begin(batch)
+            coming.append(batch)
+            if len(coming) == 2 or not batch.extents:
                 yield from self._use(coming.popleft())
         while coming:
             yield from self._use(coming.popleft())
 
-    def _use(self, span: Span[Task]) -> Iterator[Task]:
-        self._current = span
-        yield from span.tasks
+    def _use(self, batch: Batch[Task]) -> Iterator[Task]:
+        self._current = batch
+        yield from batch.tasks
         self._current = None
-        self._end(span)
+        self._end(batch)
 
-    def _spans(self, tasks: Iterator[Task]) -> Iterator[Span[Task]]:
+    def _batches(self, tasks: Iterable[Task]) -> Iterator[Batch[Task]]:
         taken: list[Task] = []
         ranges: dict[Range, None] = {}
         wanted, target = 0, self._unit
         for task in tasks:
             found = dict.fromkeys(self._needs(task))
+            if not found and not taken:
+                yield Batch([task], [], spooled=False)
+                continue
             # A range may be named again by every task that reads in it.
             size = sum(each.stop - each.start for each in found if each not in ranges)
-            if taken and size and wanted + size > target:
-                extents = joined(ranges, self._request)
-                fetched = sum(extent.nbytes for extent in extents)
-                if fetched < len(extents) * self._request and self._may_spool(2 * target):
+            is_full = len(taken) >= MAX_TASKS
+            if taken and ((size and wanted + size > target) or (is_full and (size or not found))):
+                extents = coalesce(ranges, self._request)
+                if not is_full and self._is_worth_more(extents, 2 * target):
                     target *= 2
                 else:
-                    yield self._span(taken, extents, fetched)
+                    yield self._batch(taken, extents)
                     taken, ranges, wanted, target = [], {}, 0, self._unit
                     size = sum(each.stop - each.start for each in found)
             taken.append(task)
             ranges.update(found)
             wanted += size
         if taken:
-            extents = joined(ranges, self._request)
-            yield self._span(taken, extents, sum(extent.nbytes for extent in extents))
+            yield self._batch(taken, coalesce(ranges, self._request))
 
-    def _span(self, tasks: list[Task], extents: list[Extent], fetched: int) -> Span[Task]:
-        return Span(tasks, extents, fetched > self._unit)
+    def _is_worth_more(self, extents: list[Extent], size: int) -> bool:
+        """Whether requests are small, and a batch of `size` bytes may wait in the spool with the one before it."""
+        return (
+            total_bytes(extents) < len(extents) * self._small
+            and size <= MAX_SPOOLED
+            and self._spool.has_room(2 * size * SPOOL_HEADROOM)
+        )
 
-    def _may_spool(self, size: int) -> bool:
-        """Whether as much may wait in the spool, twice."""
-        return size <= MOST_SPOOLED and 2 * size * ROOM < free_space(self._spool.directory)
+    def _batch(self, tasks: list[Task], extents: list[Extent]) -> Batch[Task]:
+        size = total_bytes(extents)
+        if size > self._unit and not self._spool.has_room(size):
+            return Batch(tasks, [], spooled=False)
+        return Batch(tasks, extents, spooled=size > self._unit)
 
     # ---- fetching
 
-    def _begin(self, span: Span[Task]) -> None:
-        for extent in span.extents:
-            extent.done = self._submit(extent, span.spooled)
+    def _begin(self, batch: Batch[Task]) -> None:
+        for extent in batch.extents:
+            extent.done = self._submit(extent, batch.spooled)
 
     def _submit(self, extent: Extent, spooled: bool) -> Future[None]:
         if self._pool is None:
@@ -267,10 +280,9 @@ class Ahead(Generic[Task]):
             extent.place = place
         with self._lock:
             self.bytes_fetched += extent.nbytes
-            self.requests_made += 1
 
-    def _end(self, span: Span[Task]) -> None:
-        for extent in span.extents:
+    def _end(self, batch: Batch[Task]) -> None:
+        for extent in batch.extents:
             extent.data = memoryview(b"")
             if extent.place >= 0:
                 self._spool.give_back(extent.place, extent.nbytes)
@@ -278,11 +290,11 @@ class Ahead(Generic[Task]):
 
     def _reader(self, file: File) -> RemoteReader:
         with self._lock:
-            reader = self._far.get(file)
+            reader = self._remote.get(file)
             if reader is None:
                 opened = self._readers.open(file)
                 assert isinstance(opened, RemoteReader)
-                reader = self._far[file] = opened
+                reader = self._remote[file] = opened
             return reader
 
     # ---- reading
@@ -290,33 +302,36 @@ class Ahead(Generic[Task]):
     @contextlib.contextmanager
     def reading(self, file: File) -> Iterator[Reader]:
         """The reader of `file`, as `Readers.reading` gives it."""
-        span = self._current
-        if span is not None and file in span.by_file:
-            yield _Fetched(self, span.by_file[file], file)
+        batch = self._current
+        if batch is not None and file in batch.by_file:
+            yield _Prefetched(self, batch.by_file[file], file)
         else:
             with self._readers.reading(file) as reader:
                 yield reader
 
-    def from_spool(self, extent: Extent, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with what is at `offset` of the extent's file."""
-        place = extent.place + offset - extent.start
-        DescriptorReader(extent.file, self._spool.descriptor).fill(place, [buffer])
+    def fill(self, file: File, extent: Extent | None, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with what is at `offset` of `file`: of `extent`, which is waited for, or by a request."""
+        self.bytes_used += len(buffer)
+        if extent is None:
+            self._reader(file).fill(offset, [buffer])
+            with self._lock:
+                self.bytes_fetched += len(buffer)
+            return
+        assert extent.done is not None
+        extent.done.result()
+        at = offset - extent.start
+        if extent.place >= 0:
+            DescriptorReader(file, self._spool.descriptor).fill(extent.place + at, [buffer])
+        else:
+            buffer[:] = extent.data[at : at + len(buffer)]
 
-    def directly(self, file: File, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with what was not planned."""
-        self._reader(file).fill(offset, [buffer])
-        with self._lock:
-            self.bytes_fetched += len(buffer)
-            self.requests_made += 1
 
+class _Prefetched(Reader):
+    """Reads what was fetched of a file, and waits for it; and what was not."""
 
-class _Fetched(Reader):
-    """Reads what was fetched, and waits for it."""
-
-    def __init__(self, ahead: Ahead[Any], extents: list[Extent], file: File) -> None:
+    def __init__(self, prefetch: Prefetch[Any], extents: list[Extent], file: File) -> None:
         self.file = file
-        self._ahead, self._extents = ahead, extents
-        self._starts = [extent.start for extent in extents]
+        self._prefetch, self._extents = prefetch, extents
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
         for buffer in buffers:
@@ -326,34 +341,14 @@ class _Fetched(Reader):
                 offset, rest = offset + count, rest[count:]
 
     def _fill(self, offset: int, buffer: memoryview) -> int:
-        index = bisect.bisect_right(self._starts, offset) - 1
-        extent = self._extents[index] if index >= 0 else None
-        if extent is None or offset >= extent.stop:
-            # Up to what is there.
-            stop = min(self._starts[index + 1 : index + 2], default=offset + len(buffer))
-            count = min(len(buffer), stop - offset)
-            self._ahead.directly(self.file, offset, buffer[:count])
-            return count
-        assert extent.done is not None
-        extent.done.result()
-        at = offset - extent.start
-        count = min(len(buffer), extent.stop - offset)
-        if extent.place >= 0:
-            self._ahead.from_spool(extent, offset, buffer[:count])
-        else:
-            buffer[:count] = extent.data[at : at + count]
+        after = bisect.bisect_right(self._extents, offset, key=attrgetter("start"))
+        extent = self._extents[after - 1] if after and offset < self._extents[after - 1].stop else None
+        stop = extent.stop if extent else min((each.start for each in self._extents[after : after + 1]), default=None)
+        count = len(buffer) if stop is None else min(len(buffer), stop - offset)
+        self._prefetch.fill(self.file, extent, offset, buffer[:count])
         return count
 
 
-def free_space(directory: str) -> int:
-    """Bytes that may be written in the file system of `directory`; 0 where that cannot be told."""
-    try:
-        found = os.statvfs(directory)
-    except OSError:
-        return 0
-    return found.f_bavail * found.f_frsize
-
-
 def is_read_far(file: File) -> bool:
-    """Whether a file is read from far away, as it is."""
+    """Whether a file is remote, and read as it is."""
     return file.packed is None and is_far(file.path)

@@ -104,6 +104,14 @@ class Spool:
         """Raise FailedError where `size` bytes more do not fit."""
         check_space(self.directory, size, "Unpacking the compressed tensors", _ELSEWHERE)
 
+    def has_room(self, size: int) -> bool:
+        """Whether `size` bytes more fit."""
+        try:
+            self.check_space(size)
+        except FailedError:
+            return False
+        return True
+
     def close(self) -> None:
         """Let the file go."""
         with self._lock:

@@ -69,3 +69,12 @@ DTYPE_RANK: dict[str, int] = {d.name: rank for rank, d in enumerate(_DTYPES)}
 def itemsize_of_components(dtype: DType) -> int:
     """Bytes of the unit whose order is swapped in a big-endian file: a complex number is two of them."""
     return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+
+
+_CAST_FROM = frozenset(d.name for d in _DTYPES if d.kind == "f") | {"float8_e8m0fnu"}
+_CAST_TO = frozenset({"float64", "float32", "bfloat16", "float16"})
+
+
+def can_cast(source: str, target: str) -> bool:
+    """Whether elements of dtype `source` can be cast to dtype `target`."""
+    return source == target or (source in _CAST_FROM and target in _CAST_TO)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.tensors.dtypes import DTYPES, itemsize_of_components
+from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
 from ckptconv.tensors.moves import Bits, Cast, Conjugate, Cut, Gather, Join, Kernel, Negate, Runs, Swap
 
 if TYPE_CHECKING:
@@ -59,11 +59,6 @@ def numpy_module() -> ModuleType:
 
 
 # --------------------------------------------------------------------------------------------------------- interface
-
-
-def is_supported(source: str, target: str) -> bool:
-    """Whether elements of dtype `source` can be cast to dtype `target`."""
-    return source == target or (source in _SOURCES and target in _TARGETS)
 
 
 def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None) -> tuple[memoryview, int]:
@@ -351,13 +346,10 @@ _FORMATS = {
 # Powers of two and nothing else: no sign, no mantissa.
 _SCALES = {"float8_e8m0fnu"}
 
-_SOURCES = {*_FORMATS, *_SCALES}
-_TARGETS = {"float64", "float32", "bfloat16", "float16"}
-
 
 def _cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
     source, target = kernel
-    if not is_supported(source, target):
+    if not can_cast(source, target):
         raise UsageError(f"Tensors of {source} cannot be cast to {target}.")
     if source == target:
         out[:] = data

@@ -20,6 +20,7 @@ from ckptconv.tensors.geometry import _rows, bands, gather, is_contiguous, sprea
 from ckptconv.tensors.moves import (
     BLOCK,
     GAP,
+    Assembled,
     Bits,
     Cast,
     Conjugate,
@@ -30,7 +31,6 @@ from ckptconv.tensors.moves import (
     Order,
     Runs,
     Swap,
-    Together,
 )
 
 # ---------------------------------------------------------------------------------------------------------- dtypes
@@ -110,7 +110,7 @@ class Composed(LazyTensor):
         return self.parts[0].origin()
 
 
-class Unstored(LazyTensor):
+class Virtual(LazyTensor):
     """A tensor that is in no file."""
 
     __slots__ = ()
@@ -352,12 +352,12 @@ class Joined(Composed):
                 inner = part.moves(low * size, (low + count) * size, "output", limit)
                 moves.extend(move._replace(target=move.target.shifted(at - low * size)) for move in inner)
                 at += count * size
-            whole = Move(Runs(low * after, count * after), None, Together(tuple(moves), at), (self.kernel,))
+            whole = Move(Runs(low * after, count * after), None, Assembled(tuple(moves), at), (self.kernel,))
             yield from trim(whole, start, stop)
 
 
 @dataclass(frozen=True, slots=True)
-class Inline(Unstored):
+class Inline(Virtual):
     """A tensor whose bytes are in the description itself."""
 
     data: bytes
@@ -375,7 +375,7 @@ class Inline(Unstored):
 
 
 @dataclass(frozen=True, slots=True)
-class Zeros(Unstored):
+class Zeros(Virtual):
     """A tensor of zeros, which is nowhere stored."""
 
     dtype: DType
@@ -441,7 +441,7 @@ def same_bytes(tensor: LazyTensor) -> Hashable:
     return tensor if isinstance(inner, Stored) else id(tensor)
 
 
-class Lane(NamedTuple):
+class StridedRows(NamedTuple):
     """Where a tensor lies that takes the same bytes out of each of equal rows, which lie one after the other.
 
     `rows` are (file, number of rows, bytes from one to the next), part after part where the tensor is joined of
@@ -451,7 +451,7 @@ class Lane(NamedTuple):
     rows: tuple[tuple[File, int, int], ...]
     offsets: tuple[int, ...]
 
-    def beside(self, other: Lane) -> bool:
+    def beside(self, other: StridedRows) -> bool:
         """Whether the two lie in the same rows, this one not before the other."""
         return self.rows == other.rows and all(
             0 <= mine - theirs < distance
@@ -459,22 +459,22 @@ class Lane(NamedTuple):
         )
 
 
-def lane(tensor: LazyTensor) -> Lane | None:
-    """The lane that `tensor` is, one index of its first dimension to a row; None for what is none, as it lies densely
-    or in another order."""
+def strided_rows(tensor: LazyTensor) -> StridedRows | None:
+    """The strided rows that `tensor` is, one index of its first dimension to a row; None for what lies densely or in
+    another order."""
     if isinstance(tensor, Tagged):
-        return lane(tensor.tensor)
+        return strided_rows(tensor.tensor)
     if isinstance(tensor, (View, Convert)):
-        return lane(tensor.tensor) if tensor.shape[:1] == tensor.tensor.shape[:1] else None
+        return strided_rows(tensor.tensor) if tensor.shape[:1] == tensor.tensor.shape[:1] else None
     if isinstance(tensor, Concat):
-        parts = [found for part in tensor.parts if (found := lane(part)) is not None]
+        parts = [found for part in tensor.parts if (found := strided_rows(part)) is not None]
         if not parts or len(parts) < len(tensor.parts):
             return None
         if tensor.dim:
             first = min(parts, key=lambda part: part.offsets)
             return first if all(part.beside(first) for part in parts) else None
         rows, offsets = ([*itertools.chain(*each)] for each in zip(*parts, strict=True))
-        return Lane(tuple(rows), tuple(offsets))
+        return StridedRows(tuple(rows), tuple(offsets))
     if not isinstance(tensor, Stored) or not tensor.shape or not tensor.numel:
         return None
     item = tensor.dtype.itemsize
@@ -482,7 +482,7 @@ def lane(tensor: LazyTensor) -> Lane | None:
     width = item + sum((n - 1) * step for n, step in zip(tensor.shape[1:], tensor.strides[1:], strict=True)) * item
     if width >= distance:
         return None
-    return Lane(((tensor.file, tensor.shape[0], distance),), (tensor.offset,))
+    return StridedRows(((tensor.file, tensor.shape[0], distance),), (tensor.offset,))
 
 
 # ------------------------------------------------------------------------------------------------------- geometry

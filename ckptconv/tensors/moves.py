@@ -147,7 +147,7 @@ class Join(NamedTuple):
 Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Cut
 
 
-class Together(NamedTuple):
+class Assembled(NamedTuple):
     """What several moves make, in `nbytes` bytes in which their targets lie."""
 
     moves: tuple[Move, ...]
@@ -163,5 +163,5 @@ class Move(NamedTuple):
 
     target: Runs
     file: File | None
-    source: Runs | bytes | Together
+    source: Runs | bytes | Assembled
     kernels: tuple[Kernel, ...] = ()

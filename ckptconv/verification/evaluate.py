@@ -15,12 +15,25 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from ckptconv.errors import UnsupportedError
+from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.storage.files import Reader
+from ckptconv.storage.prefetch import Range
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
-from ckptconv.tensors.moves import Cast, Conjugate, File, Negate, Swap
+from ckptconv.tensors.lazy import (
+    Concat,
+    Convert,
+    Inline,
+    Joined,
+    LazyTensor,
+    Narrow,
+    Partitioned,
+    Stored,
+    Tagged,
+    View,
+    Zeros,
+)
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Negate, Swap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,21 +56,13 @@ def _numpy() -> Any:
     return numpy
 
 
-class Span(NamedTuple):
-    """Bytes `start` to `stop` of a file."""
-
-    file: File
-    start: int
-    stop: int
-
-
 class Sources(Protocol):
     """What gives readers of files."""
 
     def reading(self, file: File) -> contextlib.AbstractContextManager[Reader]: ...
 
 
-class Reference:
+class Evaluator:
     """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes where numpy has none.
 
     `bytes_read` counts what was read from files.
@@ -78,6 +83,11 @@ class Reference:
         if isinstance(tensor, Inline):
             array: Array = np.frombuffer(tensor.data, _code(tensor.dtype))[start:stop]
             return array
+        if isinstance(tensor, Zeros):
+            zeros: Array = np.zeros(stop - start, _code(tensor.dtype))
+            return zeros
+        if isinstance(tensor, Joined):
+            return joined(tensor, [self.flat(part, start, stop) for part in tensor.parts])
         if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
             return self._read(tensor.file, tensor.offset + start * tensor.dtype.itemsize, stop - start, tensor.dtype)
         if isinstance(tensor, Partitioned):
@@ -111,7 +121,9 @@ class Reference:
             moved = [start + (tensor.start if dim == tensor.dim else 0) for dim, start in enumerate(starts)]
             return self.box(tensor.tensor, moved, counts)
         if isinstance(tensor, Concat):
-            return self._joined(tensor, starts, counts)
+            return self._concatenated(tensor, starts, counts)
+        if isinstance(tensor, Joined):
+            return joined(tensor, [self.box(part, starts, counts) for part in tensor.parts])
         if isinstance(tensor, Stored):
             result = np.empty(tuple(counts), _code(tensor.dtype))
             if result.size:
@@ -124,8 +136,8 @@ class Reference:
             if inner_box is not None:
                 result = np.ascontiguousarray(self.box(tensor.tensor, *inner_box)).view(_code(tensor.dtype))
                 return result.reshape(tuple(counts))
-        if not isinstance(tensor, (View, Inline, Partitioned)):
-            raise TypeError(f"{type(tensor).__name__} is an expression that has no reference")
+        if not isinstance(tensor, (View, Inline, Zeros, Partitioned)):
+            raise TypeError(f"{type(tensor).__name__} is an expression that cannot be evaluated")
         # What is flat by nature: run by run, a run being as many dimensions as the box has whole.
         runs = [self.flat(tensor, at, at + length) for at, length in _runs(tensor.shape, starts, counts)]
         result = np.concatenate([np.empty(0, _code(tensor.dtype)), *runs])
@@ -161,7 +173,7 @@ class Reference:
         array: Array = cut.copy().view(_code(tensor.dtype))
         return array
 
-    def _joined(self, tensor: Concat, starts: Sequence[int], counts: Sequence[int]) -> Array:
+    def _concatenated(self, tensor: Concat, starts: Sequence[int], counts: Sequence[int]) -> Array:
         np, dim = _numpy(), tensor.dim
         found: list[Array] = [np.empty((*counts[:dim], 0, *counts[dim + 1 :]), _code(tensor.dtype))]
         found.extend(self.box(*inner) for inner in _parts_in(tensor, starts, counts))
@@ -199,12 +211,15 @@ class Reference:
             out[key] = np.lib.stride_tricks.as_strided(data, np.shape(target), steps)
 
 
-def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Span]:
+def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Range]:
     """What is read of files for elements `start` to `stop` in C order, and perhaps some of what lies between that."""
-    if start >= stop or isinstance(tensor, Inline):
+    if start >= stop or isinstance(tensor, (Inline, Zeros)):
         return
     if isinstance(tensor, (Tagged, Convert)):
         yield from footprint(tensor.tensor, start, stop)
+    elif isinstance(tensor, Joined):
+        for part in tensor.parts:
+            yield from footprint(part, start, stop)
     elif isinstance(tensor, View):
         outer, inner = tensor.dtype.itemsize, tensor.tensor.dtype.itemsize
         yield from footprint(tensor.tensor, start * outer // inner, -(-stop * outer // inner))
@@ -213,15 +228,18 @@ def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Span]:
         for rank in range(start // tensor.piece, -(-stop // tensor.piece)):
             base = tensor.bases[rank] + tensor.offset - rank * tensor.piece * item
             first, last = max(start, rank * tensor.piece), min(stop, (rank + 1) * tensor.piece)
-            yield Span(tensor.files[rank], base + first * item, base + last * item)
+            yield Range(tensor.files[rank], base + first * item, base + last * item)
     else:
         for box in _boxes(tensor.shape, start, stop):
             yield from _footprint_of_box(tensor, *box)
 
 
-def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Span]:
+def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Range]:
     if isinstance(tensor, (Tagged, Convert)):
         yield from _footprint_of_box(tensor.tensor, starts, counts)
+    elif isinstance(tensor, Joined):
+        for part in tensor.parts:
+            yield from _footprint_of_box(part, starts, counts)
     elif isinstance(tensor, Narrow):
         moved = [start + (tensor.start if dim == tensor.dim else 0) for dim, start in enumerate(starts)]
         yield from _footprint_of_box(tensor.tensor, moved, counts)
@@ -239,7 +257,7 @@ def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequenc
             del dims[0]
         for indices in itertools.product(*(range(count) for _, count in dims)):
             first = tensor.offset + at * item + sum(i * stride for i, (stride, _) in zip(indices, dims, strict=True))
-            yield Span(tensor.file, first, first + runs)
+            yield Range(tensor.file, first, first + runs)
     elif isinstance(tensor, View) and (box := _same_box(tensor, starts, counts)) is not None:
         yield from _footprint_of_box(tensor.tensor, *box)
     else:
@@ -363,6 +381,11 @@ def converted(expression: Convert, bits: Array) -> Array:
         for at in range(0, len(bits), CAST_BLOCK):
             result[at : at + CAST_BLOCK] = cast(kernel.source, kernel.target, bits[at : at + CAST_BLOCK])
         return result
+    if isinstance(kernel, Bits):
+        result = bits // bits.dtype.type(1 << kernel.shift)
+        if kernel.width < 8 * kernel.itemsize:
+            result %= bits.dtype.type(1 << kernel.width)
+        return result.astype(_code(expression.dtype))
     rows = np.ascontiguousarray(bits).view("u1").reshape(-1, dtype.itemsize).copy()
     part = itemsize_of_components(dtype)
     if isinstance(kernel, Swap):
@@ -379,6 +402,17 @@ def converted(expression: Convert, bits: Array) -> Array:
             # Zero and NaN, which are 0x00 and 0x80 there, have no negative.
             rows[(rows & 0x7F) == 0] ^= 0x80
     result = rows.reshape(-1).view(_code(dtype))
+    return result
+
+
+def joined(expression: Joined, parts: Sequence[Array]) -> Array:
+    """What `expression` makes of elements of its parts. Raises UsageError where one does not fit into its bits."""
+    np = _numpy()
+    result: Array = np.zeros(parts[0].shape, _code(expression.dtype))
+    for part, (_, shift, width) in zip(parts, expression.kernel.kinds, strict=True):
+        if part.size and int(part.max()) >= 1 << width:
+            raise UsageError(f"A value is {int(part.max())}, and is to be stored in {width} bits.")
+        result += part.astype(result.dtype) * result.dtype.type(1 << shift)
     return result
 
 

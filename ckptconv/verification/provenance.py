@@ -6,7 +6,6 @@ the plan id, which is worked out anew, tells of all that decides an output.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zipfile
 import zlib
@@ -18,6 +17,7 @@ from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import OPTIONS, Options, Rules
 from ckptconv.outputs.schema import check_manifest, parse_json
+from ckptconv.plan import FilePlan, Literal, identify, identity
 from ckptconv.storage.files import look, open_reader, read_text
 from ckptconv.storage.paths import basename, dirname, join
 from ckptconv.structure.record import FILE_NAME
@@ -114,13 +114,8 @@ def check_safetensors(
         raise _not_so(manifest, "tied names", told["aliases"])
 
     def plan_id() -> str:
-        digest = hashlib.sha256(repr((told["ckptconv"], told["kind"], source.model_rank, told["options"])).encode())
-        for name, entry in told["files"].items():
-            digest.update(repr((name, entry["size"])).encode())
-            digest.update(literals[name])
-        for name in sorted(inputs):
-            digest.update(repr((name, inputs[name])).encode())
-        return digest.hexdigest()[:16]
+        files = (FilePlan(name, told["files"][name]["size"], (Literal(0, literals[name]),)) for name in told["files"])
+        return identify(files, inputs, (told["ckptconv"], told["kind"], source.model_rank, told["options"]))
 
     return _check_source(manifest, source, inputs, made_of, plan_id)
 
@@ -195,7 +190,7 @@ def _check_source(
     for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):
         if told.get(what) != one:
             raise _not_so(manifest, f"its source's {what.replace('model_', '')}", told.get(what))
-    known = {name: _identity(found) for name, found in inputs.items()}
+    known = {name: identity(found) for name, found in inputs.items()}
     unsure: list[str] = []
     for name in sorted(known.keys() | told["inputs"].keys()):
         if known.get(name) == told["inputs"].get(name):
@@ -219,13 +214,7 @@ def _may_be(source: Source, inputs: Mapping[str, Hashable], name: str, told: Map
         entries = (look(join(place, name)) for place in (source.path, dirname(source.path)))
         return any(entry.kind == "file" and entry.file.size == told["size"] for entry in entries)
     by_time = isinstance(found, tuple) and any(isinstance(fact, str) for fact in found)
-    return by_time and _identity(found)["size"] == told["size"]
-
-
-def _identity(found: Hashable) -> dict[str, Any]:
-    """An input as a manifest has it: its size, and a hash of all that tells its content apart."""
-    size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
-    return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
+    return by_time and identity(found)["size"] == told["size"]
 
 
 def _literal(path: str, options: Any) -> bytes:

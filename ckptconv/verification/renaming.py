@@ -12,7 +12,7 @@ from ckptconv.outputs import selection
 
 # Seconds of the processor, bytes of memory, and characters of a name.
 _MOST_SECONDS, _MOST_MEMORY, _LONGEST = 5, 1 << 30, 1 << 16
-# Applies the rules as `select.renaming` does. An expression that takes for ever ends with the process, and not before.
+# Applies the rules as `selection.renaming` does. An expression that takes for ever ends with the process, not before.
 _CHILD = """
 import json, re, resource, sys
 seconds, memory, longest = map(int, sys.argv[1:])
@@ -31,7 +31,7 @@ json.dump(names, sys.stdout)
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str], where: str) -> dict[str, str]:
-    """As `select.renamed`, with `rules` that the file `where` has given.
+    """As `selection.renamed`, with `rules` that the file `where` has given.
 
     Raises UsageError for those that cannot be applied, or not in time.
     """

@@ -1,8 +1,8 @@
 """Whether an output is exactly what a source should give, found out by a path of its own.
 
 What is shared with a conversion is the reading of descriptions, which say where bytes lie, and the rules for names and
-structure. The output is read as a stranger reads it (`written`), and what should be in it is worked out element by
-element (`reference`); nothing that plans, moves or casts the bytes of a conversion takes part.
+structure. The output is read as a stranger reads it (`output`), and what should be in it is worked out element by
+element (`evaluate`); nothing that plans, moves or casts the bytes of a conversion takes part.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats.detect import open_source, ranks_to_convert
-from ckptconv.formats.source import Source, Training
+from ckptconv.formats.source import Source
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options import OPTIONS, Options, Rules, checked
-from ckptconv.outputs import selection, writable
-from ckptconv.pickles import nodes
+from ckptconv.outputs import selection, universal, writable
+from ckptconv.outputs.selected import Rename, selected, selected_states
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage.files import is_far, look, read_text
-from ckptconv.storage.nearby import Nearby
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
+from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, View, same_bytes, untagged
-from ckptconv.tensors.moves import Cast, File
+from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
+from ckptconv.tensors.moves import File
 from ckptconv.verification import renaming
-from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Reference, Span, blocks, footprint, shown
+from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import SUFFIX, Written, read_directory, read_file
 from ckptconv.verification.provenance import (
     MANIFEST,
@@ -58,6 +58,8 @@ _INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # Metadata entries that are never the name of a tied tensor: a tensor of such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure")
 _SHOWN = 5
+# Bytes that are fetched from remote files and not compared yet.
+PREFETCH_MEMORY = 24 << 20
 # The file beside a universal checkpoint that names it.
 _LATEST = "latest_universal"
 _LONGEST_NAME = 4096
@@ -219,13 +221,13 @@ def verify_outputs(
         announce(sum(pair.got.nbytes for pair in pairs))
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
         readers.expect(_packed(pairs))
-        with Nearby(readers) as nearby:
-            reference = Reference(nearby)
-            for piece in nearby.over(_pieces(pairs), _needs):
-                _check_elements(reference, piece, progress, attested)
+        with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=FAR_BLOCK) as prefetch:
+            evaluator = Evaluator(prefetch)
+            for piece in prefetch.over(_pieces(pairs)):
+                _check_elements(evaluator, piece, progress, attested)
                 done.bytes_compared += piece.nbytes
-        # What lies between is read along from far away.
-        done.bytes_read += reference.bytes_read + nearby.bytes_fetched - nearby.bytes_given
+        # Small gaps between what is wanted of remote files are read as well.
+        done.bytes_read += evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
     done.warnings.extend(attested.check())
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
@@ -257,12 +259,12 @@ class _Attested:
         if pair.name in crcs:
             crcs[pair.name] = zlib.crc32(data, crcs[pair.name])
 
-    def read(self, reference: Reference, pair: _Pair) -> None:
+    def read(self, evaluator: Evaluator, pair: _Pair) -> None:
         """Take in a tensor that was compared in another order."""
         if pair.name in self._crcs.get(pair.path, {}):
             step = max(BLOCK // pair.got.dtype.itemsize, 1)
             for start in range(0, pair.got.numel, step):
-                self.add(pair, reference.raw(pair.got, start, min(start + step, pair.got.numel)))
+                self.add(pair, evaluator.raw(pair.got, start, min(start + step, pair.got.numel)))
 
     def check(self) -> list[str]:
         """Raise DifferenceError unless all is as told; what to warn of."""
@@ -419,78 +421,26 @@ def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
 
 
 def _expected_weights(source: Source, asked: Options) -> _Expected:
-    """What the rules of the conversion make of the weights: subtree, names chosen and changed, dtypes."""
-    tree = selection.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
-    choice = selection.Choice(asked.include, asked.exclude)
-    if source.structured:
-        described = keymap.describe(tree, leave_out=lambda _, node: bool(nodes.lacks_data(node)), choice=choice)
-        if described.found:
-            lacking = {name: nodes.lacks_data(node) for name, node in described.found.items()}
-            raise nodes.without_data(source.path, lacking)
-    else:
-        described = keymap.Flattened(dict(tree), None, frozenset())
-    flat, record, fixed = described.tensors, described.structure, described.fixed
-    names = _names(source, flat, asked, choice)
-    tensors = {new: flat[old] if old in fixed else _as_asked(flat[old], source, asked) for old, new in names.items()}
-    structured = source.structured and asked.structure
-    if record is None and any(old != new for old, new in names.items()) and structured:
-        record = keymap.plain_record(names)
-
-    def structure(aliases: Mapping[str, str]) -> str | None:
-        return keymap.remap(record, names, dict(aliases)) if structured else None
-
-    return _Expected(tensors, structure, flat=not structured, inert=described.inert)
+    """The weights that the options select, all names with their tensors."""
+    chosen = selected(source, asked, _rename(asked))
+    tensors = {name: chosen.cast(name) for name in chosen.tensors}
+    return _Expected(tensors, chosen.structure, flat=not chosen.structured, inert=chosen.described.inert)
 
 
 def _expected_states(source: Source, asked: Options) -> _Expected:
-    """What the rules of the conversion make of the optimizer's states."""
-    optimizer = source.states()
-    if optimizer is None:
-        raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
-    weights = keymap.flatten(source.weights)[0] if source.structured else source.weights
-    choice = selection.Choice(asked.include, asked.exclude)
-    names = _names(source, dict.fromkeys([*weights, *optimizer["state"]]), asked, choice)
-    states = {names[old]: state for old, state in optimizer["state"].items() if old in names}
-    groups = [
-        {**group, "params": [names[old] for old in group["params"] if old in names]}
-        for group in optimizer["param_groups"]
-    ]
-    described = keymap.flatten_states(states, groups)
-    flat, record = described.tensors, described.structure
-    # States are widened as the weights are, and never narrowed.
-    unless_kept = Options(dtype="keep" if asked.dtype == "keep" else None)
-    tensors = {name: _as_asked(tensor, source, unless_kept) for name, tensor in flat.items()}
-    for alias, owner in source.owners.items() if asked.tied == "alias" else ():
-        if alias in names and owner in names:
-            for key in states.get(names[owner], {}):
-                kept, removed = f"{names[owner]}.{key}", f"{names[alias]}.{key}"
-                if kept in flat:
-                    tensors.setdefault(removed, tensors[kept])
-    return _Expected(tensors, lambda aliases: record if asked.structure else None, flat=not asked.structure)
+    """The same for the optimizer's states."""
+    chosen = selected_states(source, asked, _rename(asked))
+    tensors = {name: chosen.cast(name) for name in chosen.tensors}
+    tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
+    record = chosen.described.structure if asked.structure else None
+    return _Expected(tensors, lambda aliases: record, flat=not asked.structure)
 
 
-def _names(source: Source, flat: Mapping[str, Any], asked: Options, choice: selection.Choice) -> dict[str, str]:
-    """The names that are converted, and what becomes of them: {old: new}."""
-    lost = [name for name in source.unaccounted if not asked.include and not choice.excludes(name)]
-    if lost:
-        raise CorruptError(f"{source.path} names parameters whose data is nowhere in it: {_some(lost)}.")
-    chosen = selection.matching(flat, choice)
+def _rename(asked: Options) -> Rename:
+    """What renames: rules that a file has given are not applied in this process."""
     if isinstance(asked.rename, Rules):
-        return renaming.renamed(chosen, asked.strip_prefix, asked.rename, "The manifest")
-    return selection.renamed(chosen, asked.strip_prefix, asked.rename)
-
-
-def _as_asked(tensor: LazyTensor, source: Source, asked: Options) -> LazyTensor:
-    """`tensor` with its elements as they are to be stored."""
-    before = tensor.dtype
-    wanted = asked.dtype or source.default_dtype
-    if wanted == "keep" or before.kind != "f" or wanted == before.name:
-        return tensor
-    after = DTYPES[wanted]
-    # Where float32 is the default, what is wider stays, and so does what has eight bits.
-    if wanted == source.default_dtype == "float32" and before.itemsize not in (2, 4):
-        return tensor
-    return Convert(tensor, Cast(before.name, after.name), after)
+        return functools.partial(renaming.renamed, where="The manifest")
+    return selection.renamed
 
 
 def _check_names(source: Source, expected: _Expected, found: Written, asked: Options) -> None:
@@ -622,7 +572,8 @@ def _compare_universal(
     """The same for a universal checkpoint: a file for every parameter's weights and each of its states, and others."""
     if source.training is None:
         raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
-    trees = _universal_trees(source, source.training)
+    states = (source.states() or {}).get("state", {})
+    trees = {name: tree for name, tree, _ in universal.trees(source.training, source.weights, states)}
     copies = {basename(file.path): file for file in source.training.copies}
     names = [*trees, *copies, _LATEST]
     at = target.at or {name: join(target.path, name) for name in names} | {_LATEST: join(dirname(target.path), _LATEST)}
@@ -653,30 +604,6 @@ def _compare_universal(
         attested.checks.append(functools.partial(check_planned, *told))
 
 
-def _universal_trees(source: Source, training: Training) -> dict[str, Any]:
-    """What the files for torch.load of a universal checkpoint are to hold, by name, as ds_to_universal writes them."""
-    flat = training.stage == 3
-    trees: dict[str, Any] = {}
-
-    def wrapped(tensor: LazyTensor) -> Any:
-        return View(tensor, tensor.dtype, (tensor.numel,)) if flat else {"cat_dim": 0, "param": tensor}
-
-    for name in training.parameters:
-        weights = source.weights[name]
-        trees[f"zero/{name}/fp32.pt"] = wrapped(weights)
-        for key, value in (source.optimizer or {}).get("state", {}).get(name, {}).items():
-            if isinstance(value, LazyTensor) and value.shape == weights.shape and key != "step":
-                trees[f"zero/{name}/{key}.pt"] = wrapped(value)
-            elif key == "step" and not flat:
-                trees[f"zero/{name}/{key}.pt"] = value
-    trained = set(training.parameters)
-    for name, tensor in source.weights.items():
-        if name not in trained and not flat:
-            trees[f"zero/{name}/fp32.pt"] = {"param": _as_asked(tensor, source, Options())}
-    trees["zero/optimizer_state.pt"] = training.common
-    return trees
-
-
 def _whole(file: File) -> LazyTensor:
     return Stored(file, 0, DTYPES["uint8"], (file.size,), (1,))
 
@@ -700,7 +627,7 @@ def _expected_tree(source: Source, asked: Options) -> Any:
     for name, tensor in flat.items():
         if name in chosen:
             bare = untagged(tensor)
-            tensors[name] = bare if name in fixed else _as_asked(bare, source, asked)
+            tensors[name] = bare if name in fixed else selection.converted(name, bare, asked.dtype or "keep")
     if record is not None and asked.opaque == "drop":
         record = _without_classes(record)
     return keymap.unflatten(tensors, record if asked.structure else None, live_values=False)
@@ -759,22 +686,20 @@ def _pieces(pairs: Iterable[_Pair]) -> Iterator[_Piece]:
             yield _Piece(pair, start, min(start + count, numel), far, scattered)
 
 
-def _needs(piece: _Piece) -> Sequence[Span]:
-    """What is read of files far away, as they are."""
-    if not piece.far:
-        return ()
-    told = (footprint(tensor, piece.start, piece.stop) for tensor in (piece.pair.want, piece.pair.got))
-    return [span for spans in told for span in spans if span.file.packed is None and is_far(span.file.path)]
+def _needs(piece: _Piece) -> Iterator[Range]:
+    """What is read of remote files, as they are."""
+    for tensor in (piece.pair.want, piece.pair.got) if piece.far else ():
+        yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
 
 
-def _check_elements(reference: Reference, piece: _Piece, progress: Progress | None, attested: _Attested) -> None:
+def _check_elements(evaluator: Evaluator, piece: _Piece, progress: Progress | None, attested: _Attested) -> None:
     """Raise DifferenceError, for the first in C order, unless all elements are the same bits."""
     pair = piece.pair
     first = _first_in_tiles if piece.scattered else _first_in_order
-    index = first(reference, piece, progress or (lambda count: None), attested)
+    index = first(evaluator, piece, progress or (lambda count: None), attested)
     if index is None:
         return
-    expected, found = (reference.flat(tensor, index, index + 1).tobytes() for tensor in (pair.want, pair.got))
+    expected, found = (evaluator.flat(tensor, index, index + 1).tobytes() for tensor in (pair.want, pair.got))
     place = _place_of(index, pair.got.shape)
     shown_expected, shown_found = shown(pair.want.dtype, expected), shown(pair.got.dtype, found)
     raise DifferenceError(
@@ -789,12 +714,12 @@ def _check_elements(reference: Reference, piece: _Piece, progress: Progress | No
     )
 
 
-def _first_in_order(reference: Reference, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
+def _first_in_order(evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
     """The first element that differs, by its number in C order."""
     (want, got, _, _), start, stop, _, _ = piece
-    one, other = reference.raw(want, start, stop), reference.raw(got, start, stop)
+    one, other = evaluator.raw(want, start, stop), evaluator.raw(got, start, stop)
     if len(one) != len(other) or len(one) != piece.nbytes:
-        raise AssertionError(f"a reference gave {len(one)} and {len(other)} bytes of {stop - start} elements")
+        raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {stop - start} elements")
     if one != other:
         return start + next(at for at in range(len(one)) if one[at] != other[at]) // got.dtype.itemsize
     attested.add(piece.pair, other)
@@ -802,15 +727,15 @@ def _first_in_order(reference: Reference, piece: _Piece, progress: Progress, att
     return None
 
 
-def _first_in_tiles(reference: Reference, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
+def _first_in_tiles(evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
     """The same for a whole tensor, in another order."""
     want, got, _, _ = piece.pair
     strides = contiguous_strides(got.shape)
     first: int | None = None
     for starts, counts in blocks(got):
-        one, other = reference.box(want, starts, counts), reference.box(got, starts, counts)
+        one, other = evaluator.box(want, starts, counts), evaluator.box(got, starts, counts)
         if one.shape != tuple(counts) or other.shape != tuple(counts):
-            raise AssertionError(f"a reference gave {one.shape} and {other.shape} elements of {counts}")
+            raise AssertionError(f"an evaluator gave {one.shape} and {other.shape} elements of {counts}")
         if one.tobytes() != other.tobytes():
             for number in _unequal(one, other):
                 place = _place_of(number, counts)
@@ -819,7 +744,7 @@ def _first_in_tiles(reference: Reference, piece: _Piece, progress: Progress, att
                 break  # the first of a box in C order is the first of it in the tensor's
         progress(one.nbytes)
     if first is None:
-        attested.read(reference, piece.pair)
+        attested.read(evaluator, piece.pair)
     return first
 
 

@@ -12,7 +12,7 @@ from checkpoints import assert_same
 from ckptconv.engine.execute import carry_out
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.outputs import torch_zip
-from ckptconv.plan import FilePlan, Late, Literal
+from ckptconv.plan import FilePlan, Literal, Trailer
 from ckptconv.storage.files import Readers
 from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors.dtypes import DTYPES
@@ -71,10 +71,10 @@ def test_records_and_places_beyond_four_gigabytes_are_described_in_64_bits(tmp_p
 
 def write_described_parts(plan: FilePlan, path: Path) -> None:
     """All of a plan but its data, which stays a hole."""
-    digests = {part.name: 0 for part in plan.parts if not isinstance(part, (Literal, Late))}
+    digests = {part.name: 0 for part in plan.parts if not isinstance(part, (Literal, Trailer))}
     with path.open("wb") as out:
         out.truncate(plan.size)
         for part in plan.parts:
-            if isinstance(part, (Literal, Late)):
+            if isinstance(part, (Literal, Trailer)):
                 out.seek(part.offset)
                 out.write(part.data if isinstance(part, Literal) else part.make(digests))

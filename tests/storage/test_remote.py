@@ -43,12 +43,12 @@ import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
 from ckptconv.publish.staging.remote import notes
-from ckptconv.storage import nearby, prefetch, remote
-from ckptconv.storage.prefetch import Range, joined
+from ckptconv.storage import prefetch, remote
+from ckptconv.storage.prefetch import Range, coalesce
 from ckptconv.storage.spool import Spool
 from ckptconv.storage.uploads import part_size
 from ckptconv.tensors.moves import File
-from ckptconv.verification import evaluate
+from ckptconv.verification import evaluate, verify
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import make_example
@@ -402,11 +402,11 @@ def test_a_transposed_matrix_is_fetched_once_however_it_is_written(s3: S3, proxy
 # ---------------------------------------------------------------------------------------------------- verification
 
 
-@pytest.mark.parametrize("memory", [nearby.BATCH, 256 * KIB], ids=["in memory", "spooled"])
+@pytest.mark.parametrize("memory", [verify.PREFETCH_MEMORY, 256 * KIB], ids=["in memory", "spooled"])
 def test_a_transposed_tensor_is_verified_with_few_requests(
     memory: int, s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nearby, "BATCH", memory)
+    monkeypatch.setattr(verify, "PREFETCH_MEMORY", memory)
     torch.save({"a": torch.arange(9.0), "t": torch.randn(2048, 1536).t(), "z": torch.ones(9)}, tmp_path / "model.pt")
     name = fresh()
     urls = s3.put(tmp_path / "model.pt", f"{name}/model.pt"), f"s3://models/{name}/model.safetensors"
@@ -429,9 +429,8 @@ def test_a_transposed_tensor_is_verified_with_few_requests(
 
 
 def test_small_tensors_and_those_of_many_ranks_are_verified_with_few_requests(
-    s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3, proxy: Proxy, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(nearby, "BATCH", 256 * KIB)
     torch.save({f"w{i:04}": torch.full((50,), float(i)) for i in range(2000)}, tmp_path / "small.pt")
     directory = tmp_path / "zero"
     make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3), directory)
@@ -454,7 +453,7 @@ def test_small_tensors_and_those_of_many_ranks_are_verified_with_few_requests(
 def test_what_there_is_no_room_for_is_verified_all_the_same(
     s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nearby, "BATCH", KIB)
+    monkeypatch.setattr(verify, "PREFETCH_MEMORY", 2 * KIB)
     monkeypatch.setattr(evaluate, "BLOCK", 64 * KIB)
     torch.save({"t": torch.randn(40, 1000).t(), "w": torch.randn(500)}, tmp_path / "model.pt")
     name = fresh()
@@ -602,7 +601,7 @@ FILES = [File(f"s3://bucket/{name}", 1 << 40) for name in "ab"]
 )
 @settings(deadline=None, max_examples=200)
 def test_requests_cover_every_range_without_overlap_and_with_little_waste(ranges: list[Range], request: int) -> None:
-    extents = joined(ranges, request)
+    extents = coalesce(ranges, request)
     for file in FILES:
         covered = sorted((each.start, each.stop) for each in extents if each.file == file)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(covered))
@@ -612,7 +611,7 @@ def test_requests_cover_every_range_without_overlap_and_with_little_waste(ranges
     # Little more than is wanted is fetched, unless the requests would be tiny.
     wanted = sum(stop - start for file in FILES for start, stop in merged(ranges, file))
     fetched = sum(each.nbytes for each in extents)
-    assert fetched <= 1.04 * wanted + prefetch.GAP * len(ranges) or wanted < prefetch.TINY * len(ranges)
+    assert fetched <= 1.04 * wanted + prefetch.GAP * len(ranges) or wanted < prefetch.SMALL_REQUEST * len(ranges)
 
 
 def merged(ranges: list[Range], file: File) -> list[tuple[int, int]]:

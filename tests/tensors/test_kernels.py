@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptconv.errors import UsageError
-from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.dtypes import DTYPES, can_cast
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.kernels import apply, is_supported, is_zero, pick, scatter
+from ckptconv.tensors.kernels import apply, is_zero, pick, scatter
 from ckptconv.tensors.moves import Bits, Cast, Conjugate, Cut, Gather, Join, Kernel, Negate, Runs, Swap
 
 WIDE = ("float64", "float32", "float16", "bfloat16")
@@ -319,7 +319,7 @@ def test_supported_casts_are_those_between_floating_dtypes() -> None:
     floats = {*WIDE, *EIGHT_BITS}
     for source, target in itertools.product(DTYPES, DTYPES):
         expected = source == target or (source in floats and target in WIDE)
-        assert is_supported(source, target) == expected
+        assert can_cast(source, target) == expected
         if expected and source != target:
             assert len(cast(source, target, bytes(DTYPES[source].itemsize))[0]) == DTYPES[target].itemsize
 

@@ -25,8 +25,8 @@ from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import strict_json
-from ckptconv.storage.files import Options, Reader, look, open_reader
-from ckptconv.storage.paths import is_remote, join
+from ckptconv.storage.files import BufferedReader, Options, Reader, look, open_reader
+from ckptconv.storage.paths import join
 from ckptconv.storage.records import Record, Records, combine
 from ckptconv.storage.spool import ends_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, untagged
@@ -36,8 +36,6 @@ ZIP = b"PK\x03\x04"
 ZSTD = ("stream.zstd/1",)
 # In the metadata of a safetensors file: where each of its tensors begins in the one it is a part of.
 SHARDING = "DCP_SHARDING_INFO"
-# Around what is asked for so much is read as well: the end of an entry and the beginning of the next are close.
-_AROUND, _AROUND_FAR = 1 << 11, 1 << 16
 # What is packed may unpack to so many times the bytes of all files, and so much more: zeros get very small.
 MAX_GROWTH, ROOM_TO_GROW = 64, 16 << 30
 # Values are kept in memory; tensors and long texts in them count little.
@@ -48,33 +46,6 @@ _ATOMS = frozenset({bool, int, float, str, type(None)})
 # Of a packed entry so much is kept at either end: an archive of one tensor has a few KiB beside its data.
 _ENDS = 1 << 16
 _AGAIN = "Copy or download it again."
-
-
-class _Ahead(Reader):
-    """Reads a little more than is asked for, and keeps the last two pieces: the beginning of an entry and its end."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.file = reader.file
-        self.bytes_read = 0
-        self._reader = reader
-        self._around = _AROUND_FAR if is_remote(reader.file.path) else _AROUND
-        self._pieces: tuple[tuple[int, bytes], ...] = ()
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        for start, data in self._pieces:
-            if start <= offset and offset + length <= start + len(data):
-                return data[offset - start : offset - start + length]
-        start = max(offset - self._around, 0)
-        stop = min(offset + length + self._around, self.file.size)
-        if offset + length > stop:
-            return self._reader.read_at(offset, length)  # which says that the file is too short
-        data = self._reader.read_at(start, stop - start)
-        self.bytes_read += len(data)
-        self._pieces = ((start, data), *self._pieces[:1])
-        return data[offset - start : offset - start + length]
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 class _Ends(Reader):
@@ -176,7 +147,7 @@ class Entries:
                 known[data] = found
             yield name, found
 
-    def _in_order(self, work: Sequence[tuple[Place, Any]]) -> Iterator[tuple[Any, Place, _Ahead]]:
+    def _in_order(self, work: Sequence[tuple[Place, Any]]) -> Iterator[tuple[Any, Place, BufferedReader]]:
         """What is at the places, as it lies in the files."""
         self.find(place for place, _ in work)
         by_file: dict[str, list[tuple[Place, Any]]] = {}
@@ -189,15 +160,16 @@ class Entries:
                     yield key, place, reader
 
     @contextmanager
-    def _reading(self, file: File) -> Iterator[_Ahead]:
-        reader = _Ahead(open_reader(file, self.options))
+    def _reading(self, file: File) -> Iterator[BufferedReader]:
+        # The end of an entry and the beginning of the next are close.
+        reader = open_reader(file, self.options, around=True)
         try:
             yield reader
         finally:
             self.bytes_read += reader.bytes_read
             reader.close()
 
-    def _chunk(self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: _Ahead) -> LazyTensor:
+    def _chunk(self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: BufferedReader) -> LazyTensor:
         """The data of one chunk."""
         where = f"{reader.file.path}: the chunk of {named(name)} at byte {place.offset}"
         if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
@@ -216,7 +188,7 @@ class Entries:
         _agree(where, (found.dtype, found.shape), (tensor.dtype, chunk.sizes))
         return found
 
-    def _alike(self, place: Place, reader: _Ahead) -> LazyTensor | None:
+    def _alike(self, place: Place, reader: BufferedReader) -> LazyTensor | None:
         """The data of a chunk whose archive is like one that was read before."""
         found = None if place.transforms else self._patterns.find(reader, place.offset, place.length)
         if found is None:
@@ -224,7 +196,7 @@ class Entries:
         self.records.setdefault(reader.file.path, []).append(found.record)
         return found.tensor
 
-    def _archive(self, place: Place, reader: _Ahead, keep: int, most: int) -> tuple[Reader, int, int]:
+    def _archive(self, place: Place, reader: BufferedReader, keep: int, most: int) -> tuple[Reader, int, int]:
         """The archive at a place: what to read it from, where it begins there, and its size.
 
         Of one that is packed, `keep` bytes of either end are read, and `most` bytes in all.
@@ -256,7 +228,9 @@ class Entries:
 
     # ---- SerializationFormat.SAFETENSORS
 
-    def _in_safetensors(self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: _Ahead) -> LazyTensor:
+    def _in_safetensors(
+        self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: BufferedReader
+    ) -> LazyTensor:
         """A chunk in the safetensors file that begins at its place."""
         where = f"{reader.file.path}: the chunk of {named(name)} at {list(chunk.offsets)}"
         key = place.name, place.offset

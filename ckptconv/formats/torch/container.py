@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +11,12 @@ from ckptconv.pickles import attacks
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import PLAIN, Limits, TruncatedError, Vocabulary
-from ckptconv.storage.files import Reader
-from ckptconv.storage.paths import is_remote
+from ckptconv.storage.files import BufferedReader, Reader
 from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File
 
 # The longest description that is read: a million tensors take a seventh of this.
 MAX_PICKLE = 1 << 30
-
-# What lies near is read together, as long as the bytes between are cheaper to read than to skip.
-WINDOW = 1 << 20
-_GAP_LOCAL, _GAP_REMOTE = 1 << 9, 1 << 18
 
 # How far the end of a pickle is looked for, before it is read to find its end.
 _SEARCHED = 1 << 26
@@ -40,24 +34,6 @@ def first_identity() -> int:
     return next(_containers) << 32
 
 
-def gap_of(file: File) -> int:
-    """How many bytes of `file` are cheaper to read than to skip."""
-    return _GAP_REMOTE if is_remote(file.path) else _GAP_LOCAL
-
-
-def nearby(offsets: Iterable[int], length: int, file: File) -> Iterator[list[int]]:
-    """Rising offsets of things of `length` bytes in `file`, in groups that are read together."""
-    gap = gap_of(file)
-    group: list[int] = []
-    for offset in offsets:
-        if group and (offset > group[-1] + length + gap or offset + length > group[0] + WINDOW):
-            yield group
-            group = []
-        group.append(offset)
-    if group:
-        yield group
-
-
 class Pickles:
     """Reads pickles that follow one another in bytes `start` to `stop` of a file; only they know how long they are.
 
@@ -70,22 +46,24 @@ class Pickles:
         self.last = b""
         self.globals: dict[Global, None] = {}
         self.opaque: dict[Global, None] = {}
-        self.bytes_read = 0
-        self._reader = reader
+        self.file = reader.file
+        self._buffer = BufferedReader(reader)
         self._stop = stop
         self._limits = limits
         # How much is read in the hope that a pickle ends in it; twice as much each time that it does not.
         self._window = window
-        # What was read, from byte `_base` on.
-        self._base = start
-        self._data = b""
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes were read to find the pickles."""
+        return self._buffer.bytes_read
 
     def where(self, what: str) -> str:
         """The name of a pickle in errors."""
-        return f"{self._reader.file.path} ({what})"
+        return f"{self.file.path} ({what})"
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
-        return CorruptError(f"{self._reader.file.path} is not a sound file of torch.save: {reason}.", hint)
+        return CorruptError(f"{self.file.path} is not a sound file of torch.save: {reason}.", hint)
 
     def load(self, what: str, words: Vocabulary = PLAIN, before: bytes = b"") -> Loaded:
         """The next pickle, which is `what` for people.
@@ -95,7 +73,7 @@ class Pickles:
         """
         length = self._window
         while True:
-            data = self._ahead(length)
+            data = self._read_on(length)
             end = b"." + data[:2] + before if before and data[:2] in _PROTOCOLS else b""
             if end not in data and len(data) >= length < min(_SEARCHED, MAX_PICKLE):
                 length *= 2
@@ -109,8 +87,7 @@ class Pickles:
                     ) from None
                 if length >= MAX_PICKLE:
                     raise LimitError(
-                        f"{self._reader.file.path}: {what} takes more than {length} bytes; at most {MAX_PICKLE} are "
-                        "read."
+                        f"{self.file.path}: {what} takes more than {length} bytes; at most {MAX_PICKLE} are read."
                     ) from None
                 length *= 2
             else:
@@ -123,23 +100,19 @@ class Pickles:
 
     def take(self, length: int, what: str) -> bytes:
         """The next `length` bytes, which are no pickle."""
-        data = self._ahead(max(length, self._window))[:length]
+        data = self._read_on(max(length, self._window))[:length]
         if len(data) != length:
             raise self.corrupt(f"it ends at byte {self._stop}, within {what}: it was cut short", AGAIN)
         self.position += length
         return data
 
-    def _ahead(self, length: int) -> bytes:
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Bytes of the file that are no pickle, from anywhere."""
+        return self._buffer.read_past(offset, length)
+
+    def _read_on(self, length: int) -> bytes:
         """`length` bytes from the position on, or more, or as many as there are."""
-        skipped = self.position - self._base
-        self._data = self._data[skipped:] if 0 <= skipped < len(self._data) else b""
-        self._base = self.position
-        done = self._base + len(self._data)
-        stop = min(self.position + length, self._stop)
-        if stop > done:
-            self._data += self._reader.read_at(done, stop - done)
-            self.bytes_read += stop - done
-        return self._data
+        return self._buffer.read_on(self.position, length, self._stop)
 
 
 def refuse_attack(data: bytes, where: str, most: int = 1) -> None:

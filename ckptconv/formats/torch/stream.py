@@ -18,11 +18,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.container import AGAIN, Pickles, TorchFile, first_identity, nearby
+from ckptconv.formats.torch.container import AGAIN, Pickles, TorchFile, first_identity
 from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
+from ckptconv.storage.coalesce import coalesced
 from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Records
 from ckptconv.structure.soundness import MAX_BYTES
@@ -261,9 +262,8 @@ def _counts(reader: Reader, storages: _Storages, pickles: Pickles) -> Iterator[t
     """Where the counts are, and what they are, as far as the file goes; those that are near are read together."""
     width = _COUNT.size
     inside = (offset - width for offset in storages.offsets if offset <= reader.file.size)
-    for offsets in nearby(inside, width, reader.file):
+    for offsets in coalesced(inside, width, reader.file):
         start, stop = offsets[0], offsets[-1] + width
-        window = reader.read_at(start, stop - start)
-        pickles.bytes_read += stop - start
+        window = pickles.read_at(start, stop - start)
         for offset in offsets:
             yield offset, window[offset - start :][:width]

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import script as torch_script
 from ckptconv.formats.torch import script_json
-from ckptconv.formats.torch.container import MAX_PICKLE, SCANNED, WINDOW, TorchFile, first_identity, gap_of, is_pickle
+from ckptconv.formats.torch.container import MAX_PICKLE, SCANNED, TorchFile, first_identity, is_pickle
 from ckptconv.formats.torch.objects import FirstDtypes, Storage, StorageId, storage_id, vocabulary
 from ckptconv.formats.torch.zip_directory import (
     END_RECORDS,
@@ -50,6 +50,7 @@ from ckptconv.formats.torch.zip_directory import (
 )
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
+from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.files import Reader
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.records import Records
@@ -305,11 +306,11 @@ class _Archive:
         self.bytes_read += length
         return self._reader.read_at(self.start + offset, length)
 
-    def _window(self, offset: int, length: int) -> bytes | memoryview:
+    def _read_near(self, offset: int, length: int) -> bytes | memoryview:
         """As `read_at`, valid until the next call: a new buffer each time would take longer than what is read."""
-        if offset >= self._tail_start or length > WINDOW:
+        if offset >= self._tail_start or length > DESCRIPTIONS:
             return self.read_at(offset, length)
-        self._buffer = self._buffer or bytearray(WINDOW)
+        self._buffer = self._buffer or bytearray(DESCRIPTIONS)
         window = memoryview(self._buffer)[:length]
         self._reader.fill(self.start + offset, [window])
         self.bytes_read += length
@@ -576,7 +577,7 @@ class _Archive:
 
     def _groups(self, members: Iterable[tuple[str, int]]) -> Iterator[_Group]:
         """The local headers that are read together."""
-        gap = gap_of(self.file)
+        gap = max_gap(self.file)
         if len(self.rows) > _MANY:
             gap = max(gap, _GAP_AMONG_MANY)
         near: list[tuple[int, bytes]] = []
@@ -585,7 +586,7 @@ class _Archive:
             raw = name.encode("utf-8" if name.isascii() or self.flags[row] & _UTF8 else "cp437")
             header = self.headers[row]
             end = header + LOCAL_HEADER.size + len(raw)
-            if near and not (stop <= header <= stop + gap and end <= start + WINDOW):
+            if near and not (stop <= header <= stop + gap and end <= start + DESCRIPTIONS):
                 yield self._group(start, stop, near)
                 near = []
             if not near:
@@ -603,7 +604,7 @@ class _Archive:
     def _windows(self, groups: Iterator[_Group]) -> Iterator[tuple[_Group, bytes | memoryview]]:
         """What is read for each group, valid until the next; from far away, for several at a time."""
         if not is_remote(self.file.path):
-            yield from ((group, self._window(group.start, group.nbytes)) for group in groups)
+            yield from ((group, self._read_near(group.start, group.nbytes)) for group in groups)
             return
         first = list(itertools.islice(groups, _FEW + 1))
         if len(first) <= _FEW:

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptconv.engine.execute import carry_out
-from ckptconv.engine.tasks import Stripe, tasks
+from ckptconv.engine.tasks import RowBlock, tasks
 from ckptconv.outputs import safetensors, torch_zip
-from ckptconv.plan import Blank, Data, FilePlan, Late, Literal, NotBlankError
+from ckptconv.plan import AssertZero, Data, FilePlan, Literal, NotZeroError, Trailer
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, View, Zeros, lane
+from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, View, Zeros, strided_rows
 from ckptconv.tensors.moves import Bits
 
 U8, U4 = DTYPES["uint8"], DTYPES["uint32"]
@@ -46,7 +46,7 @@ def plan_of(columns: dict[str, tuple[LazyTensor, bytes]], *blank: LazyTensor) ->
     for name, (tensor, data) in columns.items():
         parts.append(Data(len(content), tensor, name))
         content += data
-    parts.extend(Blank(len(content), tensor, "blank") for tensor in blank)
+    parts.extend(AssertZero(len(content), tensor, "blank") for tensor in blank)
     return FilePlan("x", len(content), tuple(parts)), content
 
 
@@ -63,7 +63,7 @@ def made(path: Path, plan: FilePlan, *, jobs: int = 1, memory: int = 1 << 20) ->
 
 
 def is_shared(plan: FilePlan) -> bool:
-    return any(isinstance(task, Stripe) for task in tasks(plan, 1 << 16, positioned=True))
+    return any(isinstance(task, RowBlock) for task in tasks(plan, 1 << 16, positioned=True))
 
 
 cuts = st.lists(st.integers(0, 400), min_size=3, max_size=9, unique=True).map(sorted)
@@ -137,7 +137,7 @@ def test_the_checksums_of_a_torch_archive_are_those_of_what_the_columns_are(tmp_
     table = Table(tmp_path / "rows", 3000, 40)
     columns = [table.column(0, 16), table.column(16, 40)]
     plan = torch_zip.file_plan("x.pt", b"N.", [tensor for tensor, _ in columns])
-    assert any(isinstance(part, Late) for part in plan.parts)
+    assert any(isinstance(part, Trailer) for part in plan.parts)
     assert is_shared(plan)
     content, read = made(tmp_path / "out", plan, jobs=2, memory=1 << 15)
     assert read == table.rows.nbytes
@@ -158,7 +158,7 @@ def test_what_is_left_out_as_blank_is_all_zero_or_nothing_is_made(tmp_path: Path
     assert read == table.rows.nbytes or count == 1
     table.rows[-1, 11] = 1
     (tmp_path / "rows").write_bytes(table.rows.tobytes())
-    with pytest.raises(NotBlankError):
+    with pytest.raises(NotZeroError):
         made(tmp_path / "out", plan, memory=memory)
 
 
@@ -167,14 +167,14 @@ def test_a_blank_that_shares_no_rows_is_checked_by_itself(tmp_path: Path) -> Non
     plan, _ = plan_of({"a": table.column(0, 8)}, Zeros(U8, (300_000,)))
     made(tmp_path / "out", plan)
     plan, _ = plan_of({"a": table.column(0, 8)}, table.column(0, 100_000)[0])
-    with pytest.raises(NotBlankError):
+    with pytest.raises(NotZeroError):
         made(tmp_path / "out", plan, memory=1 << 12)
 
 
 def test_a_lane_is_what_lies_in_rows_and_nothing_else(tmp_path: Path) -> None:
     table = Table(tmp_path / "rows", 10, 100)
     column, _ = table.column(10, 20)
-    found = lane(column)
+    found = strided_rows(column)
     assert found is not None
     assert found.rows == ((table.file, 10, 100),)
     assert found.offsets == (10,)
@@ -183,9 +183,9 @@ def test_a_lane_is_what_lies_in_rows_and_nothing_else(tmp_path: Path) -> None:
     empty = Stored(table.file, 0, U8, (0, 4), (100, 1))
     scalar = Stored(table.file, 0, U8, (), ())
     others = [whole, transposed, empty, scalar, View(column, U8, (100,)), Zeros(U8, (10, 10))]
-    assert [lane(each) for each in [*others, Concat((whole, whole)), Concat((column, whole), 1)]] == [None] * 8
+    assert [strided_rows(each) for each in [*others, Concat((whole, whole)), Concat((column, whole), 1)]] == [None] * 8
     moved = Stored(table.file, 110, U8, (10, 10), (100, 1))
-    assert lane(Concat((column, moved), 1)) is None  # not of the same row
+    assert strided_rows(Concat((column, moved), 1)) is None  # not of the same row
 
 
 def test_views_of_a_fused_weight_are_read_once(tmp_path: Path) -> None:

@@ -1,0 +1,604 @@
+"""Faults planted into what makes outputs: each changes what is written, and verify finds each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import ZERO
+from dcp_checkpoints import DCP
+
+import ckptconv as library
+from ckptconv import convert
+from ckptconv.engine import execute, tasks, worker
+from ckptconv.errors import DifferenceError
+from ckptconv.outputs import planning, safetensors, torch_tree, torch_zip, universal
+from ckptconv.plan import Data, FilePlan, Literal
+from ckptconv.tensors import kernels, lazy
+from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Partitioned, Stored
+from ckptconv.tensors.moves import Cast, Conjugate, Gather, Move, Negate, Runs
+
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch], None]
+
+MANIFEST = ".ckptconv-manifest.json"
+# Small windows: a tensor of a few KiB has several, and tiles if it is transposed.
+SMALL: dict[str, Any] = {"memory": 4096, "jobs": 1}
+
+
+# ----------------------------------------------------------------------------------------------------------- kernels
+
+
+def spoiling(kind: type[Any], spoil: Callable[[Any, memoryview, memoryview], None]) -> Plant:
+    """The kernel of this kind, and then `spoil(kernel, data, out)`."""
+
+    def plant(patch: Patch) -> None:
+        right = kernels._KERNELS[kind]
+
+        def wrong(kernel: Any, data: memoryview, out: memoryview) -> int:
+            count = right(kernel, data, out)
+            spoil(kernel, data, out)
+            return count
+
+        patch.setitem(kernels._KERNELS, kind, wrong)
+
+    return plant
+
+
+def cast(source: str, target: str, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Plant:
+    """A cast whose results are what `change` makes of its elements and its results, both as bits."""
+    sizes = {"float64": "u8", "float32": "u4", "bfloat16": "u2", "float16": "u2", "float8_e4m3fn": "u1"}
+
+    def spoil(kernel: Cast, data: memoryview, out: memoryview) -> None:
+        if kernel == (source, target):
+            result = np.frombuffer(out, sizes[target])
+            result[...] = change(np.frombuffer(data, sizes[source]), result.copy())
+
+    return spoiling(Cast, spoil)
+
+
+def too_large_is_the_greatest(bits: np.ndarray, result: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(bits.view("f4"))
+    return np.where(finite & (result & 0x7FFF == 0x7C00), result - 1, result)
+
+
+def rounded_twice(bits: np.ndarray, result: np.ndarray) -> np.ndarray:
+    single = bits.view("f8").astype("f4").view("u4")
+    return np.where(np.isnan(bits.view("f8")), result, (single + 0x7FFF + (single >> 16 & 1)) >> 16)
+
+
+def last_is_zero(bits: np.ndarray, result: np.ndarray) -> np.ndarray:
+    result[-1] = 0
+    return result
+
+
+def reversed_elements(kernel: Gather, data: memoryview, out: memoryview) -> None:
+    result = np.frombuffer(out, f"V{kernel.itemsize}")
+    result[...] = result[::-1].copy()
+
+
+def last_is_the_one_before(kernel: Gather, data: memoryview, out: memoryview) -> None:
+    if len(out) >= 2 * kernel.itemsize:
+        out[-kernel.itemsize :] = bytes(out[-2 * kernel.itemsize : -kernel.itemsize])
+
+
+def as_it_was(kernel: Any, data: memoryview, out: memoryview) -> None:
+    out[:] = data
+
+
+def lowest_bit(kernel: Any, data: memoryview, out: memoryview) -> None:
+    out[:] = data
+    np.frombuffer(out, "u1")[::4] ^= 1
+
+
+def real_part(kernel: Conjugate, data: memoryview, out: memoryview) -> None:
+    out[:] = data
+    np.frombuffer(out, "u4")[::2] ^= 1 << 31
+
+
+def scattered_backwards(patch: Patch) -> None:
+    right = kernels.scatter
+
+    def wrong(out: memoryview, target: Runs, data: Any) -> None:
+        rows = np.frombuffer(data, "u1").reshape(-1, target.length)
+        right(out, target, np.ascontiguousarray(rows[::-1]))
+
+    patch.setattr(kernels, "scatter", wrong)
+
+
+def picked_backwards(patch: Patch) -> None:
+    right = kernels.pick
+
+    def wrong(data: memoryview, runs: Runs, out: memoryview | None = None) -> memoryview:
+        made = right(data, runs, out)
+        if not runs.grid:
+            return made
+        rows = np.frombuffer(made, "u1").reshape(-1, runs.length)
+        made[:] = np.ascontiguousarray(rows[::-1]).data.cast("B")
+        return made
+
+    patch.setattr(kernels, "pick", wrong)
+
+
+# ------------------------------------------------------------------------------------------------- moves and geometry
+
+
+def moving(cls: type[LazyTensor], change: Callable[[Any, Move], Move | None]) -> Plant:
+    """The moves of a kind of tensor changed, or left out where `change` gives none."""
+
+    def plant(patch: Patch) -> None:
+        right = cls.moves
+
+        def wrong(self: Any, *args: Any, **named: Any) -> Iterator[Move]:
+            return (made for move in right(self, *args, **named) if (made := change(self, move)) is not None)
+
+        patch.setattr(cls, "moves", wrong)
+
+    return plant
+
+
+def shifted_source(distance: int) -> Callable[[Any, Move], Move]:
+    def change(tensor: Any, move: Move) -> Move:
+        runs = move.source
+        return move._replace(source=runs.shifted(distance)) if isinstance(runs, Runs) else move
+
+    return change
+
+
+def first_part_of_two(tensor: Any, move: Move) -> Move | None:
+    return move if move.target.stop <= tensor.nbytes // 2 else None
+
+
+def other_rank(tensor: Partitioned, move: Move) -> Move:
+    return move._replace(file=tensor.files[-1 - tensor.files.index(move.file)])  # type: ignore[arg-type]
+
+
+def kernels_twice(tensor: Convert, move: Move) -> Move:
+    return move._replace(kernels=(*move.kernels, tensor.kernel)) if isinstance(tensor.kernel, Negate) else move
+
+
+def without_kernels(tensor: Convert, move: Move) -> Move:
+    return move._replace(kernels=()) if isinstance(tensor.kernel, (Negate, Conjugate)) else move
+
+
+def parts_in_wrong_order(patch: Patch) -> None:
+    right = Concat.moves
+
+    def wrong(self: Concat, *args: Any, **named: Any) -> Iterator[Move]:
+        alike = len({part.shape for part in self.parts}) == 1
+        return right(dataclasses.replace(self, parts=self.parts[::-1]) if alike else self, *args, **named)
+
+    patch.setattr(Concat, "moves", wrong)
+
+
+def swapped_strides(patch: Patch) -> None:
+    right = lazy.bands
+
+    def wrong(shape: tuple[int, ...], strides: tuple[int, ...], *rest: int) -> Iterator[Any]:
+        # Of what is sliced, which stays inside of its file so.
+        return right(shape, strides[::-1] if shape == (4, 3) else strides, *rest)
+
+    patch.setattr(lazy, "bands", wrong)
+
+
+def geometry(name: str, change: Callable[[list[Any]], list[Any]]) -> Plant:
+    """What a function of the geometry gives, changed."""
+
+    def plant(patch: Patch) -> None:
+        right = getattr(lazy, name)
+        patch.setattr(lazy, name, lambda *args: change(list(right(*args))))
+
+    return plant
+
+
+def same_origin(boxes: list[Any]) -> list[Any]:
+    return [box._replace(origin=boxes[0].origin) for box in boxes]
+
+
+def mirrored(patch: Patch) -> None:
+    right = lazy.spread
+    patch.setattr(lazy, "spread", lambda move, width, row, begin: right(move, width, row, row - width - begin))
+
+
+def gathered_one_on(patch: Patch) -> None:
+    right = lazy.gather
+    patch.setattr(lazy, "gather", lambda file, base, box, item, most: right(file, base + item, box, item, most))
+
+
+# ------------------------------------------------------------------------------------------------------------- engine
+
+
+def last_task_dropped(kind: type[Any]) -> Plant:
+    def plant(patch: Patch) -> None:
+        right = execute.tasks
+
+        def wrong(*args: Any, **named: Any) -> Iterator[Any]:
+            made = list(right(*args, **named))
+            last = max((at for at, task in enumerate(made) if isinstance(task, kind)), default=len(made))
+            return iter(made[:last] + made[last + 1 :])
+
+        patch.setattr(execute, "tasks", wrong)
+
+    return plant
+
+
+def last_byte_not_written(patch: Patch) -> None:
+    right = worker.Worker._write
+
+    def wrong(self: worker.Worker, offset: int, data: memoryview) -> None:
+        right(self, offset, data[:-1])
+
+    patch.setattr(worker.Worker, "_write", wrong)
+
+
+def written_a_little_early(patch: Patch) -> None:
+    right = worker.Worker._write
+
+    def wrong(self: worker.Worker, offset: int, data: memoryview) -> None:
+        right(self, offset - 8 if offset > 4096 else offset, data)
+
+    patch.setattr(worker.Worker, "_write", wrong)
+
+
+def buffers_exchanged(patch: Patch) -> None:
+    right = worker.Worker._read
+
+    def wrong(self: worker.Worker, file: Any, ranges: list[tuple[int, memoryview]]) -> None:
+        by_size = {len(buffer): at for at, (_, buffer) in enumerate(ranges)}
+        for at, (offset, buffer) in enumerate(ranges):
+            other = by_size[len(buffer)]
+            if other != at:
+                ranges[at], ranges[other] = (offset, ranges[other][1]), (ranges[other][0], buffer)
+                break
+        right(self, file, ranges)
+
+    patch.setattr(worker.Worker, "_read", wrong)
+
+
+def batch_in_wrong_order(patch: Patch) -> None:
+    right = worker.Worker._convert
+
+    def wrong(self: worker.Worker, alike: Any, out: memoryview) -> None:
+        alike.ranges.reverse()
+        right(self, alike, out)
+
+    patch.setattr(worker.Worker, "_convert", wrong)
+
+
+def tile_in_wrong_place(patch: Patch) -> None:
+    right = worker.Worker._place
+
+    def wrong(self: worker.Worker, tile: tasks.Tile) -> int:
+        target = tile.move.target
+        shift = 4 if target.offset + 4 + target.stop - target.offset <= tile.part.nbytes else 0
+        return right(self, tile._replace(move=tile.move._replace(target=target.shifted(shift))))
+
+    patch.setattr(worker.Worker, "_place", wrong)
+
+
+def columns_exchanged(patch: Patch) -> None:
+    right = tasks._row_blocks
+
+    def wrong(group: list[Any], unit: int) -> Iterator[Any]:
+        for block in right(group, unit):
+            one, other = block.pieces[:2]
+            parts = one.part._replace(offset=other.part.offset), other.part._replace(offset=one.part.offset)
+            pieces = [one._replace(part=parts[0]), other._replace(part=parts[1]), *block.pieces[2:]]
+            yield block._replace(pieces=pieces)
+
+    patch.setattr(tasks, "_row_blocks", wrong)
+
+
+def checksum_of_less(patch: Patch) -> None:
+    right = worker.Worker._digest
+
+    def wrong(self: worker.Worker, part: Data, start: int, data: memoryview) -> None:
+        right(self, part, start, memoryview(bytes(data[:-1]) + b"x"))
+
+    patch.setattr(worker.Worker, "_digest", wrong)
+
+
+# ------------------------------------------------------------------------------------------------------------ outputs
+
+
+def header(change: Callable[[bytes], bytes]) -> Plant:
+    """The text at the beginning of a file of safetensors, changed for another of its length."""
+
+    def plant(patch: Patch) -> None:
+        right = safetensors._finished
+
+        def wrong(file: str, pieces: Any) -> bytes:
+            made = right(file, pieces)
+            assert len(change(made)) == len(made)
+            return change(made)
+
+        patch.setattr(safetensors, "_finished", wrong)
+
+    return plant
+
+
+def offsets_exchanged(data: bytes) -> bytes:
+    """The offsets of `plain` and `plainer`, which are of one size."""
+    places = []
+    for name in (b'"plain":', b'"plainer":'):
+        at = data.index(name)
+        start = data.index(b'"data_offsets":', at)
+        places.append((start, data.index(b"]", start)))
+    (one, end), (other, stop) = places
+    return data[:one] + data[other:stop] + data[end:other] + data[one:end] + data[stop:]
+
+
+def tensors_exchanged(patch: Patch) -> None:
+    right = safetensors.file_plan
+
+    def wrong(name: str, tensors: Any, metadata: Any) -> FilePlan:
+        plan = right(name, tensors, metadata)
+        found = {part.name: part for part in plan.parts if isinstance(part, Data)}
+        one, other = found["plain"], found["plainer"]
+        new = {"plain": one._replace(tensor=other.tensor), "plainer": other._replace(tensor=one.tensor)}
+        parts = tuple(new.get(part.name, part) if isinstance(part, Data) else part for part in plan.parts)
+        return dataclasses.replace(plan, parts=parts)
+
+    patch.setattr(safetensors, "file_plan", wrong)
+
+
+def code_of_another(patch: Patch) -> None:
+    right = safetensors._code
+    patch.setattr(safetensors, "_code", lambda *args: {"BF16": "F16"}.get(right(*args), right(*args)))
+
+
+def shape_backwards(patch: Patch) -> None:
+    patch.setattr(safetensors, "_shape", lambda tensor: list(tensor.shape)[::-1])
+
+
+def index(change: Callable[[str], str]) -> Plant:
+    def plant(patch: Patch) -> None:
+        right = safetensors.index_plan
+
+        def wrong(*args: Any) -> FilePlan:
+            plan = right(*args)
+            (literal,) = plan.parts
+            assert isinstance(literal, Literal)
+            data = change(literal.data.decode()).encode()
+            return dataclasses.replace(plan, size=len(data), parts=(Literal(0, data),))
+
+        patch.setattr(safetensors, "index_plan", wrong)
+
+    return plant
+
+
+def planned_with(change: Callable[[dict[str, Any], dict[str, str], str | None], tuple[Any, Any, Any]]) -> Plant:
+    """The files are planned of other tensors, aliases and structure record."""
+
+    def plant(patch: Patch) -> None:
+        right = planning._file_plans
+
+        def wrong(tensors: Any, aliases: Any, structure: Any, *rest: Any) -> Any:
+            return right(*change(dict(tensors), dict(aliases), structure), *rest)
+
+        patch.setattr(planning, "_file_plans", wrong)
+
+    return plant
+
+
+def tensor_lost(tensors: dict[str, Any], aliases: Any, structure: Any) -> tuple[Any, Any, Any]:
+    tensors.popitem()
+    return tensors, aliases, structure
+
+
+def in_wrong_order(patch: Patch) -> None:
+    right = torch_zip.file_plan
+
+    def wrong(name: str, description: bytes, storages: Any, *rest: Any) -> FilePlan:
+        return right(name, description, by_size(storages), *rest)
+
+    def by_size(storages: Any) -> list[Any]:
+        """Two storages of one size in each other's place."""
+        made = list(storages)
+        for one, storage in enumerate(made):
+            for other in range(one + 1, len(made)):
+                if storage.nbytes == made[other].nbytes > 64:
+                    made[one], made[other] = made[other], storage
+                    return made
+        raise AssertionError("no two storages are of one size")
+
+    patch.setattr(torch_tree, "file_plan", wrong)
+
+
+def strides_of_another(patch: Patch) -> None:
+    right = torch_tree.TorchTree._place
+
+    def wrong(self: Any, leaf: Any, facts: Any) -> Any:
+        room, offset, strides = right(self, leaf, facts)
+        return room, offset, strides[::-1]
+
+    patch.setattr(torch_tree.TorchTree, "_place", wrong)
+
+
+def archived_at_wrong_byte(patch: Patch) -> None:
+    right = torch_tree.TorchTree._place
+
+    def wrong(self: Any, leaf: Any, facts: Any) -> Any:
+        room, offset, strides = right(self, leaf, facts)
+        return room, offset + (1 if offset else 0), strides
+
+    patch.setattr(torch_tree.TorchTree, "_place", wrong)
+
+
+def latest_of_another(patch: Patch) -> None:
+    right = universal.latest
+    patch.setattr(universal, "latest", lambda directory: right(f"{directory}0"))
+
+
+def wrong_crc_in_archive(patch: Patch) -> None:
+    right = torch_zip._crc
+    patch.setattr(torch_zip, "_crc", lambda *args: right(*args) ^ 1)
+
+
+# --------------------------------------------------------------------------------------------------------- what is made
+
+BF16, F16, F32 = {"dtype": "bfloat16"}, {"dtype": "float16"}, {"dtype": "float32"}
+PT: dict[str, Any] = {"output": "back.pt"}
+SHARDS: dict[str, Any] = {"max_shard_size": 8000}
+Z2, Z3, TP = ({"source": name} for name in ("z2_bf16_w2", "z3_bf16_w2", "tp_fsdp_2x2"))
+UNIVERSAL = {**Z2, "output": "universal"}
+
+FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
+    "a cast truncates": (cast("float32", "bfloat16", lambda bits, _: bits >> 16), BF16),
+    "a cast rounds ties away from zero": (
+        cast("float32", "bfloat16", lambda b, r: np.where(b & 0xFFFF == 0x8000, (b >> 16) + 1, r)),
+        BF16,
+    ),
+    "a cast makes what is too large finite": (cast("float32", "float16", too_large_is_the_greatest), F16),
+    "a cast loses the sign of NaN": (
+        cast("float32", "bfloat16", lambda b, r: np.where(np.isnan(b.view("f4")), r & 0x7FFF, r)),
+        BF16,
+    ),
+    "a cast flushes subnormals": (cast("float32", "float16", lambda b, r: np.where(r & 0x7C00, r, r & 0x8000)), F16),
+    "a cast rounds twice": (cast("float64", "bfloat16", rounded_twice), BF16),
+    "a cast misses the last element": (cast("float32", "float16", last_is_zero), F16),
+    "a cast has a bias that is off by one": (cast("float16", "float32", lambda b, r: r + (1 << 23)), F32),
+    "a cast of bytes loses the sign": (cast("float8_e4m3fn", "float16", lambda b, r: r & 0x7FFF), F16),
+    "a cast makes nulls positive": (cast("float32", "float16", lambda b, r: np.where(r == 0x8000, 0, r)), F16),
+    "a negation is not done": (spoiling(Negate, as_it_was), {}),
+    "a negation flips the wrong bit": (spoiling(Negate, lowest_bit), {}),
+    "a conjugation is not done": (spoiling(Conjugate, as_it_was), {}),
+    "a conjugation negates the real part": (spoiling(Conjugate, real_part), {}),
+    "a gather is done backwards": (spoiling(Gather, reversed_elements), {}),
+    "a gather misses the last element": (spoiling(Gather, last_is_the_one_before), {}),
+    "runs are scattered backwards": (scattered_backwards, {"source": "dtensor_noncontig_w2"}),
+    "runs are picked backwards": (picked_backwards, SMALL),
+    "a tensor is read from one element on": (moving(Stored, shifted_source(4)), {**Z2}),
+    "a tensor is read from one element before": (moving(Stored, shifted_source(-4)), {}),
+    "half of a tensor is not moved": (moving(Stored, first_part_of_two), {**SMALL}),
+    "strides are swapped": (swapped_strides, {}),
+    "the last tile is dropped": (geometry("tiles", lambda boxes: boxes[:-1]), SMALL),
+    "tiles are read from one place": (geometry("tiles", same_origin), SMALL),
+    "the last band is empty": (geometry("bands", lambda boxes: boxes[:-1]), {}),
+    "a gather begins one element on": (gathered_one_on, {}),
+    "parts of rows are mirrored": (mirrored, TP),
+    "ranks are in the wrong order": (moving(Partitioned, other_rank), Z3),
+    "pieces of ranks are off by one": (moving(Partitioned, shifted_source(2)), Z3),
+    "parts are joined in the wrong order": (parts_in_wrong_order, TP),
+    "a sign is flipped twice": (moving(Convert, kernels_twice), {}),
+    "kernels are left out": (moving(Convert, without_kernels), {}),
+    "the last window is dropped": (last_task_dropped(tasks.Window), SMALL),
+    "the last tile is not taken": (last_task_dropped(tasks.Tile), SMALL),
+    "the last block of rows is dropped": (last_task_dropped(tasks.RowBlock), SMALL),
+    "the last byte of a window is not written": (last_byte_not_written, SMALL),
+    "windows are written a little early": (written_a_little_early, SMALL),
+    "buffers are exchanged": (buffers_exchanged, {}),
+    "small tensors are cast in the wrong order": (batch_in_wrong_order, F16),
+    "tiles are written in the wrong place": (tile_in_wrong_place, SMALL),
+    "columns are exchanged": (columns_exchanged, SMALL),
+    "checksums are of other bytes": (checksum_of_less, {**SHARDS, "checksum": True}),
+    "offsets in the header are exchanged": (header(offsets_exchanged), {}),
+    "the header is filled up with line ends": (header(lambda data: data.rstrip(b" ").ljust(len(data), b"\n")), {}),
+    "the header says another dtype": (code_of_another, {}),
+    "the header says another shape": (shape_backwards, {}),
+    "the header says that it is of numpy": (header(lambda data: data.replace(b'"format":"pt"', b'"format":"np"')), {}),
+    "tensors are stored under each other's names": (tensors_exchanged, {}),
+    "the index has another size": (index(lambda text: text.replace('"total_size": ', '"total_size": 1')), SHARDS),
+    "the index names another file": (index(lambda text: text.replace("-00001-of-", "-00002-of-", 1)), SHARDS),
+    "a tensor is lost": (planned_with(tensor_lost), {}),
+    "an alias is lost": (planned_with(lambda tensors, aliases, record: (tensors, {}, record)), {}),
+    "an alias leads to another tensor": (
+        planned_with(lambda tensors, aliases, record: (tensors, dict.fromkeys(aliases, "plain"), record)),
+        {},
+    ),
+    "the record is of other values": (
+        planned_with(lambda tensors, aliases, record: (tensors, aliases, record and record.replace("17", "18"))),
+        {},
+    ),
+    "the record is lost": (
+        planned_with(lambda tensors, aliases, record: (tensors, aliases, None)),
+        {"output": "model.safetensors"},
+    ),
+    "storages are in each other's place": (in_wrong_order, PT),
+    "an archive has the strides of another": (strides_of_another, PT),
+    "an archive is read one element on": (archived_at_wrong_byte, PT),
+    "an archive has other checksums": (wrong_crc_in_archive, PT),
+    "another universal checkpoint is the latest": (latest_of_another, UNIVERSAL),
+}
+
+
+def state() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(11)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    rows, shared = random(64, 32), random(9)
+    odd = [1 + 2**-8, 1 + 3 * 2**-8, 70000.0, 1e-6, -0.0, float("nan"), float("inf"), 3.0]
+    return {
+        "plain": random(16, 24),
+        "plainer": random(16, 24),
+        "one": random(7),
+        "other": random(7),
+        "turned": random(6, 1200).t(),
+        "flipped": random(20, 30).t(),
+        "sliced": random(9, 12)[1:8:2, 2:11:3],
+        "left": rows[:, :16],
+        "right": rows[:, 16:],
+        "odd": torch.tensor(odd),
+        "nan": torch.tensor([-1, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32),
+        "double": torch.tensor([1 + 2**-8 + 2**-40, 2.0], dtype=torch.float64),
+        "half": random(7).half(),
+        "brain": random(6).bfloat16(),
+        "eighth": random(7).to(torch.float8_e4m3fn),
+        "conjugate": torch.complex(random(4), random(4)).conj(),
+        "negative": torch.complex(random(3, 2), random(3, 2)).conj().imag,
+        "kept": shared,
+        "tied": shared,
+        "parameter": torch.nn.Parameter(random(3, 5).t()),
+        "epoch": 17,
+    }
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("sources")
+    torch.save(state(), directory / "model.pt")
+    convert(directory / "model.pt", directory / "model.safetensors")
+    found = {name: ZERO / name / "checkpoint" for name in ("z2_bf16_w2", "z3_bf16_w2")}
+    found |= {name: DCP / name / "checkpoint" for name in ("tp_fsdp_2x2", "dtensor_noncontig_w2")}
+    return {"": directory / "model.pt", "pt": directory / "model.safetensors", **found}
+
+
+def made(source: Path, where: Path, output: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Convert, into a directory of its own: what verify is called with, and the bytes of all files."""
+    where.mkdir()
+    if output == "universal":
+        asked = {"output": None, "universal": str(where / output), **options}
+    else:
+        asked = {"output": where / output, **options}
+    convert(source, **asked)
+    files = sorted(path for path in where.rglob("*") if path.is_file())
+    return asked, {str(path.relative_to(where)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_verify_finds(name: str, sources: dict[str, Path], tmp_path: Path, monkeypatch: Patch) -> None:
+    plant, told = FAULTS[name]
+    options = dict(told)
+    output = options.pop("output", "model")
+    source = sources[options.pop("source", "pt" if output.endswith(".pt") else "")]
+    asked, right = made(source, tmp_path / "right", output, options)
+    library.verify(source, **asked)
+    plant(monkeypatch)
+    asked, wrong = made(source, tmp_path / "wrong", output, options)
+    assert wrong.keys() == right.keys()
+    assert any(wrong[path] != right[path] for path in right if MANIFEST not in path or "checksum" in options), (
+        "the fault changes nothing"
+    )
+    with pytest.raises(DifferenceError):
+        library.verify(source, **asked)
+
+
+def test_there_are_forty_faults_and_more() -> None:
+    assert len(FAULTS) >= 40
