@@ -352,6 +352,7 @@ def inspect_(
     from ckptconv.formats.detect import open_source
     from ckptconv.inspection.summary import summarize
     from ckptconv.process import no_garbage
+    from ckptconv.rows import tables
     from ckptconv.storage.paths import normalize
     from ckptconv.text import format_size, parse_count, parse_size
 
@@ -367,7 +368,7 @@ def inspect_(
             inert=options["inert"],
             storage_options=storage_options(options["storage_options"]),
         )
-        summary = summarize(source)
+        summary = summarize(source, list(tables.notes(tables.contents(source))))
         if as_ or limit:
             from ckptconv.inspection.summary import forecast
 

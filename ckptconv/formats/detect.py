@@ -6,19 +6,20 @@ import difflib
 import os
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import locate as dcp_places
 from ckptconv.formats.deepspeed import locate as zero_files
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import sharded
 from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.pickles import attacks
 from ckptconv.storage.files import Entry, listing, look, open_reader
-from ckptconv.storage.paths import basename, dirname, is_remote, join
+from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
 
 # For each family of formats what a path of it is, and the command that takes it.
@@ -37,6 +38,8 @@ def open_source(
     tag: str = "",
     exclude_frozen: bool = False,
     model_rank: int | None = None,
+    key: str = "",
+    optimizer: bool = False,
     inert: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
@@ -44,7 +47,8 @@ def open_source(
     """Open the checkpoint under `path`, of whatever format it is. Reads descriptions only, no tensor data.
 
     `family` is the family the caller expects: a path of another is a UsageError that names the right command. `tag`,
-    `exclude_frozen` and `model_rank`, one tensor-parallel rank, apply to DeepSpeed's checkpoints. A file that is an
+    `exclude_frozen` and `model_rank`, one tensor-parallel rank, apply to DeepSpeed's checkpoints. With `key`, what is
+    under that is read, and with `optimizer` its states, where neither is read with the weights. A file that is an
     attack is an UnsafeError, or with `inert` opened like any other: nothing in it runs either way. "-" is standard
     input; what comes through a pipe is kept in a temporary file in `spool_dir`.
     """
@@ -55,26 +59,30 @@ def open_source(
         path = take_pipe(path, spool_dir)
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
+    wanted = Wanted(key, optimizer, tag, exclude_frozen, model_rank)
     with attacks.refused(not inert):
-        source = _open(path, family, tag, exclude_frozen, model_rank, storage_options)
-    if source.family != zero_files.FAMILY:
-        kind, _ = FAMILIES[source.family]
-        for option, given in (("--tag", tag), ("--exclude-frozen-parameters", exclude_frozen)):
-            if given:
-                source.warnings.append(
-                    f"{option} is of no use: {path} is {kind}, and it is for DeepSpeed's checkpoints."
-                )
-    return source
+        source = _open(path, family, wanted, storage_options)
+    if source.family == zero_files.FAMILY:
+        return source
+    kind, _ = FAMILIES[source.family]
+    idle = [
+        f"{option} is of no use: {path} is {kind}, and it is for DeepSpeed's checkpoints."
+        for option, given in (("--tag", tag), ("--exclude-frozen-parameters", exclude_frozen))
+        if given
+    ]
+    return replace(source, warnings=[*source.warnings, *idle])
 
 
-def _open(
-    path: str,
-    family: str,
-    tag: str,
-    exclude_frozen: bool,
-    model_rank: int | None,
-    storage_options: Mapping[str, Any] | None,
-) -> Source:
+def complete(source: Source, *, key: str = "", optimizer: bool = False, inert: bool = False) -> Source:
+    """`source` with what is under `key`, and with `optimizer` its states: opened again where it lacks them."""
+    wanted = replace(source.wanted, key=key or source.wanted.key, optimizer=optimizer or source.wanted.optimizer)
+    if source.reread is None or wanted == source.wanted:
+        return source
+    with attacks.refused(not inert):
+        return source.reread(wanted)
+
+
+def _open(path: str, family: str, wanted: Wanted, storage_options: Mapping[str, Any] | None) -> Source:
     options = dict(storage_options or {})
     entry = look(path, options)
     if entry.kind == "missing":
@@ -98,21 +106,14 @@ def _open(
     if (found or family) == dcp_places.FAMILY:
         from ckptconv.formats.dcp import read as dcp
 
-        return dcp.read(path, options)
+        return dcp.read(path, options, wanted)
     if found == safetensors.FAMILY:
         return safetensors.read(path, options)
     if (found or family) == zero_files.FAMILY:
         from ckptconv.formats.deepspeed import read as deepspeed
         from ckptconv.formats.deepspeed import universal
 
-        directory = universal.locate(path, tag, options)
-        if directory is not None:
-            source = universal.read(directory, exclude_frozen=exclude_frozen, options=options)
-            if directory != path and not tag:
-                source.pointers = [join(path, universal.LATEST)]
-                source.notes.append(f"Took {directory}: the universal checkpoint that `{universal.LATEST}` names.")
-            return source
-        return deepspeed.read(path, tag=tag, exclude_frozen=exclude_frozen, model_rank=model_rank, options=options)
+        return universal.read(path, wanted, options) or deepspeed.read(path, wanted, options)
     if entry.kind != "file":
         raise UsageError(
             f"{path} is {entry.described}, where a checkpoint was expected, and holds none that is known.",
@@ -122,7 +123,8 @@ def _open(
         return sharded.read(path, options=options)
     source = torch_file.read(path, options)
     if sharded.is_shard(path):
-        source.warnings.append(f"{path} is one file of a sharded set: name the directory or the index to convert all.")
+        part = f"{path} is one file of a sharded set: name the directory or the index to convert all."
+        return replace(source, warnings=[*source.warnings, part])
     return source
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
@@ -87,6 +87,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
 def optimizer_output(source: Source, target: Target, options: Options) -> Output:
     if source.states() is None:
         raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
+    source = replace(source, inputs={**source.inputs, **source.state_inputs})
     return output_of("optimizer", [source], target, options, *optimizer_files(source, target, options))
 
 

@@ -30,7 +30,7 @@ BEGINNING = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class Located:
     """A directory that holds a checkpoint, that of its optimizer where it is another, and why this was taken."""
 
     directory: str
@@ -72,7 +72,7 @@ def is_directory(names: Mapping[str, Entry]) -> bool:
     )
 
 
-def locate(path: str, names: Mapping[str, Entry], options: Options | None = None) -> Place | None:
+def locate(path: str, names: Mapping[str, Entry], options: Options | None = None) -> Located | None:
     """The checkpoint in a directory with these names: itself, or what frameworks put below. None if there is none.
 
     Raises UsageError where there are several, and nothing tells which is meant.
@@ -80,9 +80,9 @@ def locate(path: str, names: Mapping[str, Entry], options: Options | None = None
     return _locate(path, names, options, _LEVELS)
 
 
-def _locate(path: str, names: Mapping[str, Entry], options: Options | None, levels: int) -> Place | None:
+def _locate(path: str, names: Mapping[str, Entry], options: Options | None, levels: int) -> Located | None:
     if is_directory(names):
-        return Place(path)
+        return Located(path)
     inner = {name: entry for name, entry in names.items() if entry.kind == "directory" and not name.startswith(".")}
     steps = {int(match[1]): name for name in inner if (match := _STEP.fullmatch(name))}
     if not levels or not (steps or any(map(_is_known, inner))):
@@ -96,15 +96,15 @@ def _locate(path: str, names: Mapping[str, Entry], options: Options | None, leve
         raise UsageError(f"{path} holds several checkpoints: {', '.join(sorted(found))}.", "Name one of them.")
     if models:
         optimizer = found[optimizers[0]] if len(optimizers) == 1 else ""
-        return Place(found[models[0]], optimizer)
+        return Located(found[models[0]], optimizer)
     if optimizers:
-        return Place(found[optimizers[0]])
+        return Located(found[optimizers[0]])
     for step in sorted(steps, reverse=True):
         below = join(path, steps[step])
         place = _locate(below, _names(path, steps[step], options), options, levels - 1)
         if place is not None:
             why = f", the last of {len(steps)} that are there" if len(steps) > 1 else ""
-            return Place(place.directory, place.optimizer, f"Took {steps[step]}{why}.")
+            return Located(place.directory, place.optimizer, f"Took {steps[step]}{why}.")
     return None
 
 

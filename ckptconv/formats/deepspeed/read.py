@@ -18,7 +18,7 @@ from ckptconv.formats.deepspeed import model_parallel
 from ckptconv.formats.deepspeed.assemble import Weights, assemble, is_whole, whole
 from ckptconv.formats.deepspeed.locate import FAMILY, Checkpoint
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
-from ckptconv.formats.source import Source, Training, prefixed
+from ckptconv.formats.source import Source, Training, Wanted, prefixed
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
@@ -105,20 +105,14 @@ class _Opened:
             ) from error
 
 
-def read(
-    path: str,
-    *,
-    tag: str = "",
-    exclude_frozen: bool = False,
-    model_rank: int | None = None,
-    options: dict[str, Any] | None = None,
-) -> Source:
+def read(path: str, wanted: Wanted, options: dict[str, Any] | None = None) -> Source:
     """Open the checkpoint that `path` means: a run's directory, a checkpoint's, a tag's, or one of its files.
 
     The weights are a flat state dict in the order in which DeepSpeed's own tool lists them: buffers, frozen parameters,
-    trainable ones, then tied names. `model_rank` opens one tensor-parallel rank for itself.
+    trainable ones, then tied names. With `model_rank`, one tensor-parallel rank is opened for itself.
     """
-    place = zero_files.locate(path, tag, options)
+    place = zero_files.locate(path, wanted.tag, options)
+    model_rank = wanted.model_rank
     opened = _Opened(zero_files.files_of(place.directory, options), Reading(options))
     grid = _grid(opened)
     if model_rank is not None and not 0 <= model_rank < grid.tensor:
@@ -128,7 +122,7 @@ def read(
     _share_ties(opened, list(parts.values()))
     first = parts[tensor_ranks[0]]
     weights = _unite(opened, grid, tensor_ranks, parts)
-    if exclude_frozen:
+    if wanted.exclude_frozen:
         weights.without_frozen()
     state = weights.state_dict()
     return Source(

@@ -15,7 +15,7 @@ from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.deepspeed.assemble import Weights, complete, own
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.deepspeed.records import Fields, ModelFile, Reading
-from ckptconv.formats.source import Source, Training
+from ckptconv.formats.source import Source, Training, Wanted
 from ckptconv.storage.files import Entry, listing, look, read_text
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.paths import basename, join
@@ -28,7 +28,7 @@ WEIGHTS = "fp32.pt"
 COMMON = "optimizer_state.pt"
 
 
-def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> str | None:
+def _locate(path: str, tag: str, options: dict[str, Any] | None) -> str | None:
     """The universal checkpoint that `path` means, itself or the one `tag` or `latest_universal` names; None if none."""
     if look(path, options).kind != "directory":
         return None
@@ -56,8 +56,12 @@ def is_universal(names: Mapping[str, Entry]) -> bool:
     return ZERO in names and names[ZERO].kind == "directory" and "model" in kinds and "optim" not in kinds
 
 
-def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any] | None = None) -> Source:
-    """Open the universal checkpoint in `directory`."""
+def read(path: str, wanted: Wanted, options: dict[str, Any] | None = None) -> Source | None:
+    """Open the universal checkpoint that `path` means; None where it means none."""
+    directory = _locate(path, wanted.tag, options)
+    if directory is None:
+        return None
+    is_named = directory != path and not wanted.tag
     files = zero_files.files_of(directory, options)
     reading = Reading(options)
     first = min(mp for _, mp in files.model)
@@ -92,7 +96,7 @@ def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any
         return reading.model(own[rank])
 
     complete(weights, model, read_model)
-    if exclude_frozen:
+    if wanted.exclude_frozen:
         weights.without_frozen()
     return Source(
         format="DeepSpeed universal checkpoint",
@@ -110,6 +114,8 @@ def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any
         opaque=list(reading.opaque),
         mentioned=list(reading.mentioned),
         records=reading.records,
+        notes=[f"Took {directory}: the universal checkpoint that `{LATEST}` names."] if is_named else [],
+        pointers=[join(path, LATEST)] if is_named else [],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
         inputs=reading.inputs,
