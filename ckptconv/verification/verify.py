@@ -26,6 +26,7 @@ from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage.files import is_far, look, read_text
+from ckptconv.storage.location import Location
 from ckptconv.storage.nearby import Nearby
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
@@ -609,7 +610,7 @@ def _compare_torch(
     Both trees are described alike, and the descriptions compared.
     """
     try:
-        opened = read_torch(here, dict(asked.storage_options))
+        opened = read_torch(Location(here, dict(asked.storage_options)))
     except CkptconvError as error:
         raise _unreadable(path, error.message.replace(here, path)) from error
     want, want_record = keymap.flatten(tree)

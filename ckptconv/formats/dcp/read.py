@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +23,9 @@ from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor,
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.nodes import Composite
-from ckptconv.storage.files import Entry, Options, listing, look, open_reader
-from ckptconv.storage.paths import basename, join
+from ckptconv.storage.files import Entry
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import format_size
@@ -38,24 +39,24 @@ _SHOWN = 5
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def read(path: str, options: Options | None = None, wanted: Wanted | None = None) -> Source:
+def read(place: Location, wanted: Wanted) -> Source:
     """Open a checkpoint by its directory, or the one that a framework put it in.
 
     Reads descriptions only: the metadata, and of the tensors that are `wanted`, and all other values, the beginning and
     end of each entry. Raises CorruptError where something is missing or contradicts itself, UnsafeError for an attack.
     """
-    place = locate(path, listing(path, options), options) if look(path, options).kind == "directory" else None
-    if place is None:
+    located = locate(place) if place.kind == "directory" else None
+    if located is None:
         raise UsageError(
-            f"{path} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
+            f"{place} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
             "Name the directory that they are in.",
         )
-    return _read(path, place, options, wanted or Wanted())
+    return _read(place.path, located, wanted)
 
 
-def _read(path: str, place: Located, options: Options | None, wanted: Wanted) -> Source:
-    checkpoint = _Checkpoint.open(place.directory, options)
-    other = _Checkpoint.open(place.optimizer, options) if place.optimizer else None
+def _read(path: str, place: Located, wanted: Wanted) -> Source:
+    checkpoint = _Checkpoint.open(place.directory)
+    other = _Checkpoint.open(place.optimizer) if place.optimizer else None
     described, roles = checkpoint.described, checkpoint.roles
     chosen = [name for name, way in described.paths.items() if roles.is_model(way)]
     if not any(name in described.tensors for name in chosen) and not roles.models:
@@ -98,7 +99,7 @@ def _read(path: str, place: Located, options: Options | None, wanted: Wanted) ->
         structured=described.nested or bool(described.values),
         pieces=dcp_names.FLAT_PARAMETER,
         wanted=wanted,
-        reread=functools.partial(_read, path, place, options),
+        reread=functools.partial(_read, path, place),
     )
 
 
@@ -208,12 +209,12 @@ class _Checkpoint:
         return dcp_names.Roles.of(paths.values(), [paths[name] for name in self.described.tensors])
 
     @classmethod
-    def open(cls, directory: str, options: Options | None) -> _Checkpoint:
-        names = listing(directory, options)
-        entries = Entries(directory, options)
+    def open(cls, place: Location) -> _Checkpoint:
+        directory, names = place.path, place.names
+        entries = Entries(place)
         inputs: dict[str, Any] = {}
         if _is_described(names):
-            pickles = _pickles(directory, names, entries, inputs)
+            pickles = _pickles(place, entries, inputs)
             found = cls(
                 directory,
                 read_description(pickles, of_ranks=METADATA not in names),
@@ -222,10 +223,10 @@ class _Checkpoint:
                 inputs,
             )
         elif any(map(SHARD.fullmatch, names)):
-            described = _read_shards(directory, names, entries, inputs)
+            described = _read_shards(place, entries, inputs)
             return cls(directory, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
         else:
-            raise _not_described(directory, names, options)
+            raise _not_described(place)
         entries.described = found.described
         found.read_values()
         return found
@@ -311,18 +312,19 @@ def _is_described(names: Iterable[str]) -> bool:
     return any(name == METADATA or RANK.fullmatch(name) for name in names)
 
 
-def _describes(entry: Entry, options: Options | None) -> bool:
+def _describes(place: Location, entry: Entry) -> bool:
     """Whether a file is the metadata of a checkpoint, whatever its name."""
     if entry.kind != "file" or basename(entry.file.path).endswith((SUFFIX, safetensors.SUFFIX)):
         return False
-    reader = open_reader(entry.file, options)
+    reader = place.at(entry.file).open_reader()
     try:
         return is_metadata(reader.read_at(0, min(reader.file.size, BEGINNING)))
     finally:
         reader.close()
 
 
-def _not_described(directory: str, names: Mapping[str, Entry], options: Options | None) -> CorruptError:
+def _not_described(directory: Location) -> CorruptError:
+    names = directory.names
     if f"{METADATA}.tmp" in names:
         return CorruptError(
             f"{directory} has {METADATA}.tmp and no {METADATA}, which is renamed last: the save was interrupted.",
@@ -330,7 +332,7 @@ def _not_described(directory: str, names: Mapping[str, Entry], options: Options 
         )
     parts = sum(name.endswith(SUFFIX) for name in names)
     likely = sorted(names, key=lambda name: ("metadata" not in name, name))[:_TRIED]
-    renamed = next((name for name in likely if _describes(names[name], options)), "")
+    renamed = next((name for name in likely if _describes(directory, names[name])), "")
     if renamed:
         return CorruptError(
             f"{directory} has {parts} {SUFFIX} files and no {METADATA}, which says what is in them; {renamed} is one, "
@@ -344,10 +346,9 @@ def _not_described(directory: str, names: Mapping[str, Entry], options: Options 
     )
 
 
-def _pickles(
-    directory: str, names: Mapping[str, Entry], entries: Entries, inputs: dict[str, Any]
-) -> Iterable[tuple[str, bytes]]:
+def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Iterable[tuple[str, bytes]]:
     """The metadata, by path: one, or one of every rank in their order."""
+    names = directory.names
     ranks = {int(match[1]): name for name in names if (match := RANK.fullmatch(name))}
     wanted = [METADATA] if METADATA in names else [ranks[rank] for rank in sorted(ranks)]
     if METADATA not in names:
@@ -358,7 +359,7 @@ def _pickles(
                 "Copy the files of all ranks to one place.",
             )
     for name in wanted:
-        reader = open_reader(join(directory, name), entries.options)
+        reader = directory.join(name).open_reader()
         try:
             size = reader.file.size
             if size > MAX_PICKLE:
@@ -374,8 +375,9 @@ def _pickles(
 # ------------------------------------------------------------------------------------------------ safetensors shards
 
 
-def _read_shards(directory: str, names: Mapping[str, Entry], entries: Entries, inputs: dict[str, Any]) -> Description:
+def _read_shards(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Description:
     """What files of HuggingFaceStorageWriter hold together, of which each says where its tensors begin."""
+    names = directory.names
     files = [name for name in names if SHARD.fullmatch(name)]
     numbers = sorted({int(name[6:11]) for name in files})
     if numbers != list(range(1, len(numbers) + 1)):
@@ -386,7 +388,7 @@ def _read_shards(directory: str, names: Mapping[str, Entry], entries: Entries, i
         )
     described = Description(nested=False)
     for name in files:
-        reader = open_reader(names[name].file, entries.options)
+        reader = directory.at(names[name].file).open_reader()
         try:
             header = safetensors.read_header(reader)
         finally:
