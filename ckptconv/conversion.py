@@ -7,14 +7,14 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
-from ckptconv.formats.detect import open_source, ranks_to_convert
+from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Source
 from ckptconv.options import OPTIONS, Options, checked
 from ckptconv.outputs.planning import (
@@ -99,14 +99,15 @@ def convert(
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: to look for garbage among them takes longer than to make them.
         with no_garbage():
-            sources = [source] if isinstance(source, Source) else _open(normalize(source), chosen, bool(targets))
+            sources = _sources(source, chosen, targets)
             if not targets:
                 targets = {weights_output: resolve_output(default_output(sources[0], chosen.storage_options), chosen)}
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
             work = [(one, plan, of_rank(target, one)) for one in sources for plan, target in targets.items()]
             outputs = [plan(one, target, chosen) for one, plan, target in work]
             if wanted and not _is_spooled(source, outputs):
-                sources[0].notes.append("--spool-dir was not needed: nothing had to be unpacked or taken from a pipe.")
+                unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
+                sources[0] = replace(sources[0], notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())
         verify = _verifier(work, chosen, progress) if chosen.verify else None
         return produce(sources, outputs, chosen, started, progress, announce, publishing, verify, executor)
@@ -261,7 +262,7 @@ def is_inert(outputs: Sequence[Output]) -> bool:
 def _no_model(source: Source, outputs: Sequence[Output]) -> str:
     """What is said of an input whose tensors, if there are any, are inside of objects that nobody here can make."""
     count = sum(each.tensors for each in outputs)
-    classes = f"objects of classes that are known by name only ({shown(source.opaque, 3)})"
+    classes = f"objects of classes that are known by name only ({shown(list(source.opaque), 3)})"
     what = (
         f"has all its tensors ({count}) inside {classes}: their names are no model's"
         if count
@@ -316,20 +317,29 @@ def _depfile(
         staging.commit([""])
 
 
-def _open(path: str, options: Options, has_target: bool) -> list[Source]:
-    """The sources that `path` means: one, or with `per_rank` one for every tensor-parallel rank.
+def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Collection[Planner]) -> list[Source]:
+    """The sources that are meant, with all that `targets` are made of: one, or with `per_rank` one for every
+    tensor-parallel rank.
 
     What comes through a pipe is read now, if it is known where the output goes.
     """
-    if is_pipe(path) and not has_target:
+    wanted: dict[str, Any] = {
+        "key": options.key if weights_output in targets or not targets else "",
+        "optimizer": optimizer_output in targets or universal_output in targets,
+        "inert": options.inert,
+    }
+    if isinstance(source, Source):
+        return [complete(source, **wanted)]
+    path = normalize(source)
+    if is_pipe(path) and not targets:
         raise UsageError("What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     settings: dict[str, Any] = {
         "family": options.family,
         "tag": options.tag,
         "exclude_frozen": options.exclude_frozen_parameters,
-        "inert": options.inert,
         "spool_dir": options.spool_dir,
         "storage_options": options.storage_options,
+        **wanted,
     }
     if not options.per_rank:
         return [open_source(path, **settings)]

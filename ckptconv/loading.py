@@ -54,7 +54,7 @@ def load_state_dict(
     path = normalize(path)
     _warn_of_newer(path)
     options = dict(storage_options or {})
-    source = open_source(path, storage_options=options)
+    source = open_source(path, key=key, storage_options=options)
     tree = selection.subtree(source.tree(key), key, path) if key else source.weights
     tensors, structure, *_ = keymap.describe(tree, tagged=True)
     with _Memory(torch, source, options) as memory, warnings.catch_warnings():

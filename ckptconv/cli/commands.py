@@ -268,6 +268,7 @@ def inspect_(
     from ckptconv.formats.detect import open_source
     from ckptconv.inspection.summary import summarize
     from ckptconv.process import no_garbage
+    from ckptconv.rows import tables
     from ckptconv.storage.paths import normalize
     from ckptconv.text import format_size
 
@@ -275,7 +276,7 @@ def inspect_(
     # A million tensors are as many small objects, and all are shown.
     with no_garbage():
         source = open_source(normalize(path), **options)
-        summary = summarize(source)
+        summary = summarize(source, list(tables.notes(tables.contents(source))))
         if as_ or max_shard_size:
             from ckptconv.inspection.summary import forecast
 

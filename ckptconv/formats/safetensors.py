@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats import olmo
-from ckptconv.formats.source import Source
+from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.zip import what_it_is
@@ -27,8 +28,9 @@ from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.storage import strict_json
-from ckptconv.storage.files import Entry, Options, Reader, listing, look, open_reader, read_text
-from ckptconv.storage.paths import basename, dirname, is_remote, join
+from ckptconv.storage.files import Reader
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
@@ -37,6 +39,8 @@ from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 
 FAMILY = "safetensors"
+# What HuggingFaceStorageWriter of torch.distributed.checkpoint makes of a model in one process is an ordinary set.
+_GUESS = Guess(CERTAIN, "in safetensors already", "safetensors2pt {} OUTPUT.pt", also=("dcp",))
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_HEADER = 100_000_000
@@ -63,15 +67,34 @@ _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
 _AGAIN = "Copy or download it again."
 
 
+def sniff(probe: Probe) -> Guess | None:
+    """A file is told by what it begins with; or by its name, unless it begins as a zip archive does."""
+    if probe.is_file:
+        path = probe.place.path
+        if path.endswith(INDEX_SUFFIX):
+            return _GUESS
+        head, size = probe.head
+        named = path.endswith(SUFFIX) and not head.startswith(b"PK\x03\x04")
+        return _GUESS if named or looks_like(head, size) else None
+    # Trainers put weights beside what DeepSpeed saves: who expects that is told what of it is missing.
+    is_meant = probe.is_directory and probe.expected != "deepspeed"
+    return _GUESS if is_meant and holds_set(probe.place.names) else None
+
+
+def holds_set(names: Iterable[str]) -> bool:
+    """Whether a directory with these names holds files of safetensors."""
+    return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
+
+
 def looks_like(head: bytes, size: int) -> bool:
     """Whether a file of `size` bytes that begins with `head` is safetensors."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= min(size - 8, MAX_HEADER)
 
 
-def locate(directory: str, options: Options | None = None) -> str | None:
+def locate(directory: Location) -> Location | None:
     """The file in `directory` that stands for the safetensors output in it: an index, or the only file; None if there
     is none."""
-    names = [name for name, entry in listing(directory, options).items() if entry.kind == "file"]
+    names = [name for name, entry in directory.names.items() if entry.kind == "file"]
     for found in (
         [name for name in names if name == f"model{INDEX_SUFFIX}"],
         [name for name in names if name == f"model{SUFFIX}"],
@@ -79,7 +102,7 @@ def locate(directory: str, options: Options | None = None) -> str | None:
         [name for name in names if name.endswith(SUFFIX)],
     ):
         if len(found) == 1:
-            return join(directory, found[0])
+            return directory.join(found[0])
         if found:
             raise UsageError(
                 f"{directory} holds several safetensors files, and no index that says which belong together: "
@@ -89,31 +112,31 @@ def locate(directory: str, options: Options | None = None) -> str | None:
     return None
 
 
-def read(path: str, options: Options | None = None) -> Source:
+def read(place: Location, wanted: Wanted | None = None) -> Source:
     """Open a safetensors file, a sharded set by its index, or either by its directory.
 
     Raises CorruptError for a file or set that contradicts itself or is not whole, UnsafeError for an index that leads
     out of its directory, UnsupportedError for a dtype that torch has not.
     """
-    asked = path
+    asked = place
     warnings = []
-    if look(path, options).kind == "directory":
-        found = locate(path, options)
+    if place.kind == "directory":
+        found = locate(place)
         if found is None:
-            raise UsageError(f"{path} is a directory without safetensors files.")
-        path = found
-        single = join(asked, f"model{SUFFIX}")
-        if path.endswith(INDEX_SUFFIX) and look(single, options).kind == "file":
+            raise UsageError(f"{place} is a directory without safetensors files.")
+        place = found
+        single = asked.join(f"model{SUFFIX}")
+        if place.path.endswith(INDEX_SUFFIX) and single.kind == "file":
             warnings.append(f"{single} was left alone: the index beside it is taken for what is meant.")
-    if path.endswith(INDEX_SUFFIX):
-        found_set = _read_set(path, options)
+    if place.path.endswith(INDEX_SUFFIX):
+        found_set = _read_set(place)
         beside = True
     else:
-        found_set = _read_single(path, options, warnings)
-        beside = basename(path) == f"model{SUFFIX}" or asked != path
+        found_set = _read_single(place, warnings)
+        beside = place.name == f"model{SUFFIX}" or asked != place
     if found_set.record is None and beside:
-        found_set.record, found_set.record_path = _record_beside(path, options)
-    return _source(asked, found_set, warnings, options)
+        found_set.record, found_set.record_path = _record_beside(place.parent)
+    return _source(asked, found_set, warnings)
 
 
 @dataclass
@@ -130,7 +153,7 @@ class _Set:
     bytes_read: int = 0
 
 
-def _source(path: str, found: _Set, warnings: list[str], options: Options | None) -> Source:
+def _source(place: Location, found: _Set, warnings: list[str]) -> Source:
     tree: Any = found.tensors
     opaque: list[str] = []
     aliases = _aliases(found)
@@ -143,7 +166,7 @@ def _source(path: str, found: _Set, warnings: list[str], options: Options | None
             opaque = list(dict.fromkeys(node.name for node in keymap.walk(tree) if type(node) is Opaque))
     elif olmo.is_olmo(found.tensors):
         name = "safetensors with OLMo's map"
-        tree, opaque = _olmo(found, options)
+        tree, opaque = _olmo(found, place)
     else:
         structured = False
         tree = {**found.tensors, **{removed: found.tensors[kept] for removed, kept in aliases.items()}}
@@ -152,7 +175,7 @@ def _source(path: str, found: _Set, warnings: list[str], options: Options | None
     return Source(
         format=name,
         family=FAMILY,
-        path=path,
+        path=place.path,
         weights=tree,
         structured=structured,
         owners=aliases if not structured else {},
@@ -188,7 +211,7 @@ def _aliases(found: _Set) -> dict[str, str]:
     }
 
 
-def _olmo(found: _Set, options: Options | None) -> tuple[dict[Any, Any], list[str]]:
+def _olmo(found: _Set, place: Location) -> tuple[dict[Any, Any], list[str]]:
     """The tree of a file whose names are pickles of paths, which are read and not run."""
 
     def content(tensor: Stored) -> bytes:
@@ -197,7 +220,7 @@ def _olmo(found: _Set, options: Options | None) -> tuple[dict[Any, Any], list[st
                 f"{tensor.file.path}: a pickled value is stored as {tensor.nbytes} bytes of {tensor.dtype}; at most "
                 f"{MAX_PICKLE} bytes of uint8 are read."
             )
-        reader = open_reader(tensor.file, options)
+        reader = place.at(tensor.file).open_reader()
         try:
             found.bytes_read += tensor.nbytes
             return reader.read_at(tensor.offset, tensor.nbytes)
@@ -213,44 +236,43 @@ def _olmo(found: _Set, options: Options | None) -> tuple[dict[Any, Any], list[st
 # ------------------------------------------------------------------------------------------------- files and indices
 
 
-def _read_single(path: str, options: Options | None, warnings: list[str]) -> _Set:
-    header = _read_file(look(path, options), options)
-    shard = _SHARD.search(basename(path))
+def _read_single(place: Location, warnings: list[str]) -> _Set:
+    header = _read_file(place)
+    shard = _SHARD.search(place.name)
     if shard and int(shard[1]) > 1:
-        warnings.append(f"{path} is one of {int(shard[1])} files; give their directory or index for all of them.")
+        warnings.append(f"{place} is one of {int(shard[1])} files; give their directory or index for all of them.")
     return _Set(
-        path,
+        place.path,
         header.tensors,
         header.metadata,
         header.metadata.get(METADATA_KEY),
-        path,
-        {basename(path): header.identity},
+        place.path,
+        {place.name: header.identity},
         header.size,
         header.bytes_read,
     )
 
 
-def _read_set(path: str, options: Options | None) -> _Set:
-    index = read_index(path, options)
+def _read_set(place: Location) -> _Set:
+    index = read_index(place)
     if index is None:
-        raise CorruptError(f"{path} is no index: it has no weight_map from the names of tensors to those of files.")
+        raise CorruptError(f"{place} is no index: it has no weight_map from the names of tensors to those of files.")
     files, metadata = index.weight_map, index.metadata
-    directory = dirname(path)
     wanted: dict[str, dict[str, None]] = {}
     for tensor, name in files.items():
         wanted.setdefault(name, {})[tensor] = None
     names = sorted(wanted)
-    entries = {name: look(join(directory, name), options) for name in names}
-    missing = [name for name in names if entries[name].kind != "file"]
+    members = {name: place.parent.join(name) for name in names}
+    missing = [name for name in names if members[name].kind != "file"]
     if missing:
         raise CorruptError(
-            f"{path} names {len(names)} files, of which {len(missing)} are not there: {_some(missing)}.",
+            f"{place} names {len(names)} files, of which {len(missing)} are not there: {_some(missing)}.",
             "Copy or download them too.",
         )
-    found = _Set(path, bytes_read=index.size)
+    found = _Set(place.path, bytes_read=index.size)
     for name in names:
-        header = _read_file(entries[name], options)
-        _check_contents(join(directory, name), path, header.tensors, wanted.pop(name))
+        header = _read_file(members[name])
+        _check_contents(members[name].path, place.path, header.tensors, wanted.pop(name))
         found.tensors.update(header.tensors)
         found.metadata.update(header.metadata)
         found.inputs[name] = header.identity
@@ -276,12 +298,12 @@ def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: M
         )
 
 
-def _record_beside(path: str, options: Options | None) -> tuple[str | None, str]:
-    """The structure record in a file of its own beside `path`, and its path."""
-    beside = join(dirname(path), FILE_NAME)
-    if look(beside, options).kind != "file":
+def _record_beside(directory: Location) -> tuple[str | None, str]:
+    """The structure record in a file of its own in `directory`, and its path."""
+    beside = directory.join(FILE_NAME)
+    if beside.kind != "file":
         return None, ""
-    return read_text(beside, MAX_RECORD, options), beside
+    return beside.read_text(MAX_RECORD), beside.path
 
 
 # ----------------------------------------------------------------------------------------------------------- headers
@@ -316,9 +338,9 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _read_file(entry: Entry, options: Options | None) -> Header:
+def _read_file(place: Location) -> Header:
     """Read the header of one file."""
-    reader = open_reader(entry.file, options)
+    reader = place.at(place.entry.file).open_reader()
     try:
         return read_header(reader)
     finally:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ckptconv.errors import CkptconvError
 from ckptconv.storage.records import Records
@@ -16,7 +16,23 @@ from ckptconv.tensors.moves import File
 _WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
 
-@dataclass
+@dataclass(frozen=True)
+class Wanted:
+    """What of a checkpoint is to be read, beside its weights, and which of several is meant.
+
+    `key` is a dotted path into the state, "." all of it; `optimizer` asks for the optimizer's states. Formats that
+    describe all of this in one place read it anyway. `tag`, `exclude_frozen` and `model_rank`, one tensor-parallel
+    rank, are DeepSpeed's.
+    """
+
+    key: str = ""
+    optimizer: bool = False
+    tag: str = ""
+    exclude_frozen: bool = False
+    model_rank: int | None = None
+
+
+@dataclass(frozen=True)
 class Training:
     """What a DeepSpeed checkpoint holds beside weights and states, of which a universal checkpoint is made.
 
@@ -25,31 +41,21 @@ class Training:
     """
 
     stage: int | None
-    parameters: list[str]
-    common: dict[str, Any]
-    copies: list[File]
+    parameters: Sequence[str]
+    common: Mapping[str, Any]
+    copies: Sequence[File]
 
 
-class Parts(Protocol):
-    """Reads what a source holds beside its weights, when it is asked for; adds to the source what it finds out."""
-
-    def tree(self, key: str) -> Any:
-        """The tree that has what is under the dotted `key`, which "." is all of, where it belongs."""
-
-    def optimizer(self) -> dict[str, Any] | None:
-        """The optimizer's state dict with names for parameters; None where there is none."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class Source:
-    """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it.
+    """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete, and does not change.
 
     - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
     - `weights` is the tree that is converted. `structured` says that its shape and order are the user's own and worth a
       record; otherwise it is a flat state dict whose order means nothing.
     - `optimizer` is the optimizer's state dict with names for parameters, where the checkpoint tells them.
     - `states_error` says why its states cannot be converted, where the weights can.
-    - `parts` reads the optimizer, and what else a key leads to, where those are not read with the weights.
+    - `trees` are those that have what is under a key, by key, where that is not in `weights`.
     - `training` is what else resuming the training needs.
     - `owners` are ties that the checkpoint itself names: alias → owner.
     - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
@@ -61,7 +67,9 @@ class Source:
     - `records` are the storages that files consist of, with their checksums, by the file's path.
     - `notes` are worth knowing and no cause for concern, as `warnings` are. `hints` are notes on what the names of the
       weights may be changed to, of no use to who has chosen some.
-    - `inputs` identifies every file that was read, by a name relative to the source.
+    - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does for what was
+      read for the optimizer's states alone; of a file in both it tells more.
+    - `wanted` is what was read. Where that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that said only where the checkpoint is, as `latest` does.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
     - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
@@ -76,35 +84,38 @@ class Source:
     weights: Any
     optimizer: Any = None
     states_error: CkptconvError | None = None
-    parts: Parts | None = None
+    trees: Mapping[str, Any] = field(default_factory=dict)
     training: Training | None = None
     structured: bool = True
-    owners: dict[str, str] = field(default_factory=dict)
-    unaccounted: list[str] = field(default_factory=list)
-    equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
-    equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
-    alike_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    opaque: list[str] = field(default_factory=list)
-    mentioned: list[str] = field(default_factory=list)
-    records: dict[str, Records] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    inputs: dict[str, Hashable] = field(default_factory=dict)
+    owners: Mapping[str, str] = field(default_factory=dict)
+    unaccounted: Sequence[str] = field(default_factory=list)
+    equal: Sequence[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    equal_states: Sequence[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    alike_states: Sequence[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    opaque: Sequence[str] = field(default_factory=list)
+    mentioned: Sequence[str] = field(default_factory=list)
+    records: Mapping[str, Records] = field(default_factory=dict)
+    notes: Sequence[str] = field(default_factory=list)
+    warnings: Sequence[str] = field(default_factory=list)
+    inputs: Mapping[str, Hashable] = field(default_factory=dict)
     bytes_read: int = 0
-    hints: list[str] = field(default_factory=list)
-    pointers: list[str] = field(default_factory=list)
-    shards: list[str] = field(default_factory=list)
+    hints: Sequence[str] = field(default_factory=list)
+    pointers: Sequence[str] = field(default_factory=list)
+    shards: Sequence[str] = field(default_factory=list)
     model_rank: int | None = None
     pieces: re.Pattern[str] | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     default_dtype: str = "keep"
     default_shard_size: int | None = None
+    state_inputs: Mapping[str, Hashable] = field(default_factory=dict)
+    wanted: Wanted = Wanted()
+    reread: Callable[[Wanted], Source] | None = None
 
     def tree(self, key: str) -> Any:
         """The tree that has what is under `key`: the weights, or a greater one."""
-        return self.parts.tree(key) if self.parts and key else self.weights
+        return self.trees.get(key, self.weights)
 
     def states(self) -> Any:
         """The optimizer's state dict with names for parameters; None where the checkpoint does not tell them.
@@ -113,8 +124,6 @@ class Source:
         """
         if self.states_error:
             raise self.states_error
-        if self.optimizer is None and self.parts:
-            self.optimizer = self.parts.optimizer()
         return self.optimizer
 
 

@@ -5,14 +5,12 @@ Source: huggingface_hub's `serialization/_base.py`: {"metadata": {"total_size": 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.storage import strict_json
-from ckptconv.storage.files import Options, read_text
 from ckptconv.storage.inside import check_inside
-from ckptconv.storage.paths import dirname
+from ckptconv.storage.location import Location
 
 # An index names a tensor in some 100 bytes.
 _MOST = 128 << 20
@@ -28,16 +26,16 @@ class Index(NamedTuple):
     size: int
 
 
-def read_index(path: str, options: Options | None = None) -> Index | None:
-    """The index `path`; None for what is JSON and no index.
+def read_index(place: Location) -> Index | None:
+    """The index at `place`; None for what is JSON and no index.
 
     Raises CorruptError for what is no JSON, UnsafeError for names that lead out of its directory.
     """
-    text = read_text(path, _MOST, options)
+    text = place.read_text(_MOST)
     try:
         told = strict_json.parse(text)
     except ValueError as error:
-        raise CorruptError(f"{path} is not a sound index: {error}.", "Copy or download it again.") from None
+        raise CorruptError(f"{place} is not a sound index: {error}.", "Copy or download it again.") from None
     weight_map, metadata = (told.get("weight_map"), told.get("metadata")) if type(told) is dict else (None, None)
     metadata = {} if metadata is None else metadata
     if type(weight_map) is not dict or type(metadata) is not dict:
@@ -48,11 +46,6 @@ def read_index(path: str, options: Options | None = None) -> Index | None:
         if type(file) is not str:
             return None
         weight_map[tensor] = files.setdefault(file, file)
-    _check(files, path)
-    return Index(weight_map, metadata, frozenset(told), len(text))
-
-
-def _check(files: Mapping[str, str], path: str) -> None:
-    directory = dirname(path)
     for name in files:
-        check_inside(name, path, directory)
+        check_inside(name, place.path, place.parent.path)
+    return Index(weight_map, metadata, frozenset(told), len(text))

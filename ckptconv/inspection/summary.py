@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 from ckptconv.formats.source import Source
@@ -13,7 +13,6 @@ from ckptconv.outputs import selection
 from ckptconv.outputs.planning import weights_output
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, Plan
-from ckptconv.rows import tables
 from ckptconv.structure import keymap
 from ckptconv.structure.dtype_views import STORED_AS
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
@@ -23,10 +22,11 @@ from ckptconv.tensors.moves import File
 LARGEST = 10
 
 
-def summarize(source: Source) -> dict[str, Any]:
+def summarize(source: Source, tables: Sequence[str] = ()) -> dict[str, Any]:
     """Format, facts, totals by dtype, every tensor with dtype, shape and bytes, ties, and classes met in pickles.
 
-    Tied tensors count once. `largest` names tensors by falling size.
+    `tables` are notes on tables of whole rows, which are shown along. Tied tensors count once. `largest` names tensors
+    by falling size.
     """
     tensors = keymap.flatten(source.weights)[0] if source.structured else source.weights
     # What safetensors has to store under another dtype is shown under its own.
@@ -53,7 +53,7 @@ def summarize(source: Source) -> dict[str, Any]:
         "aliases": aliases,
         "opaque": source.opaque,
         "classes": source.mentioned,
-        "tables": list(tables.notes(tables.contents(source))),
+        "tables": list(tables),
         "notes": [*source.notes, *source.hints],
         "warnings": source.warnings,
         "bytes_read": source.bytes_read,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
@@ -82,6 +82,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
 
 
 def optimizer_output(source: Source, target: Target, options: Options) -> Output:
+    source = replace(source, inputs={**source.inputs, **source.state_inputs})
     return output_of("optimizer", [source], target, options, *optimizer_files(source, target, options))
 
 

@@ -133,7 +133,7 @@ def files_behind(source: Source) -> list[str]:
 def named_inputs(source: Source) -> list[str]:
     """The paths of the files that tell `source` apart from others."""
     within = _within(source)
-    return [join(within, name) for name in source.inputs]
+    return [join(within, name) for name in {**source.inputs, **source.state_inputs}]
 
 
 def _within(source: Source) -> str:

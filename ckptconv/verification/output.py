@@ -16,6 +16,7 @@ from ckptconv.errors import CorruptError, DifferenceError, UnsafeError, UsageErr
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import strict_json
 from ckptconv.storage.files import Options, listing, look, open_reader, read_text
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, join
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE
@@ -140,7 +141,7 @@ def _listed(path: str, options: Options | None) -> dict[str, str]:
 def _index(path: str, at: str, options: Options | None) -> tuple[dict[str, frozenset[str]], dict[str, Any]]:
     """The names of tensors by file, and the metadata."""
     try:
-        index = read_index(at, options)
+        index = read_index(Location(at, options or {}))
     except (CorruptError, UnsafeError) as error:
         raise _in_index(path, error.message) from error
     if index is None or index.members != {"metadata", "weight_map"}:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
-from ckptconv.formats.detect import open_source, ranks_to_convert
+from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options import OPTIONS, Options, Rules, checked
@@ -26,6 +26,7 @@ from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage.files import is_far, look, read_text
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
@@ -184,7 +185,10 @@ def verify(
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: to look for garbage among them takes longer than to make them.
     with no_garbage():
-        sources = [source] if isinstance(source, Source) else _open(normalize(source), targets, asked)
+        if isinstance(source, Source):
+            sources = [complete(source, **_wanted(targets, asked))]
+        else:
+            sources = _open(normalize(source), targets, asked)
     pairs = [(one, _of_rank(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=progress, announce=announce)
     deciding = targets[0].manifest
@@ -293,6 +297,16 @@ def _place(path: str) -> str:
     return dirname(path) if path.endswith(_INDEX_SUFFIX) else path
 
 
+def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
+    """What of a checkpoint `targets` are made of, as arguments for opening it."""
+    made_of = {target.made_of for target in targets}
+    return {
+        "key": asked.key if "weights" in made_of else "",
+        "optimizer": bool(made_of & {"states", "universal"}),
+        "inert": asked.inert,
+    }
+
+
 def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     if is_pipe(path) and asked.per_rank:
         raise UsageError("What comes through a pipe has no ranks.")
@@ -300,9 +314,9 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     settings: dict[str, Any] = {
         "tag": asked.tag,
         "exclude_frozen": asked.exclude_frozen_parameters,
-        "inert": asked.inert,
         "spool_dir": asked.spool_dir,
         "storage_options": asked.storage_options,
+        **_wanted(targets, asked),
     }
     if asked.per_rank:
         ranks = ranks_to_convert(path, asked.tag, dict(asked.storage_options), inert=asked.inert)
@@ -376,7 +390,8 @@ def _compare(
     _check_structure(expected, found)
     _check_shards(found, asked)
     if target.manifest:
-        told = target.manifest, source, dict(source.inputs), target.made_of, found, storage_options
+        inputs = {**source.inputs, **(source.state_inputs if target.made_of == "states" else {})}
+        told = target.manifest, source, inputs, target.made_of, found, storage_options
         attested.checks.append(functools.partial(check_safetensors, *told))
         attested.expect(target.manifest, found)
     counted = Counter(found.homes.values())
@@ -543,7 +558,7 @@ def _compare_torch(
     Both trees are described alike, and the descriptions compared.
     """
     try:
-        opened = read_torch(here, dict(asked.storage_options))
+        opened = read_torch(Location(here, dict(asked.storage_options)))
     except CkptconvError as error:
         raise _unreadable(path, error.message.replace(here, path)) from error
     want, want_record = keymap.flatten(tree)

@@ -233,7 +233,7 @@ def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
     zero3: Path, small: Path, tmp_path: Path
 ) -> None:
     heavy = {"torch", "numpy", "safetensors", "fsspec", "rich", "tqdm", "asyncio", "multiprocessing", "pickle"}
-    heavy |= {"concurrent.futures", "logging", "ssl", "pydantic"}
+    heavy |= {"concurrent.futures", "logging", "ssl", "pydantic", "importlib.metadata"}
     output = tmp_path / "out.safetensors"
     for command in (
         ["--version"],

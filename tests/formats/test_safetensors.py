@@ -21,6 +21,7 @@ from torch_reference import bits
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
+from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES
 
 
@@ -182,34 +183,34 @@ BROKEN: dict[str, tuple[Any, bytes, str]] = {
 def test_what_breaks_a_rule_is_corrupt(header: Any, data: bytes, reason: str, tmp_path: Path) -> None:
     path = written(tmp_path, header, data)
     with pytest.raises(CorruptError, match=rf"x\.safetensors.*{reason}") as caught:
-        safetensors.read(str(path))
+        safetensors.read(Location(str(path)))
     assert len(str(caught.value)) < 600
 
 
 def test_lengths_of_headers_that_cannot_be(tmp_path: Path) -> None:
     for length in (100_000_001, 1 << 40, (1 << 64) - 1):
         with pytest.raises(LimitError, match="at most 100000000"):
-            safetensors.read(str(written(tmp_path, "{}", length=length)))
+            safetensors.read(Location(str(written(tmp_path, "{}", length=length))))
     with pytest.raises(CorruptError, match="beyond"):
-        safetensors.read(str(written(tmp_path, "{}", length=3)))
+        safetensors.read(Location(str(written(tmp_path, "{}", length=3))))
     with pytest.raises(CorruptError):
-        safetensors.read(str(written(tmp_path, "", length=0)))
+        safetensors.read(Location(str(written(tmp_path, "", length=0))))
     for content in (b"", b"\0", b"\2\0\0\0\0\0\0"):
         (tmp_path / "x.safetensors").write_bytes(content)
         with pytest.raises(CorruptError):
-            safetensors.read(str(tmp_path / "x.safetensors"))
+            safetensors.read(Location(str(tmp_path / "x.safetensors")))
 
 
 @pytest.mark.parametrize(("code", "reason"), [("F6_E2M3", "six bits"), ("F6_E3M2", "six bits"), ("Q3", "not known")])
 def test_dtypes_that_torch_lacks(code: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=rf"'a'.*{code}.*{reason}"):
-        safetensors.read(str(written(tmp_path, {"a": entry(0, 6, code, [8])}, b"123456")))
+        safetensors.read(Location(str(written(tmp_path, {"a": entry(0, 6, code, [8])}, b"123456"))))
 
 
 def test_too_many_dimensions(tmp_path: Path) -> None:
     assert tensors_of(written(tmp_path, {"a": entry(0, 4, shape=[1] * 64)}, b"1234"))["a"].numel == 1
     with pytest.raises(UnsupportedError, match="65 dimensions"):
-        safetensors.read(str(written(tmp_path, {"a": entry(0, 4, shape=[1] * 65)}, b"1234")))
+        safetensors.read(Location(str(written(tmp_path, {"a": entry(0, 4, shape=[1] * 65)}, b"1234"))))
 
 
 NUMBERS = [
@@ -349,27 +350,27 @@ def test_one_file_of_a_set_is_read_with_a_warning(tmp_path: Path) -> None:
 )
 def test_an_index_may_not_lead_out_of_its_directory(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsafeError, match="does not lie in its directory"):
-        safetensors.read(str(a_set(tmp_path, b=name)))
+        safetensors.read(Location(str(a_set(tmp_path, b=name))))
 
 
 def test_an_index_that_does_not_fit_its_files(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match=r"lacks a tensor.*'c'"):
-        safetensors.read(str(a_set(tmp_path, c="model-00002-of-00002.safetensors")))
+        safetensors.read(Location(str(a_set(tmp_path, c="model-00002-of-00002.safetensors"))))
     with pytest.raises(CorruptError, match=r"not there: 'model-9\.safetensors'"):
-        safetensors.read(str(a_set(tmp_path, c="model-9.safetensors")))
+        safetensors.read(Location(str(a_set(tmp_path, c="model-9.safetensors"))))
     index = a_set(tmp_path)
     save_file({"a": torch.ones(2), "stranger": torch.ones(1)}, tmp_path / "model-00001-of-00002.safetensors")
     with pytest.raises(CorruptError, match=r"holds a tensor.*'stranger'"):
-        safetensors.read(str(index))
+        safetensors.read(Location(str(index)))
     for text in ("", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": {}', "[" * 100_000):
         index.write_text(text)
         with pytest.raises(CorruptError, match="index"):
-            safetensors.read(str(index))
+            safetensors.read(Location(str(index)))
 
 
 def test_a_directory_without_files_of_this_format(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="without safetensors files"):
-        safetensors.read(str(tmp_path))
+        safetensors.read(Location(str(tmp_path)))
 
 
 # -------------------------------------------------------------------------------------------------------------- records

@@ -25,8 +25,8 @@ from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import strict_json
-from ckptconv.storage.files import BufferedReader, Options, Reader, look, open_reader
-from ckptconv.storage.paths import join
+from ckptconv.storage.files import BufferedReader, Reader
+from ckptconv.storage.location import Location
 from ckptconv.storage.records import Record, Records, combine
 from ckptconv.storage.spool import ends_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, untagged
@@ -65,14 +65,13 @@ class _Ends(Reader):
 
 @dataclass
 class Entries:
-    """Opens the entries of the files in `directory`, and takes note of what was read.
+    """Opens the entries of the files in `place`, and takes note of what was read.
 
     `records` are the storages that were met, by the path of the file. `described`, once it was read, says which files
     there should be.
     """
 
-    directory: str
-    options: Options | None = None
+    place: Location
     described: Description = field(default_factory=Description)
     files: dict[str, File] = field(default_factory=dict)
     records: dict[str, list[Record]] = field(default_factory=dict)
@@ -96,7 +95,7 @@ class Entries:
                 )
 
     def _look(self, name: str) -> File | None:
-        entry = look(join(self.directory, *name.split("/")), self.options)
+        entry = self.place.join(*name.split("/")).entry
         return entry.file if entry.kind == "file" else None
 
     def _lacking(self) -> CorruptError:
@@ -104,7 +103,7 @@ class Entries:
         names = sorted({place.name for place in self.described.places()})
         missing = [name for name in names if name not in self.files and self._look(name) is None]
         return CorruptError(
-            f"{self.directory} lacks {len(missing)} of the {len(names)} files that hold its tensors: {some(missing)}.",
+            f"{self.place} lacks {len(missing)} of the {len(names)} files that hold its tensors: {some(missing)}.",
             "Copy the files of all ranks to one place.",
         )
 
@@ -129,7 +128,7 @@ class Entries:
             for index, chunk in enumerate(tensor.chunks):
                 data = chunk.place if isinstance(chunk.place, Stored) else found.pop((name, index))
                 tiles.append(Tile(chunk.offsets, data))
-            made[name] = join_tiles(tensor.dtype, tensor.shape, tiles, f"{self.directory}: {named(name)}")
+            made[name] = join_tiles(tensor.dtype, tensor.shape, tiles, f"{self.place}: {named(name)}")
         return made
 
     def values(self, places: Mapping[str, Place]) -> Iterator[tuple[str, TorchFile | None]]:
@@ -162,7 +161,7 @@ class Entries:
     @contextmanager
     def _reading(self, file: File) -> Iterator[BufferedReader]:
         # The end of an entry and the beginning of the next are close.
-        reader = open_reader(file, self.options, around=True)
+        reader = self.place.at(file).open_buffered()
         try:
             yield reader
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,14 @@ from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import paths as dcp_names
 from ckptconv.formats.dcp.entries import MAX_VALUE, Entries, offsets_of, records_of
-from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, is_metadata, locate
+from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, Located, is_metadata, locate
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
-from ckptconv.formats.source import Source, prefixed
+from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.nodes import Composite
-from ckptconv.storage.files import Entry, Options, listing, look, open_reader
-from ckptconv.storage.paths import basename, join
+from ckptconv.storage.files import Entry
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import format_size
@@ -38,58 +39,93 @@ _SHOWN = 5
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def read(path: str, options: Options | None = None) -> Source:
+def read(place: Location, wanted: Wanted) -> Source:
     """Open a checkpoint by its directory, or the one that a framework put it in.
 
-    Reads descriptions only: the metadata, and of the model's tensors, and all other values, the beginning and end of
-    each entry. Raises CorruptError where something is missing or contradicts itself, UnsafeError for an attack.
+    Reads descriptions only: the metadata, and of the tensors that are `wanted`, and all other values, the beginning and
+    end of each entry. Raises CorruptError where something is missing or contradicts itself, UnsafeError for an attack.
     """
-    place = locate(path, listing(path, options), options) if look(path, options).kind == "directory" else None
-    if place is None:
+    located = locate(place) if place.kind == "directory" else None
+    if located is None:
         raise UsageError(
-            f"{path} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
+            f"{place} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
             "Name the directory that they are in.",
         )
-    model = _Checkpoint.open(place.directory, options)
-    other = _Checkpoint.open(place.optimizer, options) if place.optimizer else None
-    return _source(path, model, other, [place.note] if place.note else [])
+    return _read(place.path, located, wanted)
 
 
-def _source(path: str, checkpoint: _Checkpoint, other: _Checkpoint | None, notes: list[str]) -> Source:
-    described = checkpoint.described
-    roles = checkpoint.roles
+def _read(path: str, place: Located, wanted: Wanted) -> Source:
+    checkpoint = _Checkpoint.open(place.directory)
+    other = _Checkpoint.open(place.optimizer) if place.optimizer else None
+    described, roles = checkpoint.described, checkpoint.roles
     chosen = [name for name, way in described.paths.items() if roles.is_model(way)]
     if not any(name in described.tensors for name in chosen) and not roles.models:
         chosen = list(described.paths)  # it is an optimizer's own
-    source = Source(
+    # Nothing is left of a model that is all one value with tensors in it.
+    model = dcp_names.below(checkpoint.tree(chosen), roles.model)
+    weights = {} if model is None else model
+    # Who asks for a part knows of others; who asks for the optimizer knows of that.
+    left = _Left() if wanted.key else _Left.beside(set(chosen), checkpoint)
+    trees = {wanted.key: checkpoint.under(wanted.key)} if wanted.key else {}
+    inputs = checkpoint.identified()
+    states, state_inputs = None, {}
+    read = [checkpoint]
+    if wanted.optimizer:
+        left = left.without_optimizers()
+        states = _optimizer(checkpoint, other or checkpoint)
+        read = [checkpoint, other] if other else read
+        state_inputs = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
+    notes, warnings = left.told()
+    if other and not wanted.optimizer:
+        notes.append(f"Beside the model there is {other.directory}; --optimizer PATH converts its states.")
+    return Source(
         format=checkpoint.format,
         family=FAMILY,
         path=path,
-        weights=None,
-        notes=notes,
+        weights=weights,
+        optimizer=states,
+        trees=trees,
+        notes=[*([place.note] if place.note else []), *notes],
+        warnings=[*checkpoint.warnings, *warnings, *(text for each in read[1:] for text in each.warnings)],
+        hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
+        facts=_facts(path, checkpoint),
+        opaque=list(dict.fromkeys(name for each in read for name in each.described.opaque)),
+        mentioned=list(dict.fromkeys(name for each in read for name in each.described.mentioned)),
+        records={path: records for each in read for path, records in records_of(each.entries.records).items()},
+        inputs=inputs,
+        state_inputs=state_inputs,
+        bytes_read=sum(each.entries.bytes_read for each in read),
         default_shard_size=5 * 10**9,
         structured=described.nested or bool(described.values),
         pieces=dcp_names.FLAT_PARAMETER,
+        wanted=wanted,
+        reread=functools.partial(_read, path, place),
     )
-    source.parts = _Parts(source, checkpoint, other)
-    if checkpoint.directory != path:
-        source.facts["directory"] = checkpoint.directory
-    tree = source.parts.read(checkpoint, chosen)
-    # Nothing is left of a model that is all one value with tensors in it.
-    model = dcp_names.below(tree, roles.model)
-    source.weights = {} if model is None else model
-    source.facts.update(_facts(checkpoint))
-    source.parts.left = _Left.beside(set(chosen), checkpoint)
-    source.parts.tell()
-    if isinstance(source.weights, dict):
-        source.hints = prefixed(list(source.weights))
-    return source
 
 
-def _facts(checkpoint: _Checkpoint) -> dict[str, Any]:
+def _optimizer(model: _Checkpoint, checkpoint: _Checkpoint) -> dict[str, Any] | None:
+    """The states by parameter of the optimizers in `checkpoint`, and their groups; None where there are none."""
+    described, roles = checkpoint.described, checkpoint.roles
+    names: dict[Path, list[str]] = {}
+    for name, way in described.paths.items():
+        optimizer = roles.optimizer_of(way)
+        if optimizer is not None:
+            names.setdefault(optimizer, []).append(name)
+    if not names and checkpoint is not model:
+        names[()] = list(described.paths)
+    trees = []
+    for at, own in names.items():
+        tree = checkpoint.tree(own, key=dcp_names.dotted(at))
+        beside = dcp_names.dotted(roles.model_beside(at))
+        trees.append((f"{beside}." if beside else "", dcp_names.below(tree, at)))
+    return dcp_names.optimizer_state(trees, model.parameters(), checkpoint.directory)
+
+
+def _facts(path: str, checkpoint: _Checkpoint) -> dict[str, Any]:
     described = checkpoint.described
     chunks = sum(len(tensor.chunks) for tensor in described.tensors.values())
     facts: dict[str, Any] = {
+        **({} if checkpoint.directory == path else {"directory": checkpoint.directory}),
         "tensors": len(described.tensors),
         "chunks": chunks,
         "size": sum(tensor.nbytes for tensor in described.tensors.values()),
@@ -119,6 +155,9 @@ class _Left:
                 if checkpoint.roles.optimizer_of(way) is not None:
                     left.optimizers.add(key)
         return left
+
+    def without_optimizers(self) -> _Left:
+        return _Left({key: counts for key, counts in self.counts.items() if key not in self.optimizers})
 
     def told(self) -> tuple[list[str], list[str]]:
         """What there is, in notes and in warnings: an optimizer that is not among the weights surprises nobody."""
@@ -170,12 +209,12 @@ class _Checkpoint:
         return dcp_names.Roles.of(paths.values(), [paths[name] for name in self.described.tensors])
 
     @classmethod
-    def open(cls, directory: str, options: Options | None) -> _Checkpoint:
-        names = listing(directory, options)
-        entries = Entries(directory, options)
+    def open(cls, place: Location) -> _Checkpoint:
+        directory, names = place.path, place.names
+        entries = Entries(place)
         inputs: dict[str, Any] = {}
         if _is_described(names):
-            pickles = _pickles(directory, names, entries, inputs)
+            pickles = _pickles(place, entries, inputs)
             found = cls(
                 directory,
                 read_description(pickles, of_ranks=METADATA not in names),
@@ -184,10 +223,10 @@ class _Checkpoint:
                 inputs,
             )
         elif any(map(SHARD.fullmatch, names)):
-            described = _read_shards(directory, names, entries, inputs)
+            described = _read_shards(place, entries, inputs)
             return cls(directory, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
         else:
-            raise _not_described(directory, names, options)
+            raise _not_described(place)
         entries.described = found.described
         found.read_values()
         return found
@@ -219,6 +258,50 @@ class _Checkpoint:
                 "pickled as a whole."
             )
 
+    def tree(self, names: Iterable[str], *, hidden: bool = False, key: str = "") -> Any:
+        """The state dict with the values of these names; with `hidden`, also of those that have tensors in them. Names
+        that are whole and begin with `key` are in a dict of its own."""
+        described = self.described
+        names = list(names)
+        tensors = self.entries.tensors({name: described.tensors[name] for name in names if name in described.tensors})
+        leaves: dict[Path, Any] = {}
+        for name in names:
+            for known in (tensors, self.values, self.hidden if hidden else {}):
+                if name in known and (known is not self.hidden or known[name] is not None):
+                    way = described.paths[name]
+                    inside = key and way == (name,) and name.startswith(f"{key}.")
+                    leaves[(key, name[len(key) + 1 :]) if inside else way] = known[name]
+        return dcp_names.nest(leaves, self.directory)
+
+    def under(self, key: str) -> Any:
+        """The state dict, with all that is under the dotted `key`; with nothing but names, where nothing is."""
+        described = self.described
+        ways = {name: dcp_names.dotted(way) for name, way in described.paths.items()}
+        if key == ".":
+            return self.tree(ways)
+        names = [name for name, way in ways.items() if way == key or way.startswith(key + ".")]
+        if not names:
+            names = [name for name, way in ways.items() if key.startswith(way + ".") and name in described.values]
+        if not names:
+            return dcp_names.nest(dict.fromkeys(described.paths.values()), self.directory)
+        hidden = all(name in described.values for name in names)
+        return self.tree(names, hidden=hidden, key=key)
+
+    def parameters(self) -> set[str]:
+        """The names of the weights, as an optimizer calls them."""
+        roles = self.roles
+        ways = [self.described.paths[name] for name in self.described.tensors]
+        return {dcp_names.dotted(way[len(roles.model) :]) for way in ways if roles.is_model(way)}
+
+    def identified(self, prefix: str = "") -> dict[str, Any]:
+        """What tells the files that were read so far from others, by name, which is to begin with `prefix`."""
+        records = records_of(self.entries.records)
+        found = {prefix + name: identity for name, identity in self.inputs.items()}
+        for name, file in self.entries.files.items():
+            digest = records[file.path].digest() if file.path in records else None
+            found[prefix + name] = (file.size, file.stamp if digest is None else digest)
+        return found
+
 
 def _is_plain(value: Any) -> bool:
     """Whether there is no tensor in `value`."""
@@ -229,18 +312,19 @@ def _is_described(names: Iterable[str]) -> bool:
     return any(name == METADATA or RANK.fullmatch(name) for name in names)
 
 
-def _describes(entry: Entry, options: Options | None) -> bool:
+def _describes(place: Location, entry: Entry) -> bool:
     """Whether a file is the metadata of a checkpoint, whatever its name."""
     if entry.kind != "file" or basename(entry.file.path).endswith((SUFFIX, safetensors.SUFFIX)):
         return False
-    reader = open_reader(entry.file, options)
+    reader = place.at(entry.file).open_reader()
     try:
         return is_metadata(reader.read_at(0, min(reader.file.size, BEGINNING)))
     finally:
         reader.close()
 
 
-def _not_described(directory: str, names: Mapping[str, Entry], options: Options | None) -> CorruptError:
+def _not_described(directory: Location) -> CorruptError:
+    names = directory.names
     if f"{METADATA}.tmp" in names:
         return CorruptError(
             f"{directory} has {METADATA}.tmp and no {METADATA}, which is renamed last: the save was interrupted.",
@@ -248,7 +332,7 @@ def _not_described(directory: str, names: Mapping[str, Entry], options: Options 
         )
     parts = sum(name.endswith(SUFFIX) for name in names)
     likely = sorted(names, key=lambda name: ("metadata" not in name, name))[:_TRIED]
-    renamed = next((name for name in likely if _describes(names[name], options)), "")
+    renamed = next((name for name in likely if _describes(directory, names[name])), "")
     if renamed:
         return CorruptError(
             f"{directory} has {parts} {SUFFIX} files and no {METADATA}, which says what is in them; {renamed} is one, "
@@ -262,10 +346,9 @@ def _not_described(directory: str, names: Mapping[str, Entry], options: Options 
     )
 
 
-def _pickles(
-    directory: str, names: Mapping[str, Entry], entries: Entries, inputs: dict[str, Any]
-) -> Iterable[tuple[str, bytes]]:
+def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Iterable[tuple[str, bytes]]:
     """The metadata, by path: one, or one of every rank in their order."""
+    names = directory.names
     ranks = {int(match[1]): name for name in names if (match := RANK.fullmatch(name))}
     wanted = [METADATA] if METADATA in names else [ranks[rank] for rank in sorted(ranks)]
     if METADATA not in names:
@@ -276,7 +359,7 @@ def _pickles(
                 "Copy the files of all ranks to one place.",
             )
     for name in wanted:
-        reader = open_reader(join(directory, name), entries.options)
+        reader = directory.join(name).open_reader()
         try:
             size = reader.file.size
             if size > MAX_PICKLE:
@@ -292,8 +375,9 @@ def _pickles(
 # ------------------------------------------------------------------------------------------------ safetensors shards
 
 
-def _read_shards(directory: str, names: Mapping[str, Entry], entries: Entries, inputs: dict[str, Any]) -> Description:
+def _read_shards(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Description:
     """What files of HuggingFaceStorageWriter hold together, of which each says where its tensors begin."""
+    names = directory.names
     files = [name for name in names if SHARD.fullmatch(name)]
     numbers = sorted({int(name[6:11]) for name in files})
     if numbers != list(range(1, len(numbers) + 1)):
@@ -304,7 +388,7 @@ def _read_shards(directory: str, names: Mapping[str, Entry], entries: Entries, i
         )
     described = Description(nested=False)
     for name in files:
-        reader = open_reader(names[name].file, entries.options)
+        reader = directory.at(names[name].file).open_reader()
         try:
             header = safetensors.read_header(reader)
         finally:
@@ -321,107 +405,3 @@ def _read_shards(directory: str, names: Mapping[str, Entry], entries: Entries, i
                 saved.add_once(Chunk(offsets, stored.shape, stored))
     described.paths = {name: (name,) for name in described.tensors}
     return described
-
-
-# --------------------------------------------------------------------------------------- what is read when asked for
-
-
-@dataclass
-class _Parts:
-    """Reads parts of a checkpoint, and adds to the source what was found out by that."""
-
-    source: Source
-    checkpoint: _Checkpoint
-    other: _Checkpoint | None = None
-    left: _Left = field(default_factory=_Left)
-    other_told: bool = False
-    _told: tuple[Sequence[str], Sequence[str]] = ((), ())
-
-    def tell(self) -> None:
-        """Say what there is beside what is converted, in the place of what was said of it before."""
-        notes, warnings = self.left.told()
-        if self.other and not self.other_told:
-            notes.append(f"Beside the model there is {self.other.directory}; --optimizer PATH converts its states.")
-        for said, before, now in zip(
-            (self.source.notes, self.source.warnings), self._told, (notes, warnings), strict=True
-        ):
-            said[:] = [*(text for text in said if text not in before), *now]
-        self._told = notes, warnings
-
-    def read(self, checkpoint: _Checkpoint, names: Iterable[str], *, hidden: bool = False, key: str = "") -> Any:
-        """The state dict with the values of these names; with `hidden`, also of those that have tensors in them. Names
-        that are whole and begin with `key` are in a dict of its own."""
-        described, entries = checkpoint.described, checkpoint.entries
-        names = list(names)
-        tensors = entries.tensors({name: described.tensors[name] for name in names if name in described.tensors})
-        leaves: dict[Path, Any] = {}
-        for name in names:
-            for known in (tensors, checkpoint.values, checkpoint.hidden if hidden else {}):
-                if name in known and (known is not checkpoint.hidden or known[name] is not None):
-                    way = described.paths[name]
-                    inside = key and way == (name,) and name.startswith(f"{key}.")
-                    leaves[(key, name[len(key) + 1 :]) if inside else way] = known[name]
-        self._note(checkpoint)
-        return dcp_names.nest(leaves, checkpoint.directory)
-
-    def tree(self, key: str) -> Any:
-        """The state dict, with all that is under the dotted `key`; with nothing but names, where nothing is."""
-        self.left = _Left()  # who asks for a part knows of others
-        self.tell()
-        described = self.checkpoint.described
-        ways = {name: dcp_names.dotted(way) for name, way in described.paths.items()}
-        if key == ".":
-            return self.read(self.checkpoint, ways)
-        names = [name for name, way in ways.items() if way == key or way.startswith(key + ".")]
-        if not names:
-            names = [name for name, way in ways.items() if key.startswith(way + ".") and name in described.values]
-        if not names:
-            return dcp_names.nest(dict.fromkeys(described.paths.values()), self.checkpoint.directory)
-        hidden = all(name in described.values for name in names)
-        return self.read(self.checkpoint, names, hidden=hidden, key=key)
-
-    def optimizer(self) -> dict[str, Any] | None:
-        """The optimizer's states by parameter, and its groups; None where there are none."""
-        for key in self.left.optimizers:
-            del self.left.counts[key]
-        self.left.optimizers = set()
-        self.other_told = True
-        self.tell()
-        checkpoint = self.other or self.checkpoint
-        described, roles = checkpoint.described, checkpoint.roles
-        names: dict[Path, list[str]] = {}
-        for name, way in described.paths.items():
-            optimizer = roles.optimizer_of(way)
-            if optimizer is not None:
-                names.setdefault(optimizer, []).append(name)
-        if not names and self.other:
-            names[()] = list(described.paths)
-        trees = []
-        for at, own in names.items():
-            tree = self.read(checkpoint, own, key=dcp_names.dotted(at))
-            model = dcp_names.dotted(roles.model_beside(at))
-            trees.append((f"{model}." if model else "", dcp_names.below(tree, at)))
-        return dcp_names.optimizer_state(trees, self._parameters(), checkpoint.directory)
-
-    def _parameters(self) -> set[str]:
-        """The names of the weights, as an optimizer calls them."""
-        described, roles = self.checkpoint.described, self.checkpoint.roles
-        ways = [described.paths[name] for name in described.tensors]
-        return {dcp_names.dotted(way[len(roles.model) :]) for way in ways if roles.is_model(way)}
-
-    def _note(self, checkpoint: _Checkpoint) -> None:
-        """Add to the source what reading has found out."""
-        source, entries, described = self.source, checkpoint.entries, checkpoint.described
-        source.bytes_read += entries.bytes_read
-        entries.bytes_read = 0
-        records = records_of(entries.records)
-        source.records.update(records)
-        prefix = "" if checkpoint is self.checkpoint else f"{basename(checkpoint.directory)}/"
-        source.inputs.update({prefix + name: identity for name, identity in checkpoint.inputs.items()})
-        for name, file in entries.files.items():
-            digest = records[file.path].digest() if file.path in records else None
-            source.inputs[prefix + name] = (file.size, file.stamp if digest is None else digest)
-        source.opaque = list(dict.fromkeys([*source.opaque, *described.opaque]))
-        source.mentioned = list(dict.fromkeys([*source.mentioned, *described.mentioned]))
-        source.warnings += checkpoint.warnings
-        checkpoint.warnings = []

@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.storage.files import Entry, listing, look, read_text
+from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.source import Source, Wanted
+from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside, leads_out
-from ckptconv.storage.paths import basename, dirname, join
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
 from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 
 FAMILY = "deepspeed"
+_GUESS = Guess(CERTAIN, "a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT")
 LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
 MAX_TAG = 4096
@@ -64,9 +68,29 @@ class Checkpoint:
 class Place(NamedTuple):
     """The directory of a tag, why it was taken where it is not the one given, and the file that named it, if any."""
 
-    directory: str
+    directory: Location
     reason: str = ""
     pointer: str = ""
+
+
+def sniff(probe: Probe) -> Guess | None:
+    """One file of a checkpoint stands for all of it only where that is expected: it is a file for torch.load too."""
+    place, is_expected = probe.place, probe.expected == FAMILY
+    if probe.is_file:
+        return _GUESS._replace(sure=LIKELY) if is_expected and is_rank_file(place.name) else None
+    if probe.is_directory and (
+        {LATEST, LATEST_UNIVERSAL} & set(place.names) or is_tag_directory(place.names) or tags_in(place)
+    ):
+        return _GUESS
+    return _GUESS._replace(sure=POSSIBLE) if is_expected else None
+
+
+def read(place: Location, wanted: Wanted) -> Source:
+    """Open the checkpoint that `place` means, universal or as the training wrote it."""
+    from ckptconv.formats.deepspeed import read as ordinary
+    from ckptconv.formats.deepspeed import universal
+
+    return universal.read(place, wanted) or ordinary.read(place, wanted)
 
 
 def is_tag_directory(names: Mapping[str, Entry]) -> bool:
@@ -85,24 +109,23 @@ def is_rank_file(name: str) -> bool:
     return bool(kind_of(name)) or name in (LATEST, RECOVERY_SCRIPT)
 
 
-def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> Place:
-    """The tag directory that `path` means: itself, the one `tag` or `latest` names, that of the file it is, or that of
+def locate(place: Location, tag: str) -> Place:
+    """The tag directory that `place` means: itself, the one `tag` or `latest` names, that of the file it is, or that of
     the only checkpoint in it.
 
     Raises UsageError where there is none or several, listing what there is; CorruptError where `latest` names none;
     UnsafeError where it points outside.
     """
-    entry = look(path, options)
-    if entry.kind == "missing":
-        raise UsageError(f"{path} does not exist.")
-    if entry.kind != "directory":
-        if not is_rank_file(basename(path)):
+    if place.kind == "missing":
+        raise UsageError(f"{place} does not exist.")
+    if place.kind != "directory":
+        if not is_rank_file(place.name):
             raise UsageError(
-                f"{path} is a file, and not one that DeepSpeed writes.", "Give the directory that holds `latest`."
+                f"{place} is a file, and not one that DeepSpeed writes.", "Give the directory that holds `latest`."
             )
-        place = _locate_in(dirname(path), tag, options)
-        return place._replace(reason=place.reason or f"the directory of {basename(path)}")
-    return _locate_in(path, tag, options)
+        found = _locate_in(place.parent, tag)
+        return found._replace(reason=found.reason or f"the directory of {place.name}")
+    return _locate_in(place, tag)
 
 
 def check_tag(path: str, tag: str) -> None:
@@ -114,71 +137,62 @@ def check_tag(path: str, tag: str) -> None:
         )
 
 
-def _locate_in(path: str, tag: str, options: dict[str, Any] | None) -> Place:
-    names = listing(path, options)
-    if is_tag_directory(names):
-        check_tag(path, tag)
-        return Place(path)
+def _locate_in(place: Location, tag: str) -> Place:
+    if is_tag_directory(place.names):
+        check_tag(place.path, tag)
+        return Place(place)
     if tag:
         _check_tag(tag)
-    tags = tags_in(path, names, options)
+    tags = tags_in(place)
     if tag in tags:
-        return Place(join(path, tag), "the tag that was asked for")
-    if not tags and LATEST not in names:
-        return _locate_below(path, names, tag, options)
+        return Place(place.join(tag), "the tag that was asked for")
+    if not tags and LATEST not in place.names:
+        return _locate_below(place, tag)
     if tag:
-        raise UsageError(f"There is no tag {tag!r} with checkpoint files in {path}.", _offer(tag, tags))
-    if LATEST not in names:
-        raise UsageError(f"{path} has no file `latest` that says which tag to convert.", _offer("", tags))
-    where = join(path, LATEST)
-    named = read_text(where, MAX_TAG, options).strip()
+        raise UsageError(f"There is no tag {tag!r} with checkpoint files in {place}.", _offer(tag, tags))
+    if LATEST not in place.names:
+        raise UsageError(f"{place} has no file `latest` that says which tag to convert.", _offer("", tags))
+    where = place.join(LATEST)
+    named = where.read_text(MAX_TAG).strip()
     if not named:
         raise CorruptError(
             f"{where} is empty, where the name of a tag was expected: the save was interrupted.", _offer("", tags)
         )
-    check_inside(named, where, path, nested=False)
+    check_inside(named, where.path, place.path, nested=False)
     if named not in tags:
         raise CorruptError(
             f"{where} names the tag {named!r}, and there is no directory of that name with checkpoint files beside it.",
             _offer(named, tags),
         )
-    return Place(join(path, named), "the tag that `latest` names", where)
+    return Place(place.join(named), "the tag that `latest` names", where.path)
 
 
-def _locate_below(path: str, names: Mapping[str, Entry], tag: str, options: dict[str, Any] | None) -> Place:
+def _locate_below(place: Location, tag: str) -> Place:
     """A run's directory: the only checkpoint in it, or the only one that has the tag."""
-    below = [
-        name
-        for name, entry in names.items()
-        if entry.kind == "directory" and _holds_checkpoint(join(path, name), tag, options)
-    ]
+    inner = {name: place.join(name) for name, entry in place.names.items() if entry.kind == "directory"}
+    below = [name for name, each in inner.items() if (tag in tags_in(each) if tag else LATEST in each.names)]
     if len(below) == 1:
-        place = _locate_in(join(path, below[0]), tag, options)
-        return place._replace(reason=f"{place.reason}, in the only checkpoint in {path}")
+        found = _locate_in(inner[below[0]], tag)
+        return found._replace(reason=f"{found.reason}, in the only checkpoint in {place}")
     with_tag = f" with the tag {tag!r}" if tag else ""
     if below:
         raise UsageError(
-            f"{path} holds {len(below)} checkpoints{with_tag}, and is none itself.",
+            f"{place} holds {len(below)} checkpoints{with_tag}, and is none itself.",
             f"Give one of them: {_shortened(below)}.",
         )
     raise UsageError(
-        f"{path} is not a DeepSpeed checkpoint{with_tag}: it has neither `latest` nor files named *_optim_states.pt or "
-        "*_model_states.pt, nor has a directory in it.",
+        f"{place} is not a DeepSpeed checkpoint{with_tag}: it has neither `latest` nor files named *_optim_states.pt "
+        "or *_model_states.pt, nor has a directory in it.",
         "Give the directory that was passed to save_checkpoint.",
     )
 
 
-def _holds_checkpoint(path: str, tag: str, options: dict[str, Any] | None) -> bool:
-    names = listing(path, options)
-    return tag in tags_in(path, names, options) if tag else LATEST in names
-
-
-def tags_in(path: str, names: Mapping[str, Entry], options: dict[str, Any] | None) -> list[str]:
-    """The directories in `path`, which holds `names`, that hold the files of a tag."""
+def tags_in(place: Location) -> list[str]:
+    """The directories in `place` that hold the files of a tag."""
     return [
         name
-        for name, entry in names.items()
-        if entry.kind == "directory" and is_tag_directory(listing(join(path, name), options))
+        for name, entry in place.names.items()
+        if entry.kind == "directory" and is_tag_directory(place.join(name).names)
     ]
 
 
@@ -221,11 +235,11 @@ def described(kind: str, rank: tuple[int, ...]) -> str:
     return _RANKS[kind].format(**dict(zip(_KINDS[kind].groupindex, rank, strict=True)))
 
 
-def files_of(directory: str, options: dict[str, Any] | None = None) -> Checkpoint:
+def files_of(directory: Location) -> Checkpoint:
     """Every file of a tag by what it is. Raises CorruptError where two files claim one rank."""
     found: dict[str, dict[tuple[int, ...], File]] = {kind: {} for kind in _KINDS}
     others = []
-    for name, entry in listing(directory, options).items():
+    for name, entry in directory.names.items():
         what = identity(name)
         if what is None or entry.kind != "file":
             others.append(name)
@@ -240,4 +254,4 @@ def files_of(directory: str, options: dict[str, Any] | None = None) -> Checkpoin
             )
         found[kind][rank] = entry.file
     kinds: dict[str, Any] = {_FIELDS[kind]: files for kind, files in found.items()}
-    return Checkpoint(directory, **kinds, others=tuple(others))
+    return Checkpoint(directory.path, **kinds, others=tuple(others))

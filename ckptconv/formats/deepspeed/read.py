@@ -18,7 +18,8 @@ from ckptconv.formats.deepspeed import model_parallel
 from ckptconv.formats.deepspeed.assemble import Weights, assemble, is_whole, whole
 from ckptconv.formats.deepspeed.locate import FAMILY, Checkpoint
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
-from ckptconv.formats.source import Source, Training, prefixed
+from ckptconv.formats.source import Source, Training, Wanted, prefixed
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
@@ -105,21 +106,15 @@ class _Opened:
             ) from error
 
 
-def read(
-    path: str,
-    *,
-    tag: str = "",
-    exclude_frozen: bool = False,
-    model_rank: int | None = None,
-    options: dict[str, Any] | None = None,
-) -> Source:
-    """Open the checkpoint that `path` means: a run's directory, a checkpoint's, a tag's, or one of its files.
+def read(location: Location, wanted: Wanted) -> Source:
+    """Open the checkpoint that `location` means: a run's directory, a checkpoint's, a tag's, or one of its files.
 
     The weights are a flat state dict in the order in which DeepSpeed's own tool lists them: buffers, frozen parameters,
-    trainable ones, then tied names. `model_rank` opens one tensor-parallel rank for itself.
+    trainable ones, then tied names. With `model_rank`, one tensor-parallel rank is opened for itself.
     """
-    place = zero_files.locate(path, tag, options)
-    opened = _Opened(zero_files.files_of(place.directory, options), Reading(options))
+    place = zero_files.locate(location, wanted.tag)
+    model_rank = wanted.model_rank
+    opened = _Opened(zero_files.files_of(place.directory), Reading(location))
     grid = _grid(opened)
     if model_rank is not None and not 0 <= model_rank < grid.tensor:
         raise UsageError(f"{place.directory} has no tensor-parallel rank {model_rank}.")
@@ -128,13 +123,13 @@ def read(
     _share_ties(opened, list(parts.values()))
     first = parts[tensor_ranks[0]]
     weights = _unite(opened, grid, tensor_ranks, parts)
-    if exclude_frozen:
+    if wanted.exclude_frozen:
         weights.without_frozen()
     state = weights.state_dict()
     return Source(
         format="DeepSpeed " + ("ZeRO-1 (BF16_Optimizer)" if weights.stage is None else f"ZeRO-{weights.stage}"),
         family=FAMILY,
-        path=place.directory,
+        path=place.directory.path,
         weights=state,
         optimizer=weights.optimizer(),
         states_error=weights.states_error,
@@ -146,7 +141,7 @@ def read(
         opaque=list(opened.reading.opaque),
         mentioned=list(opened.reading.mentioned),
         records=opened.reading.records,
-        notes=_taken(path, place),
+        notes=_taken(location, place),
         hints=prefixed(state),
         pointers=[place.pointer] if place.pointer else [],
         warnings=weights.warnings,
@@ -162,10 +157,10 @@ def read(
     )
 
 
-def ranks_to_convert(path: str, tag: str, options: dict[str, Any] | None) -> list[int]:
-    """The tensor-parallel ranks of the checkpoint that `path` means, each of which can be converted for itself."""
-    files = zero_files.files_of(zero_files.locate(path, tag, options).directory, options)
-    grid = _grid(_Opened(files, Reading(options)))
+def ranks_to_convert(location: Location, tag: str) -> list[int]:
+    """The tensor-parallel ranks of the checkpoint that `location` means, each of which can be converted for itself."""
+    files = zero_files.files_of(zero_files.locate(location, tag).directory)
+    grid = _grid(_Opened(files, Reading(location)))
     if grid.tensor == 1 and grid.pipeline > 1:
         raise UsageError(f"{files.directory} is a pipeline-parallel checkpoint: its stages are one model.")
     return list(range(grid.tensor))
@@ -491,5 +486,6 @@ def _facts(files: Checkpoint, grid: _Grid, model: ModelFile, weights: Weights) -
     return facts
 
 
-def _taken(path: str, place: zero_files.Place) -> list[str]:
-    return [f"Took {place.directory}: {place.reason}."] if place.reason and place.directory != path else []
+def _taken(location: Location, place: zero_files.Place) -> list[str]:
+    is_other = place.directory.path != location.path
+    return [f"Took {place.directory}: {place.reason}."] if place.reason and is_other else []

@@ -17,7 +17,7 @@ from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import fingerprint, read_torch
 from ckptconv.pickles.nodes import Global, Opaque
-from ckptconv.storage.files import open_reader
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.records import Records
 from ckptconv.storage.spool import SpoolingReaders
@@ -210,7 +210,7 @@ class OptimFile:
 class Reading:
     """Files read so far, and what all of them add to the source."""
 
-    options: dict[str, Any] | None
+    place: Location
     opaque: dict[str, None] = field(default_factory=dict)
     mentioned: dict[str, None] = field(default_factory=dict)
     records: dict[str, Records] = field(default_factory=dict)
@@ -220,7 +220,7 @@ class Reading:
 
     def read(self, file: File, name: str = "") -> TorchFile:
         """Open a file, which the checkpoint calls `name`; by default, by its own."""
-        torch_file = read_torch(file, self.options)
+        torch_file = read_torch(self.place.at(file))
         self.stems[file.path] = torch_file.stem
         self.opaque.update(dict.fromkeys(map(str, torch_file.opaque)))
         self.mentioned.update(dict.fromkeys(map(str, torch_file.globals)))
@@ -257,7 +257,7 @@ class Reading:
 
     def glance(self, file: File) -> None:
         """Raise CorruptError for a file that is empty, or a zip archive without its end."""
-        reader = open_reader(file, self.options)
+        reader = self.place.at(file).open_reader()
         try:
             if reader.read_at(0, min(len(_ZIP), file.size)) != _ZIP:
                 whole = file.size > 0
@@ -304,7 +304,7 @@ class Reading:
 
         size = min(tensor.nbytes, limit)
         data = memoryview(bytearray(size))
-        with SpoolingReaders(self.options) as readers:
+        with SpoolingReaders(self.place.options) as readers:
             for move in tensor.moves(0, size):
                 packed = move.source
                 if move.file is not None and isinstance(packed, Runs):

@@ -15,10 +15,11 @@ from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.deepspeed.assemble import Weights, complete, own
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.deepspeed.records import Fields, ModelFile, Reading
-from ckptconv.formats.source import Source, Training
-from ckptconv.storage.files import Entry, listing, look, read_text
+from ckptconv.formats.source import Source, Training, Wanted
+from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside
-from ckptconv.storage.paths import basename, join
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import LazyTensor, View, untagged
 from ckptconv.tensors.moves import File
 
@@ -28,26 +29,27 @@ WEIGHTS = "fp32.pt"
 COMMON = "optimizer_state.pt"
 
 
-def locate(path: str, tag: str, options: dict[str, Any] | None = None) -> str | None:
-    """The universal checkpoint that `path` means, itself or the one `tag` or `latest_universal` names; None if none."""
-    if look(path, options).kind != "directory":
+def _locate(place: Location, tag: str) -> Location | None:
+    """The universal checkpoint that `place` means: itself, or what `tag` or `latest_universal` names. None if none."""
+    if place.kind != "directory":
         return None
-    names = listing(path, options)
+    names = place.names
     if is_universal(names):
-        zero_files.check_tag(path, tag)
-        return path
+        zero_files.check_tag(place.path, tag)
+        return place
     if zero_files.LATEST in names and not tag:
         return None  # it has an ordinary checkpoint, which is what is meant
+    missing = Entry("missing", File("", 0))
     if not tag and LATEST in names:
-        where = join(path, LATEST)
-        tag = read_text(where, zero_files.MAX_TAG, options).strip()
-        check_inside(tag, where, path, nested=False)
-        if names.get(tag, Entry("missing", File("", 0))).kind != "directory":
+        where = place.join(LATEST)
+        tag = where.read_text(zero_files.MAX_TAG).strip()
+        check_inside(tag, where.path, place.path, nested=False)
+        if names.get(tag, missing).kind != "directory":
             raise CorruptError(f"{where} names {tag!r}, and there is no such directory beside it.")
-    if names.get(tag, Entry("missing", File("", 0))).kind != "directory":
+    if names.get(tag, missing).kind != "directory":
         return None
-    inner = join(path, tag)
-    return inner if is_universal(listing(inner, options)) else None
+    inner = place.join(tag)
+    return inner if is_universal(inner.names) else None
 
 
 def is_universal(names: Mapping[str, Entry]) -> bool:
@@ -56,15 +58,19 @@ def is_universal(names: Mapping[str, Entry]) -> bool:
     return ZERO in names and names[ZERO].kind == "directory" and "model" in kinds and "optim" not in kinds
 
 
-def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any] | None = None) -> Source:
-    """Open the universal checkpoint in `directory`."""
-    files = zero_files.files_of(directory, options)
-    reading = Reading(options)
+def read(place: Location, wanted: Wanted) -> Source | None:
+    """Open the universal checkpoint that `place` means; None where it means none."""
+    found = _locate(place, wanted.tag)
+    if found is None:
+        return None
+    directory, is_named = found.path, found is not place and not wanted.tag
+    files = zero_files.files_of(found)
+    reading = Reading(found)
     first = min(mp for _, mp in files.model)
     own = {dp: file for (dp, mp), file in files.model.items() if mp == first}
     model = reading.model(own[min(own)])
-    zero = join(directory, ZERO)
-    names = listing(zero, options)
+    zero = found.join(ZERO)
+    names = zero.names
     common = Fields(reading.read(names[COMMON].file).value, names[COMMON].file.path) if COMMON in names else None
     weights = Weights(directory, _stage(own), max(own) + 1)
     shapes = {name: shape for group in model.shapes or () for name, shape in group.items()}
@@ -72,7 +78,7 @@ def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any
     elsewhere = {*(model.module or {}), *model.shared} - set(shapes) if shapes else set()
     for name, entry in names.items():
         if entry.kind == "directory" and name not in elsewhere:
-            _read_parameter(weights, name, listing(join(zero, name), options), shapes.get(name), reading)
+            _read_parameter(weights, name, zero.join(name).names, shapes.get(name), reading)
     missing = [name for name, shape in shapes.items() if name not in weights.trainable and math.prod(shape) > 0]
     if missing:
         raise CorruptError(
@@ -80,8 +86,8 @@ def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any
             "Copy their directories beside the others.",
         )
     # As DeepSpeed lists them, where it tells.
-    found = weights.trainable
-    weights.trainable = {name: found[name] for name in {**shapes, **found} if name in found}
+    named = weights.trainable
+    weights.trainable = {name: named[name] for name in {**shapes, **named} if name in named}
     weights.groups = _groups(common, model, weights)
     if weights.stage == 3:
         _add_steps(weights, common, model)
@@ -92,7 +98,7 @@ def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any
         return reading.model(own[rank])
 
     complete(weights, model, read_model)
-    if exclude_frozen:
+    if wanted.exclude_frozen:
         weights.without_frozen()
     return Source(
         format="DeepSpeed universal checkpoint",
@@ -110,6 +116,8 @@ def read(directory: str, *, exclude_frozen: bool = False, options: dict[str, Any
         opaque=list(reading.opaque),
         mentioned=list(reading.mentioned),
         records=reading.records,
+        notes=[f"Took {directory}: the universal checkpoint that `{LATEST}` names."] if is_named else [],
+        pointers=[place.join(LATEST).path] if is_named else [],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
         inputs=reading.inputs,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
-from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
-from ckptconv.formats.source import Source
+from ckptconv.formats.format import LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, refuse_attack
 from ckptconv.formats.torch.stream import is_stream, read_stream
 from ckptconv.formats.torch.tar import HEAD, is_tar, read_tar
@@ -15,22 +16,33 @@ from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.torch.zip_elsewhere import ends_as_zip, pickles_for_torch
 from ckptconv.pickles import attacks
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
-from ckptconv.storage.files import Reader, open_reader
-from ckptconv.storage.paths import basename
-from ckptconv.tensors.moves import File
+from ckptconv.storage.files import Reader
+from ckptconv.storage.location import Location
 
 FAMILY = "torch"
+GUESS = Guess(LIKELY, "a single file", "pt2safetensors {}")
+# What files are called that torch.save wrote.
+_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+# What the files of a sharded set are called.
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
 
 
-def read_torch(
-    file: File | str, options: dict[str, Any] | None = None, *, limits: Limits = DEFAULT_LIMITS
-) -> TorchFile:
+def sniff(probe: Probe) -> Guess | None:
+    """Any file is read as one of torch.save's, if nobody else knows it; most are known by name or how they begin."""
+    if not probe.is_file:
+        return None
+    head, _ = probe.head
+    known = probe.place.path.endswith(_SUFFIXES) or head.startswith(b"\x80") or b"/data.pkl" in head
+    return GUESS if known else GUESS._replace(sure=POSSIBLE)
+
+
+def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     """Open a file that torch.save wrote. Reads its description only; `limits` are those of its pickle.
 
     torch.load takes for a zip archive what begins like one, for a tar archive what tarfile opens, and all else for
     pickles. Raises CorruptError for a file that is several of them: other readers choose in another way.
     """
-    reader = open_reader(file, options)
+    reader = (Location(place) if isinstance(place, str) else place).open_reader()
     try:
         head = reader.read_at(0, min(HEAD, reader.file.size))
         try:
@@ -84,19 +96,20 @@ def fingerprint(torch_file: TorchFile) -> Hashable:
     return torch_file.file.size, torch_file.file.stamp if digest is None else digest
 
 
-def read(path: str, options: dict[str, Any] | None = None) -> Source:
+def read(place: Location, wanted: Wanted | None = None) -> Source:
     """Open a .pt, .pth, .bin or .ckpt file: the weights are whatever tree it holds."""
-    torch_file = read_torch(path, options, limits=WHOLE_TREES)
+    part = f"{place} is one file of a sharded set: name the directory or the index to convert all."
+    torch_file = read_torch(place, limits=WHOLE_TREES)
     return Source(
         format=f"torch {torch_file.container}",
         family=FAMILY,
-        path=path,
+        path=place.path,
         weights=torch_file.value,
         facts={"size": torch_file.file.size},
         opaque=[str(name) for name in torch_file.opaque],
         mentioned=[str(name) for name in torch_file.globals],
         records={torch_file.file.path: torch_file.records},
-        warnings=list(torch_file.warnings),
-        inputs={basename(path): fingerprint(torch_file)},
+        warnings=[*torch_file.warnings, *([part] if SHARD.fullmatch(place.name) else [])],
+        inputs={place.name: fingerprint(torch_file)},
         bytes_read=torch_file.bytes_read,
     )

@@ -7,92 +7,90 @@ files are pytorch_model-00001-of-00002.bin and so on.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.source import Source
+from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import FAMILY, fingerprint, read_torch
+from ckptconv.formats.torch.file import GUESS, SHARD, fingerprint, read_torch
 from ckptconv.formats.weight_map import read_index
-from ckptconv.storage.files import Entry, look
-from ckptconv.storage.paths import basename, dirname, join
+from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
 
+FAMILY = torch_file.FAMILY
 INDEX_SUFFIX = ".index.json"
 _WHOLE = "pytorch_model.bin"
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
 # So many of a list of names are shown.
 _SHOWN = 5
 
 
-def is_index(path: str) -> bool:
-    """Whether `path` is named like an index."""
-    return path.endswith(".json")
-
-
-def is_shard(path: str) -> bool:
-    """Whether `path` is named like one file of a set."""
-    return _SHARD.fullmatch(basename(path)) is not None
+def sniff(probe: Probe) -> Guess | None:
+    """A directory may hold a set beside other things, which are meant unless this is what is expected."""
+    if probe.is_file:
+        return GUESS if probe.place.path.endswith(".json") else None
+    is_meant = probe.is_directory and probe.expected in ("", FAMILY)
+    return GUESS._replace(sure=CERTAIN) if is_meant and holds_set(probe.place.names) else None
 
 
 def holds_set(names: Iterable[str]) -> bool:
     """Whether a directory with these names holds a set, or a state dict in one file."""
-    return any(_is_torch_index(name) or _SHARD.fullmatch(name) or name == _WHOLE for name in names)
+    return any(_is_torch_index(name) or SHARD.fullmatch(name) or name == _WHOLE for name in names)
 
 
 def _is_torch_index(name: str) -> bool:
     return name.endswith(INDEX_SUFFIX) and not name.endswith(".safetensors" + INDEX_SUFFIX)
 
 
-def read(path: str, names: Mapping[str, Entry] | None = None, options: dict[str, Any] | None = None) -> Source:
-    """Open a set: by its index, or the one that is in a directory with these `names`.
+def read(place: Location, wanted: Wanted | None = None) -> Source:
+    """Open a set: by its index, or the one that is in a directory.
 
     Raises CorruptError where files are missing, or hold other tensors than the index says; UnsafeError where the index
     names files outside its directory; UsageError for a directory with several sets.
     """
-    if names is None:
-        return _read_index(path, options)
-    indexes = [name for name in names if _is_torch_index(name)]
+    if place.kind == "file":
+        return _read_index(place, place.path)
+    indexes = [name for name in place.names if _is_torch_index(name)]
     if len(indexes) > 1:
-        raise UsageError(f"{path} holds several indexes: {_some(indexes)}.", f"Name one: {join(path, indexes[0])}")
+        raise UsageError(f"{place} holds several indexes: {_some(indexes)}.", f"Name one: {place.join(indexes[0])}")
     if indexes:
-        return _read_index(join(path, indexes[0]), options, path)
-    files = _complete_set(path, names)
-    return _source(path, path, files or [_WHOLE], None, options)
+        return _read_index(place.join(indexes[0]), place.path)
+    files = _complete_set(place.path, place.names)
+    return _source(place.path, place, files or [_WHOLE], None)
 
 
 # --------------------------------------------------------------------------------------------------------- the index
 
 
-def _read_index(path: str, options: dict[str, Any] | None, shown: str = "") -> Source:
-    weight_map = _weight_map(path, options)
+def _read_index(index: Location, path: str) -> Source:
+    weight_map = _weight_map(index)
     files = sorted(set(weight_map.values()))
     if files[0].endswith(".safetensors"):
-        raise UnsupportedError(f"{path} is an index of safetensors files already.", "They need no conversion.")
-    directory = dirname(path)
-    missing = [file for file in files if look(join(directory, file), options).kind != "file"]
+        raise UnsupportedError(f"{index} is an index of safetensors files already.", "They need no conversion.")
+    directory = index.parent
+    missing = [file for file in files if directory.join(file).kind != "file"]
     if missing:
         raise CorruptError(
-            f"{path} names {len(files)} files, of which {len(missing)} are not there: {_some(missing)}.",
+            f"{index} names {len(files)} files, of which {len(missing)} are not there: {_some(missing)}.",
             "Download or copy them again.",
         )
-    return _source(shown or path, directory, files, weight_map, options)
+    return _source(path, directory, files, weight_map)
 
 
-def _weight_map(path: str, options: dict[str, Any] | None) -> dict[str, str]:
+def _weight_map(place: Location) -> dict[str, str]:
     """Which file holds which tensor."""
-    index = read_index(path, options)
+    index = read_index(place)
     if index is None:
         raise UnsupportedError(
-            f"{path} is not the index of a sharded checkpoint: it has no weight_map from names of tensors to names of "
+            f"{place} is not the index of a sharded checkpoint: it has no weight_map from names of tensors to names of "
             "files.",
             "Name the checkpoint's files, or their index.",
         )
     if not index.weight_map:
-        raise UsageError(f"{path} names no tensors: there is nothing to convert.")
+        raise UsageError(f"{place} names no tensors: there is nothing to convert.")
     return index.weight_map
 
 
@@ -103,7 +101,7 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
     """The files of the only set that is in a directory, all of them; none if there is none."""
     sets: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in names:
-        match = _SHARD.fullmatch(name)
+        match = SHARD.fullmatch(name)
         if match:
             stem, number, count, suffix = match.groups()
             sets.setdefault((stem, count, suffix), {})[int(number)] = name
@@ -128,10 +126,9 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
 
 def _source(
     path: str,
-    directory: str,
+    directory: Location,
     files: Sequence[str],
     weight_map: Mapping[str, str] | None,
-    options: dict[str, Any] | None,
 ) -> Source:
     """All files as one state dict, each tensor once; `weight_map`, if there is one, says what is in which."""
     expected: dict[str, set[str]] = {file: set() for file in files}
@@ -141,7 +138,7 @@ def _source(
     weights: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for file in files:
-        torch_file = opened[file] = read_torch(join(directory, file), options)
+        torch_file = opened[file] = read_torch(directory.join(file))
         entries = _entries(torch_file, len(files) > 1)
         if weight_map is not None:
             _check_agreement(path, file, entries, expected[file])

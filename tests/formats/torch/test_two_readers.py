@@ -29,6 +29,7 @@ from ckptconv.formats.torch import zip as torch_zip
 from ckptconv.formats.torch.file import read, read_torch
 from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip_directory import normal
+from ckptconv.storage.location import Location
 
 TREE = {"w": torch.arange(6.0).reshape(2, 3), "none": torch.zeros(0), "b": torch.ones(3, dtype=torch.bfloat16)}
 
@@ -314,7 +315,7 @@ def test_the_code_of_a_script_is_read_once(tmp_path: Path, monkeypatch: pytest.M
     files: list[str] = []
     plain = torch_script._modules_in
     monkeypatch.setattr(torch_script, "_modules_in", lambda code: files.append(code) or plain(code))
-    assert len(read(path).weights) == 49
+    assert len(read(Location(str(path))).weights) == 49
     assert len(files) == 1
 
 
@@ -324,7 +325,7 @@ def test_modules_nested_without_end_are_refused(tmp_path: Path) -> None:
         root = module("M", text("a"), root)
     path = script(tmp_path / "deep.pt", root, "class M(Module):\n  __parameters__ = []\n  __buffers__ = []\n")
     with pytest.raises(UnsupportedError, match="nested more than 200 levels deep"):
-        read(path)
+        read(Location(str(path)))
 
 
 def test_no_file_is_written_beside_what_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,19 @@
+"""Checkpoints of torch.distributed.checkpoint below a directory that is none: a run's, or a step's."""
+
+from __future__ import annotations
+
+from ckptconv.formats import safetensors
+from ckptconv.formats.dcp.locate import FAMILY, GUESS, SHARDED, locate, read
+from ckptconv.formats.format import Guess, Probe
+from ckptconv.formats.torch import sharded
+
+__all__ = ["FAMILY", "read", "sniff"]
+
+
+def sniff(probe: Probe) -> Guess | None:
+    """What lies below is meant where nothing else is there; shards of safetensors also beside what was made of them."""
+    if probe.expected or not probe.is_directory:
+        return None
+    names = probe.place.names
+    alone = SHARDED in names or not (safetensors.holds_set(names) or sharded.holds_set(names))
+    return GUESS if alone and locate(probe.place) else None

@@ -1,0 +1,77 @@
+"""Formats that other packages bring, by the entry-point group `ckptconv.formats`.
+
+They are looked for only where no format of ours knows what is there, or where one is asked for by name:
+importlib.metadata is slow to import. What goes wrong inside of one is told in a sentence, which names the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.formats.format import CERTAIN, Format, Guess, Probe
+from ckptconv.formats.source import Source, Wanted
+from ckptconv.storage.location import Location
+
+GROUP = "ckptconv.formats"
+# Which of our commands takes a file of a format that has none of its own.
+_COMMAND_OF = "torch"
+
+
+class _Plugin:
+    """A format of another package, by the name that its entry point has."""
+
+    def __init__(self, entry: EntryPoint) -> None:
+        self.FAMILY = entry.name
+        self._package = entry.dist.name if entry.dist else entry.value
+        self._format = self._called("load", entry.load)
+        for method in ("sniff", "read"):
+            if not callable(getattr(self._format, method, None)):
+                raise self._broken(f"it has no {method}")
+
+    def sniff(self, probe: Probe) -> Guess | None:
+        guess = self._called("sniff", self._format.sniff, probe)
+        if guess is None:
+            return None
+        if not isinstance(guess, Guess):
+            raise self._broken(f"its sniff gives no Guess, but {type(guess).__name__}")
+        sure = CERTAIN if probe.expected == self.FAMILY else guess.sure
+        return guess._replace(sure=sure, also=(*guess.also, _COMMAND_OF))
+
+    def read(self, place: Location, wanted: Wanted) -> Source:
+        source = self._called("read", self._format.read, place, wanted)
+        if not isinstance(source, Source):
+            raise self._broken(f"its read gives no Source, but {type(source).__name__}")
+        return replace(source, family=self.FAMILY)
+
+    def _called(self, what: str, call: Any, *arguments: object) -> Any:
+        try:
+            return call(*arguments)
+        except (CkptconvError, MemoryError):
+            raise
+        except Exception as error:
+            raise self._broken(f"{what} fails with {type(error).__name__}: {error}") from error
+
+    def _broken(self, why: str) -> FailedError:
+        return FailedError(
+            f"The format {self.FAMILY!r}, which the package {self._package} brings, cannot be used: {why}.",
+            "Update that package, or uninstall it.",
+        )
+
+
+def installed() -> Iterator[Format]:
+    """The formats of all packages that are installed, each imported when its turn comes."""
+    for entry in entry_points(group=GROUP):
+        yield _Plugin(entry)
+
+
+def named(family: str) -> Format:
+    """The format of that name."""
+    for entry in entry_points(group=GROUP, name=family):
+        return _Plugin(entry)
+    raise UsageError(
+        f"There is no format {family!r} here.", "It is of a package that is not installed, or the name is mistaken."
+    )
