@@ -157,15 +157,9 @@ def file_record(data: bytes) -> dict[str, Any]:
     return _record(data, {"inode": int, "mtime": int, "boot": str})
 
 
-def upload_record(data: bytes) -> dict[str, Any]:
-    """The record of a file whose upload waits on a store."""
-    found = _record(data, {"upload": str, "parts": list})
-    for number, part in enumerate(found["parts"]):
-        _object(part, "a part", {"PartNumber", "ETag"}, {key for key in part if str(key).startswith("Checksum")})
-        if part["PartNumber"] != number + 1:
-            raise ValueError("its parts are not numbered from 1 on")
-        _texts({key: value for key, value in part.items() if key != "PartNumber"}, "a part")
-    return found
+def object_record(data: bytes) -> dict[str, Any]:
+    """The record of a file that a part has put on a store: `version` is what tells its object from others."""
+    return _record(data, {"version": str})
 
 
 def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
