@@ -20,12 +20,17 @@ from ckptconv.outputs.targets import check_file, is_output_name
 from ckptconv.process import peak_rss
 from ckptconv.publish.manifest import NAME, Made, document, together
 from ckptconv.publish.parts import assign
-from ckptconv.publish.publish import commit, directory_staging, parts_on_store, tree_staging
+from ckptconv.publish.publish import (
+    commit,
+    directory_staging,
+    file_staging,
+    parts_on_store,
+    tree_staging,
+)
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import Described, described
-from ckptconv.publish.staging.base import FileStaging, Staging
-from ckptconv.publish.staging.directories import FilePartStaging, StagedDirectory
-from ckptconv.publish.staging.remote_parts import PartsOnStore
+from ckptconv.publish.staging.base import Staging
+from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.paths import is_remote, join, normalize, real_place
@@ -55,11 +60,11 @@ class _Planned:
         """Names, sizes in bytes, and how many tensors each holds."""
         return self.told.files
 
-    def staging(self, durable: bool, storage_options: Mapping[str, Any]) -> StagedDirectory | PartsOnStore:
+    def staging(self, durable: bool, storage_options: Mapping[str, Any]) -> Staging:
         if is_remote(self.path):
             return parts_on_store(self.path, self.told.plan_id, Options().buffers(far=True), storage_options)
         if self.kind == "file":
-            return FilePartStaging(self.path, self.told.plan_id, durable)
+            return LocalStaging(self.path, self.told.plan_id, durable)
         if self.kind == "tree":
             return tree_staging(self.path, self.told.plan_id, durable)
         return directory_staging(self.path, self.told.plan_id, durable)
@@ -105,7 +110,7 @@ def finish(
             staging = each.staging(fsync, known)
             staging.finishing = True
             staging.__enter__()
-            stack.callback(staging.leave)
+            stack.callback(staging.detach)
             if each.published:
                 documents.append(_published(each, manifest))
                 staging.committed = True
@@ -120,7 +125,7 @@ def finish(
                 staging.seal(staging.put(NAME, data))
                 names.append(NAME)
             works.append((staging, names))
-        written = _staged_manifest(manifest, planned, documents, fsync, stack)
+        written = _staged_manifest(manifest, planned, documents, Options(fsync=fsync, storage_options=known), stack)
         if publishing:
             publishing()
         commit(works)
@@ -194,7 +199,7 @@ def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
         )
     (each,) = found
     try:
-        told = description(each.data, each.plan_id, each.kind, is_output_name, safetensors.INDEX)
+        told = description(each.data, each.plan_id, each.kinds, is_output_name, safetensors.INDEX)
     except ValueError as error:
         raise CorruptError(
             f"The description of the parts in {each.place} is damaged: {error}. Nothing was put under a final name.",
@@ -222,7 +227,7 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
     return made
 
 
-def _check(planned: _Planned, staging: StagedDirectory | PartsOnStore, progress: Progress | None) -> None:
+def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> None:
     working = getattr(progress, "working", None)
     changed = []
     for name, size, _ in planned.files:
@@ -256,13 +261,16 @@ def _by_part(planned: _Planned, names: Sequence[str]) -> str:
 
 
 def _staged_manifest(
-    path: str, planned: Sequence[_Planned], documents: Sequence[bytes], fsync: bool, stack: ExitStack
-) -> FileStaging | None:
+    path: str,
+    planned: Sequence[_Planned],
+    documents: Sequence[bytes],
+    options: Options,
+    stack: ExitStack,
+) -> Staging | None:
     if not path:
         return None
     check_file(normalize(path), "--manifest")
-    staging = FileStaging(normalize(path), planned[0].told.plan_id, fsync)
+    staging = file_staging(normalize(path), planned[0].told.plan_id, options)
     stack.enter_context(staging)
-    data = together(documents)
-    staging.seal(staging.put("", data))
+    staging.seal(staging.put("", together(documents)))
     return staging

@@ -22,8 +22,8 @@ from ckptconv.publish import manifest
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
 from ckptconv.publish.parts import assign
-from ckptconv.publish.staging.base import FileStaging, Staging
-from ckptconv.publish.staging.directories import DirectoryStaging, FilePartStaging, TreeStaging
+from ckptconv.publish.staging.base import Staging
+from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.publish.staging.remote import UploadStaging
 from ckptconv.publish.staging.remote_parts import PartsOnStore
 from ckptconv.storage.files import check_unchanged
@@ -69,15 +69,13 @@ def _staging(output: Output, options: Options, elsewhere: bool) -> Staging:
     if _is_on_store(output) and (shared or elsewhere):
         memory = options.buffers(far=True) // 2
         return parts_on_store(path, plan_id, memory, options.storage_options, shared)
-    if output.target.is_file and (shared or elsewhere) and not is_remote(path):
-        return FilePartStaging(path, plan_id, options.fsync, shared)
+    if output.target.is_tree:
+        return tree_staging(path, plan_id, options.fsync, shared)
     if output.target.is_file:
-        return _file_staging(path, plan_id, options)
+        return file_staging(path, plan_id, options, shared)
     if is_remote(path):
         memory = options.buffers(far=True) // 2
         return UploadStaging(path, plan_id, memory, options.storage_options, safetensors.INDEX, is_output_name)
-    if output.target.is_tree:
-        return tree_staging(path, plan_id, options.fsync, shared)
     return directory_staging(path, plan_id, options.fsync, shared)
 
 
@@ -98,15 +96,16 @@ def tree_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -
     return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, durable, shared)
 
 
-def directory_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> DirectoryStaging:
+def directory_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> LocalStaging:
     """Where a directory of safetensors grows."""
-    return DirectoryStaging(path, plan_id, is_output_name, safetensors.INDEX, durable, shared)
+    return LocalStaging(path, plan_id, durable, shared, safetensors.INDEX, is_output_name)
 
 
-def _file_staging(path: str, plan_id: str, options: Options) -> Staging:
+def file_staging(path: str, plan_id: str, options: Options, shared: bool = False) -> Staging:
+    """Where one file grows, of an output or beside it."""
     if is_remote(path):
         return UploadStaging(path, plan_id, options.buffers(far=True) // 2, options.storage_options)
-    return FileStaging(path, plan_id, options.fsync)
+    return LocalStaging(path, plan_id, options.fsync, shared)
 
 
 @dataclass
@@ -132,7 +131,7 @@ class _Work:
         """The sizes of all files to be made now, those included that are."""
         return sum(file.size for file in self.files)
 
-    def take_over(self, in_parts: bool) -> None:
+    def resume(self, in_parts: bool) -> None:
         """Count as made what an earlier run has finished."""
         for file in self.files:
             # What is not data is made again in no time.
@@ -209,7 +208,7 @@ def publish(
             for output, files in zip(outputs, chosen, strict=True)
         ]
         for work in works:
-            work.take_over(part is not None)
+            work.resume(part is not None)
             sizes = [made.size for made in work.made.values()]
             done.reused += len(sizes)
             done.reused_bytes += sum(sizes)
@@ -225,8 +224,9 @@ def publish(
         elsewhere: list[tuple[_Work, Task]] = []
         for work, is_here in zip(works, made_here, strict=True):
             for file in work.left:
-                noted = part is not None or bool(file.tensors)
-                task = Task(file, work.staging, work.digested, noted, jobs, memory, requests)
+                # A single file is made again where it has no name yet, and what is not data, in no time.
+                recorded = part is not None or (bool(file.tensors) and not work.output.target.is_file)
+                task = Task(file, work.staging, work.digested, recorded, jobs, memory, requests)
                 (here if is_here else elsewhere).append((work, task))
         if part:
             for index, work in enumerate(works):
@@ -260,7 +260,7 @@ def publish(
         done.tally.bytes_read += readers.bytes_unpacked
         if part:
             for work in works:
-                work.staging.leave()
+                work.staging.detach()
             return done
         if working and verify:
             working("verifying")
@@ -347,7 +347,8 @@ def _elsewhere(
                 if isinstance(result, CkptconvError):
                     raise result
                 work.made[task.file.name] = result.made
-                work.staging.take_note(task.file.name)
+                if task.recorded:
+                    work.staging.recorded.add(task.file.name)
                 tally.add(result.tally)
                 if checksums:
                     checksums.include(result.checked, result.extra_bytes, result.unrecorded)
@@ -376,7 +377,7 @@ def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -
     if not options.manifest:
         return None
     data = together([work.manifest() for work in works])
-    staging = _file_staging(normalize(options.manifest), works[0].output.plan.plan_id, options)
+    staging = file_staging(normalize(options.manifest), works[0].output.plan.plan_id, options)
     stack.enter_context(staging)
     staging.seal(staging.put("", data))
     return staging

@@ -149,9 +149,6 @@ class UploadStaging(Staging):
         with contextlib.suppress(FileNotFoundError):
             remote.retrying(lambda: fs.rm_file(inner))
 
-    def leave(self) -> None:
-        """Nothing to do: nothing here is held by a process."""
-
     def discard(self) -> None:
         while self._uploads:
             _, writer = self._uploads.popitem()

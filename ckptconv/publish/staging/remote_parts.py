@@ -9,14 +9,14 @@ finishes the output checks every record against its object, and puts the small f
 from __future__ import annotations
 
 import contextlib
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
+from ckptconv.outputs import safetensors
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import NAME, Made, made, record
+from ckptconv.publish.manifest import NAME, record
 from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, Described, is_sibling, record_of
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote
@@ -25,9 +25,6 @@ from ckptconv.storage.paths import join
 from ckptconv.storage.uploads import KINDS, Options, explained
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import File
-
-# What is read of a shard at a time when its checksums are compared.
-_READ = 4 << 20
 
 
 def described(path: str, options: Options) -> list[Described]:
@@ -38,7 +35,7 @@ def described(path: str, options: Options) -> list[Described]:
             place = join(path, name)
             data = _get(join(place, DESCRIPTION), MOST_DESCRIPTION, options)
             if data is not None:
-                found.append(Described(place, name[len(PREFIX) :], "directory", data, published=False))
+                found.append(Described(place, name[len(PREFIX) :], ("directory",), data, published=False))
     return found
 
 
@@ -47,6 +44,11 @@ def directories(path: str, options: Options) -> list[str]:
     fs, inner = remote.filesystem(path, options)
     with explained(path):
         return sorted(name for name, is_directory in names_in(fs, inner.rstrip("/")).items() if is_directory)
+
+
+def _is_shard(name: str) -> bool:
+    """Whether a file of an output is none that says which of the others are a model."""
+    return name.endswith(safetensors.SUFFIX)
 
 
 class PartsOnStore(UploadStaging):
@@ -71,13 +73,9 @@ class PartsOnStore(UploadStaging):
         self._arguments = path, plan_id, memory, options, index, is_ours, shared
         self.shared = shared
         self._place = join(path, PREFIX + plan_id)
-        # As `StagedDirectory.finishing`.
-        self.finishing = False
         self._names: dict[Writer, str] = {}
-        self._noted: dict[str, tuple[FilePlan, Mapping[str, int] | None]] = {}
-        # Files that this run makes, or has made elsewhere, and those that have a record.
+        # Files that this run makes, or has made elsewhere.
         self._mine: set[str] = set()
-        self._kept: set[str] = set()
         # Unfinished uploads to the same directory may be those of other parts.
         self._swept = True
         # Whether the index of an earlier output was looked for, and taken away.
@@ -91,17 +89,7 @@ class PartsOnStore(UploadStaging):
 
     def _url(self, name: str) -> str:
         # What says of the shards that they are a model waits, until all are there.
-        return join(self.path if name.endswith(".safetensors") else self._place, name)
-
-    def finished(self, name: str, size: int) -> Made | None:
-        found = self._known(name, size)
-        if found is None:
-            return None
-        self._kept.add(name)
-        return made(found)
-
-    def take_note(self, name: str) -> None:
-        self._kept.add(name)
+        return join(self.path if _is_shard(name) else self._place, name)
 
     def expect(self, files: Iterable[FilePlan]) -> None:
         self._mine.update(file.name for file in files)
@@ -114,9 +102,6 @@ class PartsOnStore(UploadStaging):
         self._names[writer] = name
         return writer
 
-    def note(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
-        self._noted[file.name] = file, crcs
-
     def seal(self, writer: Writer) -> None:
         super().seal(writer)
         if not self._opened:
@@ -128,19 +113,19 @@ class PartsOnStore(UploadStaging):
                         self._remove(fs, f"{inner}/{name}")
             self._opened = True
         name = self._names.pop(writer)
-        if name in self._noted:
+        if _is_shard(name):
             with explained(self._place):
-                self._drop(record_of(name, False))
+                self._forget(name)
         super()._complete(name)
 
-    def confirm(self, name: str) -> None:
-        facts = {"plan": self.plan_id, "version": look(self._url(name), self._options).file.stamp}
-        self._put(record_of(name, False), record(*self._noted.pop(name), facts))
-        self._kept.add(name)
+    def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
+        facts = {"plan": self.plan_id, "version": look(self._url(file.name), self._options).file.stamp}
+        self._put(record_of(file.name), record(file, crcs, facts))
+        self.recorded.add(file.name)
 
     def _complete(self, name: str) -> None:
         """Put a small file under its name; the shards have theirs."""
-        if self._url(name) == join(self.path, name):
+        if _is_shard(name):
             return
         data = _get(self._url(name), MOST_RECORD, self._options)
         fs, inner = self._directory()
@@ -151,18 +136,20 @@ class PartsOnStore(UploadStaging):
 
     def keep(self) -> str:
         super().discard()
-        if not self._kept:
+        if not self.recorded:
             return ""
-        files = "1 finished file is" if len(self._kept) == 1 else f"{len(self._kept)} finished files are"
-        return f"{files} kept in {self.path}, with records in {self._place}: the same command goes on from there."
+        return (
+            f"{self._kept_files()} kept in {self.path}, with records in {self._place}: the same command goes on from "
+            "there."
+        )
 
     def discard(self) -> None:
         super().discard()
-        for name in self._mine & self._kept:
+        for name in self._mine & self.recorded:
             with contextlib.suppress(Exception):
                 found = self._record(name)
                 if found is not None:
-                    self._drop(record_of(name, False))
+                    self._forget(name)
                     if self._is_as_recorded(name, found):
                         fs, inner = remote.filesystem(self._url(name), self._options)
                         self._remove(fs, inner)
@@ -184,7 +171,7 @@ class PartsOnStore(UploadStaging):
         return (now.kind, now.file.size, now.file.stamp) == ("file", found["size"], found["version"])
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        url = join(self._place, record_of(name, False))
+        url = join(self._place, record_of(name))
         data = _get(url, MOST_RECORD, self._options)
         if data is None:
             return None
@@ -201,22 +188,13 @@ class PartsOnStore(UploadStaging):
             ) from None
         return found
 
-    def check(self, name: str, size: int, progress: Callable[[int], None] | None = None) -> bool:
-        """Read a finished file again: whether it still has the checksums of its record. If not, that is forgotten.
+    @contextlib.contextmanager
+    def _reading(self, name: str, found: Mapping[str, Any]) -> Iterator[Reader]:
+        yield RemoteReader(File(self._url(name), found["size"], found["version"]), self._options)
 
-        `progress` is called with the bytes read since the last call.
-        """
-        found = self._known(name, size)
-        if found is None:
-            return False
-        reader = RemoteReader(File(self._url(name), size, found["version"]), self._options)
-        for start, length, crc, _ in found["spans"]:
-            if crc is not None and digest(reader, start, length) != crc:
-                self._drop(record_of(name, False))
-                return False
-            if progress:
-                progress(length)
-        return True
+    def _forget(self, name: str) -> None:
+        fs, inner = remote.filesystem(join(self._place, record_of(name)), self._options)
+        self._remove(fs, inner)
 
     def _put(self, name: str, data: bytes) -> None:
         fs, inner = remote.filesystem(join(self._place, name), self._options)
@@ -224,18 +202,6 @@ class PartsOnStore(UploadStaging):
             if not any(each in KINDS for each in remote.protocols(fs)):
                 fs.makedirs(inner.rpartition("/")[0], exist_ok=True)  # stores have none
             remote.retrying(lambda: fs.pipe_file(inner, data))
-
-    def _drop(self, name: str) -> None:
-        fs, inner = remote.filesystem(join(self._place, name), self._options)
-        self._remove(fs, inner)
-
-
-def digest(reader: Reader, start: int, length: int) -> int:
-    """The CRC-32 of `length` bytes from `start` on."""
-    crc = 0
-    for at in range(start, start + length, _READ):
-        crc = zlib.crc32(reader.read_at(at, min(_READ, start + length - at)), crc)
-    return crc
 
 
 def _get(url: str, most: int, options: Options) -> bytes | None:
