@@ -136,9 +136,11 @@ class S3Upload(Upload):
     async def _send(self, number: int, body: _Body) -> Any:
         # Not by call_s3, which tries again with a body that it has read to the end.
         await self._fs.set_session()
-        method = (await self._fs.get_s3(self._bucket)).upload_part
-        arguments = {**self._where, "UploadId": self._id, "PartNumber": number, "Body": body}
-        return await method(**self._fs._get_s3_method_kwargs(method, self._fs.s3_additional_kwargs, **arguments))
+        client = await self._fs.get_s3(self._bucket)
+        taken = client.meta.service_model.operation_model("UploadPart").input_shape.members
+        settings = {**self._fs.s3_additional_kwargs, **self._fs.req_kw}
+        known = {name: value for name, value in settings.items() if name in taken and value is not None}
+        return await client.upload_part(**known, **self._where, UploadId=self._id, PartNumber=number, Body=body)
 
     def complete(self) -> None:
         if not self._id:
@@ -416,6 +418,3 @@ def explained(url: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise failure(url, error) from error
-
-
-# --------------------------------------------------------------------------------------------------------- staging
