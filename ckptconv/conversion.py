@@ -40,7 +40,7 @@ from ckptconv.pickles.nodes import shown
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.publish.depfile import rule
 from ckptconv.publish.publish import Done, files_of, final_path, last_path, publish
-from ckptconv.publish.staging.base import FileStaging
+from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.publish.staging.remote import notes
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.paths import is_remote, normalize, real_place
@@ -311,7 +311,7 @@ def _depfile(
     # A pipe is not there to be looked at again, nor is what is far away.
     read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
     text = os.fsencode(rule([last_path(each) for each in outputs], read))
-    with FileStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
+    with LocalStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
         staging.seal(staging.put("", text))
         yield
         staging.commit([""])

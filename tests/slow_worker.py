@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ckptconv.publish.staging import directories
+from ckptconv.publish.staging import local
 
 
 def _slowed(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,4 +23,4 @@ def _slowed(create: Callable[..., Any]) -> Callable[..., Any]:
     return slowly
 
 
-directories.StagedDirectory.create = _slowed(directories.StagedDirectory.create)  # type: ignore[method-assign]
+local.LocalStaging.create = _slowed(local.LocalStaging.create)  # type: ignore[method-assign]

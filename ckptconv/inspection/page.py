@@ -19,7 +19,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.inspection.overview import printable
 from ckptconv.outputs.targets import Spared
-from ckptconv.publish.staging.base import FileStaging
+from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.files import look
 from ckptconv.storage.paths import dirname, is_remote, normalize
 from ckptconv.text import format_size
@@ -64,7 +64,7 @@ def write_page(target: str, path: str, summary: Mapping[str, Any], read: Iterabl
     if look(dirname(target)).kind != "directory":
         raise UsageError(f"{target} cannot be written: there is no directory {dirname(target)}.", "Make it first.")
     data = page_of(path, summary).encode()
-    with FileStaging(target, "page", durable=False) as staging:
+    with LocalStaging(target, "page", durable=False) as staging:
         staging.seal(staging.put(os.path.basename(target), data))
         staging.commit([os.path.basename(target)])
     return len(data)

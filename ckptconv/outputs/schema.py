@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 KINDS = ("file", "directory", "tree")
 # Names in staging directories that are not those of files.
 _OF_STAGING = re.compile(
-    r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.(record|synced)-[0-9a-f]{16}(\.[0-9a-f]+)?"
+    r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
 )
 
 
@@ -56,14 +56,17 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is not UTF-8 text") from None
 
 
-def description(data: bytes, plan_id: str, kind: str, is_file: Callable[[str], bool], last: str) -> Description:
-    """The description of a plan that was read from the staging directory of `plan_id` and `kind`.
+def description(
+    data: bytes, plan_id: str, kinds: Collection[str], is_file: Callable[[str], bool], last: str
+) -> Description:
+    """The description of a plan that was read from a staging directory of `plan_id`, of an output of one of `kinds`.
 
     `is_file(name)` tells which names an output directory may have, and `last` is that of its index.
     """
     told = _object(parse_json(data), "it", {"plan", "kind", "parts", "shift", "heading", "files"})
-    if (told["plan"], told["kind"]) != (plan_id, kind):
-        raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {kind}")
+    kind = _text(told["kind"], "its kind")
+    if told["plan"] != plan_id or kind not in kinds:
+        raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
     if not PLAN.fullmatch(plan_id):
         raise ValueError("its plan is none")
     parts, shift = _count(told["parts"], "its number of parts", MOST_PARTS), _count(told["shift"], "its shift")
@@ -154,18 +157,12 @@ def check_manifest(told: Any) -> None:
 
 def file_record(data: bytes) -> dict[str, Any]:
     """The record of a file in a staging directory of this machine's disks."""
-    return _record(data, {"inode": int, "mtime": int, "boot": str})
+    return _record(data, {"inode": int, "mtime": int, "synced": bool})
 
 
-def upload_record(data: bytes) -> dict[str, Any]:
-    """The record of a file whose upload waits on a store."""
-    found = _record(data, {"upload": str, "parts": list})
-    for number, part in enumerate(found["parts"]):
-        _object(part, "a part", {"PartNumber", "ETag"}, {key for key in part if str(key).startswith("Checksum")})
-        if part["PartNumber"] != number + 1:
-            raise ValueError("its parts are not numbered from 1 on")
-        _texts({key: value for key, value in part.items() if key != "PartNumber"}, "a part")
-    return found
+def object_record(data: bytes) -> dict[str, Any]:
+    """The record of a file that a part has put on a store: `version` is what tells its object from others."""
+    return _record(data, {"version": str})
 
 
 def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:

@@ -20,12 +20,17 @@ from ckptconv.outputs.targets import check_file, is_output_name
 from ckptconv.process import peak_rss
 from ckptconv.publish.manifest import NAME, Made, document, together
 from ckptconv.publish.parts import assign
-from ckptconv.publish.publish import commit, directory_staging, pending_staging, tree_staging
+from ckptconv.publish.publish import (
+    commit,
+    directory_staging,
+    file_staging,
+    parts_on_store,
+    tree_staging,
+)
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import Described, described
-from ckptconv.publish.staging.base import FileStaging, Staging
-from ckptconv.publish.staging.directories import FilePartStaging, StagedDirectory
-from ckptconv.publish.staging.remote_parts import PendingUploads
+from ckptconv.publish.staging.base import Staging
+from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.paths import is_remote, join, normalize, real_place
@@ -55,15 +60,19 @@ class _Planned:
         """Names, sizes in bytes, and how many tensors each holds."""
         return self.told.files
 
-    def staging(self, durable: bool, storage_options: Mapping[str, Any]) -> StagedDirectory | PendingUploads:
+    def staging(self, durable: bool, storage_options: Mapping[str, Any]) -> Staging:
         if is_remote(self.path):
-            memory = Options().buffers(far=True)
-            return pending_staging(self.path, self.told.plan_id, self.kind == "file", memory, storage_options)
+            return parts_on_store(self.path, self.told.plan_id, Options().buffers(far=True), storage_options)
         if self.kind == "file":
-            return FilePartStaging(self.path, self.told.plan_id, durable)
+            return LocalStaging(self.path, self.told.plan_id, durable)
         if self.kind == "tree":
             return tree_staging(self.path, self.told.plan_id, durable)
         return directory_staging(self.path, self.told.plan_id, durable)
+
+    @property
+    def untouched(self) -> str:
+        """What to say of the output where it cannot be finished."""
+        return "The index was not written." if is_remote(self.path) else "Nothing was put under a final name."
 
     def final(self, name: str) -> str:
         if self.kind == "tree" and name == universal.LATEST:
@@ -94,12 +103,6 @@ def finish(
     started = time.monotonic()
     known = dict(storage_options or {})
     planned = [each for path in outputs for each in _planned(normalize(path), known)]
-    sent = [each.path for each in planned if is_remote(each.path)]
-    if checksum and sent:
-        raise UsageError(
-            f"--checksum: what was sent to {sent[0]} cannot be read before it has its name.",
-            "Leave it out, and verify the output when it is finished.",
-        )
     if checksum and announce:
         announce(sum(size for each in planned for _, size, _ in each.files))
     documents, works = [], []
@@ -108,13 +111,13 @@ def finish(
             staging = each.staging(fsync, known)
             staging.finishing = True
             staging.__enter__()
-            stack.callback(staging.leave)
+            stack.callback(staging.detach)
             if each.published:
                 documents.append(_published(each, manifest))
                 staging.committed = True
                 continue
             made = _collected(each, staging)
-            if checksum and isinstance(staging, StagedDirectory):
+            if checksum:
                 _check(each, staging, progress)
             data = document(each.told.heading, made)
             documents.append(data)
@@ -123,7 +126,7 @@ def finish(
                 staging.seal(staging.put(NAME, data))
                 names.append(NAME)
             works.append((staging, names))
-        written = _staged_manifest(manifest, planned, documents, fsync, stack)
+        written = _staged_manifest(manifest, planned, documents, Options(fsync=fsync, storage_options=known), stack)
         if publishing:
             publishing()
         commit(works)
@@ -197,7 +200,7 @@ def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
         )
     (each,) = found
     try:
-        told = description(each.data, each.plan_id, each.kind, is_output_name, safetensors.INDEX)
+        told = description(each.data, each.plan_id, each.kinds, is_output_name, safetensors.INDEX)
     except ValueError as error:
         raise CorruptError(
             f"The description of the parts in {each.place} is damaged: {error}. Nothing was put under a final name.",
@@ -213,7 +216,7 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
         if name in made and len(made[name].crcs) != count:
             raise CorruptError(
                 f"The record of {name!r} in {planned.path} is damaged: it tells of {len(made[name].crcs)} tensors, and "
-                f"the plan of {count}. Nothing was put under a final name.",
+                f"the plan of {count}. {planned.untouched}",
                 f"Run {_by_part(planned, [name])} again, then finish.",
             )
     missing = [name for name, _, _ in planned.files if name not in made]
@@ -225,7 +228,7 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
     return made
 
 
-def _check(planned: _Planned, staging: StagedDirectory, progress: Progress | None) -> None:
+def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> None:
     working = getattr(progress, "working", None)
     changed = []
     for name, size, _ in planned.files:
@@ -236,7 +239,7 @@ def _check(planned: _Planned, staging: StagedDirectory, progress: Progress | Non
     if changed:
         raise CorruptError(
             f"{planned.path}: what was staged is no longer what its checksums say: {_by_part(planned, changed)}. "
-            "Nothing was put under a final name.",
+            f"{planned.untouched}",
             "Run the part again, then finish.",
         )
 
@@ -259,13 +262,16 @@ def _by_part(planned: _Planned, names: Sequence[str]) -> str:
 
 
 def _staged_manifest(
-    path: str, planned: Sequence[_Planned], documents: Sequence[bytes], fsync: bool, stack: ExitStack
-) -> FileStaging | None:
+    path: str,
+    planned: Sequence[_Planned],
+    documents: Sequence[bytes],
+    options: Options,
+    stack: ExitStack,
+) -> Staging | None:
     if not path:
         return None
     check_file(normalize(path), "--manifest")
-    staging = FileStaging(normalize(path), planned[0].told.plan_id, fsync)
+    staging = file_staging(normalize(path), planned[0].told.plan_id, options)
     stack.enter_context(staging)
-    data = together(documents)
-    staging.seal(staging.put("", data))
+    staging.seal(staging.put("", together(documents)))
     return staging

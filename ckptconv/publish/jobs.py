@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,14 +23,15 @@ from ckptconv.tensors.moves import File
 class Task:
     """A file to be made in `staging`. It can be pickled if its staging can.
 
-    `digested`: with the CRC-32 of its tensors. `noted`: with a record that it is finished. `memory` (bytes) bounds the
-    buffers of all `jobs` threads together (None: as many as serve), and `requests` those under way to what is far away.
+    `digested`: with the CRC-32 of its tensors. `recorded`: with a record that it is finished. `memory` (bytes) bounds
+    the buffers of all `jobs` threads together (None: as many as serve), and `requests` those under way to what is
+    remote.
     """
 
     file: FilePlan
     staging: Staging
     digested: bool
-    noted: bool
+    recorded: bool
     jobs: int | None
     memory: int
     requests: int
@@ -77,13 +77,11 @@ def make(
     )
     names = (part.name for part in file.parts if isinstance(part, Data))
     result = Result(Made(file.size, {name: None if crcs is None else crcs.get(name, 0) for name in names}), tally)
-    if not task.noted:
-        return result, functools.partial(staging.seal, writer)
-    staging.note(file, crcs)
 
     def seal() -> None:
         staging.seal(writer)
-        staging.confirm(file.name)
+        if task.recorded:
+            staging.record(file, crcs)
 
     return result, seal
 
@@ -106,7 +104,7 @@ def make_elsewhere(task: Task, known: Elsewhere) -> Result | CkptconvError:
 def _made(task: Task, known: Elsewhere) -> Result:
     checksums = None if known.records is None else Checksums(known.records)
     plan = Plan((task.file,), "")
-    with SpoolingReaders(dict(known.storage_options), known.spool_dir) as readers, task.staging.working():
+    with SpoolingReaders(dict(known.storage_options), known.spool_dir) as readers, task.staging.opened():
         packed = packed_in([plan])
         if packed:
             readers.expect(packed)

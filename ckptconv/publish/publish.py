@@ -22,10 +22,10 @@ from ckptconv.publish import manifest
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
 from ckptconv.publish.parts import assign
-from ckptconv.publish.staging.base import FileStaging, Staging
-from ckptconv.publish.staging.directories import DirectoryStaging, FilePartStaging, TreeStaging
+from ckptconv.publish.staging.base import Staging
+from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.publish.staging.remote import UploadStaging
-from ckptconv.publish.staging.remote_parts import PendingUploads, can_wait
+from ckptconv.publish.staging.remote_parts import PartsOnStore
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.prefetch import REQUESTS
@@ -66,28 +66,29 @@ def last_path(output: Output) -> str:
 def _staging(output: Output, options: Options, elsewhere: bool) -> Staging:
     path, plan_id = output.target.path, output.plan.plan_id
     shared = options.part is not None
-    if is_remote(path) and (shared or elsewhere):
+    if _is_on_store(output) and (shared or elsewhere):
         memory = options.buffers(far=True) // 2
-        return pending_staging(path, plan_id, output.target.is_file, memory, options.storage_options, shared)
-    if output.target.is_file and (shared or elsewhere):
-        return FilePartStaging(path, plan_id, options.fsync, shared)
+        return parts_on_store(path, plan_id, memory, options.storage_options, shared)
+    if output.target.is_tree:
+        return tree_staging(path, plan_id, options.fsync, shared)
     if output.target.is_file:
-        return _file_staging(path, plan_id, options)
+        return file_staging(path, plan_id, options, shared)
     if is_remote(path):
         memory = options.buffers(far=True) // 2
         return UploadStaging(path, plan_id, memory, options.storage_options, safetensors.INDEX, is_output_name)
-    if output.target.is_tree:
-        return tree_staging(path, plan_id, options.fsync, shared)
     return directory_staging(path, plan_id, options.fsync, shared)
 
 
-def pending_staging(
-    path: str, plan_id: str, is_file: bool, memory: int, storage_options: Mapping[str, Any], shared: bool = False
-) -> PendingUploads:
-    """Where an output on a store waits for its end."""
-    if is_file:
-        return PendingUploads(path, plan_id, memory, storage_options, shared=shared)
-    return PendingUploads(path, plan_id, memory, storage_options, safetensors.INDEX, is_output_name, shared)
+def parts_on_store(
+    path: str, plan_id: str, memory: int, storage_options: Mapping[str, Any], shared: bool = False
+) -> PartsOnStore:
+    """Where the shards of an output on a store are, until it is finished."""
+    return PartsOnStore(path, plan_id, memory, storage_options, safetensors.INDEX, is_output_name, shared)
+
+
+def _is_on_store(output: Output) -> bool:
+    """Whether an output is shards and an index on a store: those can be there while the index is not."""
+    return is_remote(output.target.path) and any(file.name == safetensors.INDEX for file in output.plan.files)
 
 
 def tree_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> TreeStaging:
@@ -95,15 +96,16 @@ def tree_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -
     return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, durable, shared)
 
 
-def directory_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> DirectoryStaging:
+def directory_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> LocalStaging:
     """Where a directory of safetensors grows."""
-    return DirectoryStaging(path, plan_id, is_output_name, safetensors.INDEX, durable, shared)
+    return LocalStaging(path, plan_id, durable, shared, safetensors.INDEX, is_output_name)
 
 
-def _file_staging(path: str, plan_id: str, options: Options) -> Staging:
+def file_staging(path: str, plan_id: str, options: Options, shared: bool = False) -> Staging:
+    """Where one file grows, of an output or beside it."""
     if is_remote(path):
         return UploadStaging(path, plan_id, options.buffers(far=True) // 2, options.storage_options)
-    return FileStaging(path, plan_id, options.fsync)
+    return LocalStaging(path, plan_id, options.fsync, shared)
 
 
 @dataclass
@@ -129,7 +131,7 @@ class _Work:
         """The sizes of all files to be made now, those included that are."""
         return sum(file.size for file in self.files)
 
-    def take_over(self, in_parts: bool) -> None:
+    def resume(self, in_parts: bool) -> None:
         """Count as made what an earlier run has finished."""
         for file in self.files:
             # What is not data is made again in no time.
@@ -174,11 +176,12 @@ def publish(
         if part and asked:
             raise UsageError(f"{option} is about an output as a whole, and --part makes a part of it.", hint)
     sends = any(is_remote(output.target.path) for output in outputs)
-    for path in (output.target.path for output in outputs if part or executor):
-        if is_remote(path) and not can_wait(path, storage_options):
+    for output in outputs if part else ():
+        if is_remote(output.target.path) and not _is_on_store(output):
             raise UsageError(
-                f"{path}: of all stores only S3 takes an output in parts, or from an executor.",
-                "Write to a shared disk, or convert it in one go.",
+                f"{output.target.path}: on a store, parts are the shards of an output with an index, and this output "
+                "is one file.",
+                "Convert it without --part, write it to a shared disk, or divide it with a smaller --max-shard-size.",
             )
     receives = any(is_remote(file.stored.path) for file in inputs)
     # Half is for what is read, where the other half is for what is sent.
@@ -186,8 +189,11 @@ def publish(
     with ExitStack() as stack:
         readers = stack.enter_context(SpoolingReaders(storage_options, options.spool_dir))
         chosen = files_of(outputs, part)
-        if not executor and any(file.packed for file in inputs):
-            readers.expect(packed_in(Plan(tuple(files), "") for files in chosen))
+        # A single file on a store appears when this process completes it, whoever makes the others.
+        made_here = [not executor or (is_remote(each.target.path) and not _is_on_store(each)) for each in outputs]
+        if any(file.packed for file in inputs):
+            own = (files for files, here in zip(chosen, made_here, strict=True) if here)
+            readers.expect(packed_in(Plan(tuple(files), "") for files in own))
         if not part or not part[0]:
             _check_equal(outputs, equal, readers)
             different = (name for name, one, other in alike if not same(one, other, readers))
@@ -202,7 +208,7 @@ def publish(
             for output, files in zip(outputs, chosen, strict=True)
         ]
         for work in works:
-            work.take_over(part is not None)
+            work.resume(part is not None)
             sizes = [made.size for made in work.made.values()]
             done.reused += len(sizes)
             done.reused_bytes += sum(sizes)
@@ -214,21 +220,21 @@ def publish(
         syncing = stack.enter_context(Syncing())
         requests = options.jobs or REQUESTS
         jobs = options.jobs or (1 if executor else None)
-        tasks = [
-            (
-                work,
-                Task(file, work.staging, work.digested, part is not None or bool(file.tensors), jobs, memory, requests),
-            )
-            for work in works
-            for file in work.left
-        ]
+        here: list[tuple[_Work, Task]] = []
+        elsewhere: list[tuple[_Work, Task]] = []
+        for work, is_here in zip(works, made_here, strict=True):
+            for file in work.left:
+                # A single file is made again where it has no name yet, and what is not data, in no time.
+                recorded = part is not None or (bool(file.tensors) and not work.output.target.is_file)
+                task = Task(file, work.staging, work.digested, recorded, jobs, memory, requests)
+                (here if is_here else elsewhere).append((work, task))
         if part:
             for index, work in enumerate(works):
                 work.staging.describe(_description(work.output, part[1], index))
         if executor:
-            _elsewhere(tasks, executor, options, checksums, progress, done.tally)
+            _elsewhere(elsewhere, executor, options, checksums, progress, done.tally)
         working = getattr(progress, "working", None)
-        for work, task in tasks if not executor else ():
+        for work, task in here:
             if working:
                 working(task.file.name)
             result, seal = make(task, readers, progress, checksums)
@@ -238,7 +244,7 @@ def publish(
                 syncing.add(seal)
             else:
                 seal()
-        if checksums and not executor:
+        if checksums:
             checksums.check(readers, [output.plan for output in outputs])
         names = [[file.name for file in work.files] for work in works]
         described = None
@@ -254,7 +260,7 @@ def publish(
         done.tally.bytes_read += readers.bytes_unpacked
         if part:
             for work in works:
-                work.staging.leave()
+                work.staging.detach()
             return done
         if working and verify:
             working("verifying")
@@ -341,7 +347,8 @@ def _elsewhere(
                 if isinstance(result, CkptconvError):
                     raise result
                 work.made[task.file.name] = result.made
-                work.staging.take_note(task.file.name)
+                if task.recorded:
+                    work.staging.recorded.add(task.file.name)
                 tally.add(result.tally)
                 if checksums:
                     checksums.include(result.checked, result.extra_bytes, result.unrecorded)
@@ -370,7 +377,7 @@ def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -
     if not options.manifest:
         return None
     data = together([work.manifest() for work in works])
-    staging = _file_staging(normalize(options.manifest), works[0].output.plan.plan_id, options)
+    staging = file_staging(normalize(options.manifest), works[0].output.plan.plan_id, options)
     stack.enter_context(staging)
     staging.seal(staging.put("", data))
     return staging

@@ -379,7 +379,8 @@ def azure_settings(fs: Any) -> dict[str, Any]:
 
     The package waits 15 seconds and more before each of its own.
     """
-    return {**getattr(fs, "_timeout_kwargs", {}), "retry_total": 0}
+    told = {name: fs.storage_options.get(name) for name in ("timeout", "connection_timeout", "read_timeout")}
+    return {**{name: value for name, value in told.items() if value is not None}, "retry_total": 0}
 
 
 async def with_blob(fs: Any, inner: str, action: Callable[[Any], Awaitable[T]]) -> T:

@@ -29,8 +29,6 @@ GOOD_PART = 64 << 20
 # Smaller files are sent with one request, when they are committed.
 SMALL = 1 << 16
 SENT_AT_A_TIME = 1 << 17
-# What an object is told by that was made in parts.
-_PLAN = "ckptconv-plan"
 # Threads are given small stacks: they wait for the network, nothing else.
 STACK = 512 << 10
 
@@ -109,42 +107,19 @@ class _Body(io.RawIOBase):
 class S3Upload(Upload):
     """A multipart upload, or for a small file one request at the end.
 
-    With a `plan` it is always the former, which another process may go on with, given the `state` of this one; the
-    object tells the plan that it was made by.
-
     Source: the API of S3, CreateMultipartUpload and those around it.
     """
 
     parallel = True
 
-    def __init__(self, fs: Any, inner: str, size: int, plan: str = "", state: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, fs: Any, inner: str, size: int) -> None:
         super().__init__()
-        self._fs, self._inner, self.size, self._plan = fs, inner, size, plan
+        self._fs, self._size = fs, size
         self._bucket, self._key, _ = fs.split_path(inner)
         self._where = {"Bucket": self._bucket, "Key": self._key}
         self._etags: dict[int, dict[str, Any]] = {}
         self._small = b""
-        self._id = ""
-        if state is not None:
-            self._id = state["upload"]
-            self._etags = {part["PartNumber"] - 1: part for part in state["parts"]}
-        elif plan or size > SMALL:
-            given = fs.s3_additional_kwargs.get("Metadata", {})
-            told = {"Metadata": {**given, _PLAN: plan}} if plan else {}
-            self._id = self._call("create_multipart_upload", **told)["UploadId"]
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """What completes it, when all is sent, as JSON has it."""
-        return {"upload": self._id, "parts": [self._etags[number] for number in sorted(self._etags)]}
-
-    def waits(self) -> bool:
-        """Whether it is there to be completed."""
-        try:
-            self._call("list_parts", UploadId=self._id, MaxParts=1)
-        except FileNotFoundError:
-            return False
-        return True
+        self._id = self._call("create_multipart_upload")["UploadId"] if size > SMALL else ""
 
     def _call(self, method: str, **arguments: Any) -> Any:
         settings = self._fs.s3_additional_kwargs  # such as encryption; s3fs drops what a method does not take
@@ -161,9 +136,11 @@ class S3Upload(Upload):
     async def _send(self, number: int, body: _Body) -> Any:
         # Not by call_s3, which tries again with a body that it has read to the end.
         await self._fs.set_session()
-        method = (await self._fs.get_s3(self._bucket)).upload_part
-        arguments = {**self._where, "UploadId": self._id, "PartNumber": number, "Body": body}
-        return await method(**self._fs._get_s3_method_kwargs(method, self._fs.s3_additional_kwargs, **arguments))
+        client = await self._fs.get_s3(self._bucket)
+        taken = client.meta.service_model.operation_model("UploadPart").input_shape.members
+        settings = {**self._fs.s3_additional_kwargs, **self._fs.req_kw}
+        known = {name: value for name, value in settings.items() if name in taken and value is not None}
+        return await client.upload_part(**known, **self._where, UploadId=self._id, PartNumber=number, Body=body)
 
     def complete(self) -> None:
         if not self._id:
@@ -174,19 +151,18 @@ class S3Upload(Upload):
             self._call("complete_multipart_upload", UploadId=self._id, MultipartUpload=parts)
         except FileNotFoundError:
             # The answer to an earlier attempt may have been lost.
-            if not self.is_complete():
+            if not self._is_complete():
                 raise
         self._id = ""
 
-    def is_complete(self) -> bool:
-        """Whether the object there is this upload: its tag ends with the number of parts, and it tells the plan."""
+    def _is_complete(self) -> bool:
+        """Whether the object there may be this upload: its tag ends with the number of parts."""
         try:
             found = self._call("head_object")
         except FileNotFoundError:
             return False
         tag = str(found.get("ETag", "")).strip('"')
-        made_by = found.get("Metadata", {}).get(_PLAN, "")
-        return (found["ContentLength"], made_by) == (self.size, self._plan) and tag.endswith(f"-{len(self._etags)}")
+        return found["ContentLength"] == self._size and tag.endswith(f"-{len(self._etags)}")
 
     def abort(self) -> None:
         if self._id:
@@ -442,6 +418,3 @@ def explained(url: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise failure(url, error) from error
-
-
-# --------------------------------------------------------------------------------------------------------- staging

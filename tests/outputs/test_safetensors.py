@@ -20,8 +20,7 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.outputs import safetensors as output
 from ckptconv.plan import FilePlan, Literal, pack, shard_names
-from ckptconv.publish.staging.base import FileStaging
-from ckptconv.publish.staging.directories import DirectoryStaging
+from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors.dtypes import DTYPES
@@ -148,8 +147,8 @@ def is_ours(name: str) -> bool:
     return name.startswith("model")
 
 
-def stage(directory: Path) -> DirectoryStaging:
-    return DirectoryStaging(str(directory), "plan", is_ours, "model.index")
+def stage(directory: Path) -> LocalStaging:
+    return LocalStaging(str(directory), "plan", index="model.index", is_ours=is_ours)
 
 
 def publish(directory: Path, files: dict[str, bytes]) -> None:
@@ -235,12 +234,12 @@ def contents_of_files(directory: Path) -> dict[str, bytes]:
 def test_staging_of_a_dead_process_is_cleaned_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    dead = DirectoryStaging(str(out), "dead", is_ours, "model.index")
+    dead = LocalStaging(str(out), "dead", index="model.index", is_ours=is_ours)
     dead.__enter__()
     dead.create("model", 4)
     dead.close()
     assert (out / ".ckptconv-dead" / "model").stat().st_size == 4
-    with DirectoryStaging(str(out), "living", is_ours, "model.index") as living:
+    with LocalStaging(str(out), "living", index="model.index", is_ours=is_ours) as living:
         living.create("model", 1)
         publish(out, {"model": b"new"})
         assert sorted(path.name for path in out.iterdir()) == [".ckptconv-living", "model"]
@@ -252,9 +251,9 @@ def test_two_processes_cannot_stage_the_same_plan_at_once(tmp_path: Path) -> Non
             pass
         assert (tmp_path / "out" / ".ckptconv-plan").exists()
     target = str(tmp_path / "x.safetensors")
-    with FileStaging(target, "plan") as first:
+    with LocalStaging(target, "plan") as first:
         first.create("", 1)
-        with pytest.raises(FailedError, match="another process"), FileStaging(target, "plan") as second:
+        with pytest.raises(FailedError, match="another process"), LocalStaging(target, "plan") as second:
             second.create("", 1)
         first.commit([""])
     assert (tmp_path / "x.safetensors").exists()
@@ -270,7 +269,7 @@ def test_new_files_follow_the_umask(tmp_path: Path) -> None:
 
 
 def test_an_output_that_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> None:
-    with pytest.raises(FailedError, match="bytes free"), FileStaging(str(tmp_path / "x"), "plan") as staging:
+    with pytest.raises(FailedError, match="bytes free"), LocalStaging(str(tmp_path / "x"), "plan") as staging:
         staging.create("", 1 << 60)
     assert not list(tmp_path.iterdir())
 

@@ -317,16 +317,19 @@ def test_what_is_read_again_is_shown_unless_that_is_had_off(
 
 # Waits in its first file until its stdin ends.
 HELD = """
-import os, sys
+import os, sys, time
 from ckptconv.cli import main
-from ckptconv.publish.staging import directories
-create = directories.StagedDirectory.create
+from ckptconv.publish.staging import local
+create = local.LocalStaging.create
+def recorded(self, count):
+    while sum(name.startswith(".record-") for name in os.listdir(self.staging)) < count:
+        time.sleep(0.01)
 def slowly(self, name, size):
     writer = create(self, name, size)
     os.write(1, b"!")
     os.read(0, 1)
     return writer
-directories.StagedDirectory.create = slowly
+local.LocalStaging.create = slowly
 main.main(sys.argv[1:])
 """
 
@@ -357,7 +360,7 @@ def test_a_living_part_is_never_disturbed(model: Path, tmp_path: Path) -> None:
 
 def test_a_part_that_is_killed_goes_on(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    dying = HELD.replace("os.read(0, 1)", "'00005' in name and os.kill(os.getpid(), 9)")
+    dying = HELD.replace("os.read(0, 1)", "'00005' in name and (recorded(self, 4), os.kill(os.getpid(), 9))")
     command = [sys.executable, "-c", dying, "pt2safetensors", str(model), str(out), *SHARDED, "--part", "0/1"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
     assert ckptconv_here("finish", out).code == 1

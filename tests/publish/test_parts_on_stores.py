@@ -1,29 +1,33 @@
-"""Parts of an output on S3: sent by processes that know nothing of each other, completed by `finish`."""
+"""Parts of an output on stores: shards without an index, by processes that know nothing of each other, and `finish`."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from checkpoints import ZERO
 from remote import BUCKET, S3, Proxy, fresh, proxy_to, s3_server
 
 from ckptconv import convert
-from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
 from ckptconv.publish.finish import finish
 
+INDEX = "model.safetensors.index.json"
 MANIFEST = ".ckptconv-manifest.json"
 COUNT = 6
+THIRD = "model-00003-of-00006.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,7 @@ def s3() -> Iterator[S3]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that is converted to six shards, each sent in two parts."""
+    """A model that is converted to six shards."""
     path = tmp_path_factory.mktemp("model") / "model.pt"
     torch.save({f"layer{n}": torch.full((1500, 1000), float(n)) for n in range(COUNT)}, path)
     return path
@@ -46,30 +50,70 @@ def expected(model: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (model.parent / "whole").iterdir()}
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another model, of one shard more, whose shards have the same sizes."""
+    path = tmp_path_factory.mktemp("other") / "other.pt"
+    torch.save({f"layer{n}": torch.zeros(1500, 1000) for n in range(COUNT + 1)}, path)
+    return path
+
+
+class Store:
+    """An output on a store, through fsspec. `options` are what that needs."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self.url, self.options = url, options
+
+    def part(self, model: Path, number: int, count: int = 2, **options: Any) -> Any:
+        settings = {"max_shard_size": 6_000_000, "storage_options": self.options, **options}
+        return convert(model, self.url, part=(number, count), **settings)
+
+    def whole(self, model: Path, **options: Any) -> Any:
+        return convert(model, self.url, max_shard_size=6_000_000, storage_options=self.options, **options)
+
+    def finish(self, **options: Any) -> Any:
+        return finish([self.url], storage_options=self.options, **options)
+
+    def contents(self) -> dict[str, bytes]:
+        fs, inner = fsspec.core.url_to_fs(self.url, **self.options)
+        fs.invalidate_cache()
+        return {path[len(inner) :].lstrip("/"): fs.cat_file(path) for path in fs.find(inner)}
+
+    def shown(self) -> dict[str, bytes]:
+        """What is there under final names."""
+        return {name: data for name, data in self.contents().items() if "/" not in name}
+
+    def put(self, name: str, data: bytes) -> None:
+        fs, inner = fsspec.core.url_to_fs(self.url, **self.options)
+        fs.pipe_file(f"{inner}/{name}", data)
+
+    def through(self, proxy: Proxy) -> Store:
+        return Store(self.url, {**self.options, "endpoint_url": proxy.endpoint})
+
+
 @pytest.fixture
-def output() -> str:
-    return f"s3://{BUCKET}/{fresh()}"
+def on_s3(s3: S3) -> Store:
+    return Store(f"s3://{BUCKET}/{fresh()}", s3.options)
 
 
-def part(model: Path, output: str, s3: S3, number: int, count: int = 2, **options: Any) -> Any:
-    settings = {"max_shard_size": 6_000_000, "storage_options": s3.options, **options}
-    return convert(model, output, part=(number, count), **settings)
+@pytest.fixture(params=["s3", "memory", "local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An output on S3, in the memory of this process, and on a disk that is reached through fsspec."""
+    if request.param == "s3":
+        found: Store = request.getfixturevalue("on_s3")
+        return found
+    return Store(f"memory://{fresh()}/out" if request.param == "memory" else f"local://{tmp_path}/out", {})
 
 
-def contents(output: str, s3: S3) -> dict[str, bytes]:
-    prefix = output.removeprefix(f"s3://{BUCKET}/") + "/"
-    return {key[len(prefix) :]: s3.get(key) for key in s3.keys(prefix)}
-
-
-def uploads(output: str, s3: S3) -> list[str]:
-    prefix = output.removeprefix(f"s3://{BUCKET}/")
+def uploads(store: Store, s3: S3) -> list[str]:
+    prefix = store.url.removeprefix(f"s3://{BUCKET}/")
     return [key for key in s3.uploads() if key.startswith(prefix)]
 
 
-def command(model: Path, output: str, which: str, options: dict[str, Any]) -> list[str]:
+def command(model: Path, store: Store, which: str) -> list[str]:
     return [
-        sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), output, "--json", "--max-shard-size", "6MB",
-        "--part", which, "--storage-options", json.dumps(options),
+        sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), store.url, "--json", "--max-shard-size", "6MB",
+        "--part", which, "--storage-options", json.dumps(store.options),
     ]  # fmt: skip
 
 
@@ -77,167 +121,251 @@ def _records(proxy: Proxy) -> int:
     return sum(asked.method == "PUT" and "/.record-" in asked.path for asked in proxy.asked)
 
 
+def is_model(shown: dict[str, bytes]) -> bool:
+    return INDEX in shown or "model.safetensors" in shown
+
+
+# ------------------------------------------------------------------------------------------------- parts, and finish
+
+
+def test_parts_and_finish_make_what_one_run_makes(model: Path, expected: dict[str, bytes], store: Store) -> None:
+    for number in (1, 0, 2):
+        report = store.part(model, number, 3)
+        assert len(report.outputs) in (2, 3)
+        assert not is_model(store.shown())
+    assert set(store.shown()) == {name for name in expected if name.endswith(".safetensors")}
+    report = store.finish()
+    assert report.tensors == COUNT
+    assert store.contents() == expected
+    with pytest.raises(UsageError, match="nothing to finish"):
+        store.finish()
+
+
 def test_two_processes_of_which_one_is_killed_and_finish_make_what_one_run_makes(
-    model: Path, expected: dict[str, bytes], output: str, s3: S3
+    model: Path, expected: dict[str, bytes], on_s3: Store, s3: S3
 ) -> None:
     with proxy_to(s3.endpoint) as proxy:
         # Two of its shards are finished, and the third is not.
         proxy.rule = lambda asked: "held" if asked.method == "PUT" and _records(proxy) > 2 else ""
-        first = subprocess.Popen(command(model, output, "0/2", s3.options), stdout=subprocess.DEVNULL)
-        second = subprocess.Popen(command(model, output, "1/2", s3.through(proxy.endpoint)), stdout=subprocess.DEVNULL)
+        first = subprocess.Popen(command(model, on_s3, "0/2"), stdout=subprocess.DEVNULL)
+        second = subprocess.Popen(command(model, on_s3.through(proxy), "1/2"), stdout=subprocess.DEVNULL)
         while second.poll() is None and _records(proxy) < 3:
             time.sleep(0.01)
         second.send_signal(signal.SIGKILL)
         assert second.wait() == -signal.SIGKILL
         proxy.release()
         assert first.wait() == 0
-    assert not any(name.endswith((".safetensors", ".json")) and "/" not in name for name in contents(output, s3))
+    assert not is_model(on_s3.shown())
     with pytest.raises(FailedError, match=r"part 1/2 .*model-0000\d-of-00006"):
-        finish([output], storage_options=s3.options)
-    again = json.loads(
-        subprocess.run(command(model, output, "1/2", s3.options), check=True, capture_output=True).stdout
-    )
+        on_s3.finish()
+    assert not is_model(on_s3.shown())
+    again = json.loads(subprocess.run(command(model, on_s3, "1/2"), check=True, capture_output=True).stdout)
     assert 1 <= again["reused"] < len(again["outputs"])
-    report = finish([output], storage_options=s3.options)
-    assert report.tensors == COUNT
-    assert contents(output, s3) == expected
+    assert on_s3.finish().tensors == COUNT
+    assert on_s3.contents() == expected
 
 
-def test_what_was_there_stays_until_it_is_finished_and_the_index_comes_last(
-    model: Path, expected: dict[str, bytes], output: str, s3: S3, tmp_path: Path
+def test_an_index_is_never_over_shards_of_another_output(
+    model: Path, other: Path, expected: dict[str, bytes], store: Store
 ) -> None:
-    torch.save({f"layer{n}": torch.zeros(1500, 1000) for n in range(COUNT + 1)}, tmp_path / "old.pt")
-    convert(tmp_path / "old.pt", output, max_shard_size=6_000_000, storage_options=s3.options)
-    old = contents(output, s3)
+    store.whole(other)
+    assert INDEX in store.shown()
     for number in range(2):
-        part(model, output, s3, number)
-        now = contents(output, s3)
-        assert {name: data for name, data in now.items() if "/" not in name} == old
+        store.part(model, number)
+        assert not {INDEX, MANIFEST} & store.shown().keys()
+    with pytest.raises(CkptconvError):
+        convert(store.url, "memory://read/back.pt", family="safetensors", storage_options=store.options)
+    store.finish()
+    assert store.contents() == expected
+
+
+def test_an_output_stays_until_a_shard_of_a_part_is_whole(model: Path, other: Path, on_s3: Store, s3: S3) -> None:
+    on_s3.whole(other)
+    before = on_s3.contents()
     with proxy_to(s3.endpoint) as proxy:
-        finish([output], storage_options=s3.through(proxy.endpoint))
-        done = [asked.path for asked in proxy.asked if asked.method == "POST" and "uploads" not in asked.path]
-    assert "model.safetensors.index.json?" in [path for path in done if "uploadId" in path][-1]
-    assert contents(output, s3) == expected
-    assert not uploads(output, s3)
+        proxy.rule = lambda asked: "403" if "partNumber=" in asked.path else ""
+        with pytest.raises(FailedError, match=r"\.safetensors cannot be written"):
+            on_s3.through(proxy).part(model, 0)
+    assert on_s3.shown() == before
+    assert not uploads(on_s3, s3)
 
 
-@pytest.mark.parametrize("completed", range(1, COUNT + 2))
+def test_an_output_of_one_shard_stays_until_it_is_finished(
+    model: Path, expected: dict[str, bytes], store: Store, tmp_path: Path
+) -> None:
+    torch.save({"nested": {"weight": torch.ones(9)}}, tmp_path / "old.pt")
+    convert(tmp_path / "old.pt", store.url, storage_options=store.options)
+    old = {name: data for name, data in store.shown().items() if name != MANIFEST}
+    assert {"model.safetensors", "ckptconv.structure.json"} <= old.keys()
+    for number in range(2):
+        store.part(model, number)
+        assert old.items() <= store.shown().items()
+    store.finish()
+    assert store.contents() == expected
+
+
+def test_the_index_is_put_there_last(model: Path, on_s3: Store, s3: S3) -> None:
+    for number in range(2):
+        on_s3.part(model, number)
+    with proxy_to(s3.endpoint) as proxy:
+        on_s3.through(proxy).finish()
+        written = [asked.path for asked in proxy.asked if asked.method == "PUT" and "/.ckptconv-" not in asked.path]
+    assert written[-1].endswith(INDEX)
+    assert len(written) == 1
+
+
+@pytest.mark.parametrize("refused", ["PUT", "DELETE", "DELETE of the rest"])
 def test_a_finish_that_is_killed_goes_on(
-    completed: int, model: Path, expected: dict[str, bytes], output: str, s3: S3
+    refused: str, model: Path, other: Path, expected: dict[str, bytes], on_s3: Store, s3: S3
 ) -> None:
+    """While it writes the index, before that when it removes what is old, and after that when it cleans up."""
+    on_s3.whole(other)
     for number in range(2):
-        part(model, output, s3, number)
+        on_s3.part(model, number)
+    method, _, rest = refused.partition(" ")
     with proxy_to(s3.endpoint) as proxy:
-        commits: list[str] = []
-
-        def broken_after(asked: Any) -> str:
-            if asked.method == "POST" and "uploadId" in asked.path:
-                commits.append(asked.path)
-            return "403" if len(commits) > completed else ""
-
-        proxy.rule = broken_after
-        with pytest.raises(FailedError, match=r"denied|403|orbidden"):
-            finish([output], storage_options=s3.through(proxy.endpoint))
-    present = contents(output, s3)
-    assert sum("/" not in name for name in present) == completed
-    assert "model.safetensors.index.json" not in present
-    finish([output], storage_options=s3.options)
-    assert contents(output, s3) == expected
+        proxy.rule = lambda asked: (
+            "403" if asked.method == method and bool(rest) == ("/.ckptconv-" in asked.path) else ""
+        )
+        if rest:
+            on_s3.through(proxy).finish()
+        else:
+            with pytest.raises(FailedError, match=r"denied|403|orbidden"):
+                on_s3.through(proxy).finish()
+    assert is_model(on_s3.shown()) == bool(rest)
+    on_s3.finish()
+    assert on_s3.contents() == expected
 
 
-def test_a_finish_that_is_killed_in_the_end_goes_on_too(
-    model: Path, expected: dict[str, bytes], output: str, s3: S3
+def test_a_part_run_twice_sends_nothing_again(model: Path, expected: dict[str, bytes], store: Store) -> None:
+    store.part(model, 0)
+    before = store.contents()
+    report = store.part(model, 0)
+    assert report.bytes_written == 0
+    assert report.reused == len(report.outputs) >= COUNT // 2
+    assert store.contents() == before
+    store.part(model, 1)
+    store.finish()
+    assert store.contents() == expected
+
+
+def test_parts_of_different_plans_never_come_together(model: Path, store: Store) -> None:
+    store.part(model, 0)
+    store.part(model, 1, exclude=("layer0",))
+    with pytest.raises(UsageError, match="2 different conversions"):
+        store.finish()
+    assert not is_model(store.shown())
+
+
+def test_outputs_of_a_deepspeed_checkpoint(store: Store, tmp_path: Path) -> None:
+    source = ZERO / "z3_bf16_w2/checkpoint"
+    settings: dict[str, Any] = {"family": "deepspeed", "max_shard_size": 100}
+    convert(source, tmp_path / "w", optimizer=str(tmp_path / "o"), **settings)
+    outputs = [f"{store.url}/w", f"{store.url}/o"]
+    for number in range(3):
+        convert(source, outputs[0], optimizer=outputs[1], part=(number, 3), storage_options=store.options, **settings)
+    finish(outputs, storage_options=store.options)
+    for name in "wo":
+        made = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        assert len(made) > 3
+        assert Store(f"{store.url}/{name}", store.options).contents() == made
+
+
+# ---------------------------------------------------------------------------------------- leftovers that do not count
+
+
+def test_a_shard_that_was_replaced_since_is_not_taken_for_that_of_the_part(
+    model: Path, expected: dict[str, bytes], store: Store
 ) -> None:
+    """By one of the same name and size."""
     for number in range(2):
-        part(model, output, s3, number)
-    with proxy_to(s3.endpoint) as proxy:
-        proxy.rule = lambda asked: "403" if asked.method == "DELETE" and ".ckptconv-" in asked.path else ""
-        finish([output], storage_options=s3.through(proxy.endpoint))
-    assert any("/" in name for name in contents(output, s3))
-    finish([output], storage_options=s3.options)
-    assert contents(output, s3) == expected
+        store.part(model, number)
+    time.sleep(0.01)
+    store.put(THIRD, bytes(len(expected[THIRD])))
+    with pytest.raises(FailedError, match=THIRD):
+        store.finish()
+    assert not is_model(store.shown())
+    assert sum(store.part(model, number).reused for number in range(2)) == len(expected) - 2
+    store.finish()
+    assert store.contents() == expected
 
 
-def test_an_upload_that_is_gone_is_missed_before_anything_is_touched(
-    model: Path, expected: dict[str, bytes], output: str, s3: S3
+def test_a_shard_that_is_gone_is_missed(model: Path, store: Store) -> None:
+    for number in range(2):
+        store.part(model, number)
+    fs, inner = fsspec.core.url_to_fs(store.url, **store.options)
+    fs.rm_file(f"{inner}/{THIRD}")
+    with pytest.raises(FailedError, match=THIRD):
+        store.finish()
+    assert not is_model(store.shown())
+
+
+def test_a_conversion_of_the_whole_replaces_parts_and_their_records(
+    model: Path, other: Path, expected: dict[str, bytes], store: Store
 ) -> None:
-    """As a rule of the bucket's removes it after some days, while an older output has a shard of its name and size."""
-    convert(model, output, max_shard_size=6_000_000, storage_options=s3.options)
-    for number in range(2):
-        part(model, output, s3, number)
-    key = f"{output.removeprefix(f's3://{BUCKET}/')}/model-00003-of-00006.safetensors"
-    lost = next(each for each in s3.client.list_multipart_uploads(Bucket=BUCKET)["Uploads"] if each["Key"] == key)
-    s3.client.abort_multipart_upload(Bucket=BUCKET, Key=lost["Key"], UploadId=lost["UploadId"])
-    with pytest.raises(FailedError, match="model-00003-of-00006"):
-        finish([output], storage_options=s3.options)
-    assert {name: data for name, data in contents(output, s3).items() if "/" not in name} == expected
+    store.part(other, 0)
+    store.part(model, 1)
+    assert store.whole(model).reused == 0
+    assert store.contents() == expected
 
 
-@pytest.mark.parametrize("what", ["name", "plan", "parts", "upload", "number", "not JSON", "record of another"])
+@pytest.mark.parametrize("what", ["name", "plan", "parts", "version", "size", "not JSON", "record of another"])
 def test_what_is_read_back_is_checked_before_it_is_used(
-    what: str, model: Path, expected: dict[str, bytes], output: str, s3: S3
+    what: str, model: Path, expected: dict[str, bytes], on_s3: Store
 ) -> None:
-    part(model, output, s3, 0, 1)
-    prefix = output.removeprefix(f"s3://{BUCKET}/") + "/"
-    description = next(key for key in s3.keys(prefix) if key.endswith("/.plan.json"))
-    record = next(key for key in s3.keys(prefix) if "/.record-" in key)
-    key = description if what in ("name", "plan", "parts", "not JSON") else record
-    told = json.loads(s3.get(key))
+    on_s3.part(model, 0, 1)
+    names = on_s3.contents()
+    description = next(name for name in names if name.endswith("/.plan.json"))
+    record = next(name for name in names if "/.record-" in name)
+    name = description if what in ("name", "plan", "parts", "not JSON") else record
+    told = json.loads(names[name])
     if what == "name":
         told["files"][0][0] = "../../elsewhere"
     elif what == "plan":
         told["plan"] = "../x"
     elif what == "parts":
         told["parts"] = 10**20
-    elif what == "upload":
-        told["upload"] = ["x"]
-    elif what == "number":
-        told["parts"][0]["PartNumber"] = "1"
+    elif what == "version":
+        told["version"] = ["x"]
+    elif what == "size":
+        told["size"] = "1"
     elif what == "record of another":
         told["name"] = "model-00099-of-00006.safetensors"
-    s3.client.put_object(Bucket=BUCKET, Key=key, Body=b"[" * 9999 if what == "not JSON" else json.dumps(told).encode())
+    on_s3.put(name, b"[" * 9999 if what == "not JSON" else json.dumps(told).encode())
     with pytest.raises(CorruptError):
-        finish([output], storage_options=s3.options)
-    assert not any("/" not in name for name in contents(output, s3))
-    part(model, output, s3, 0, 1)
-    finish([output], storage_options=s3.options)
-    assert contents(output, s3) == expected
+        on_s3.finish()
+    assert not is_model(on_s3.shown())
+    on_s3.part(model, 0, 1)
+    on_s3.finish()
+    assert on_s3.contents() == expected
 
 
-def test_a_part_run_twice_sends_nothing_again(model: Path, output: str, s3: S3) -> None:
-    part(model, output, s3, 0)
-    before = sorted(uploads(output, s3))
-    report = part(model, output, s3, 0)
-    assert report.bytes_written == 0
-    assert report.reused == len(report.outputs) == len(before)
-    assert sorted(uploads(output, s3)) == before
-
-
-def test_a_single_file_and_the_outputs_of_a_deepspeed_checkpoint(output: str, s3: S3, tmp_path: Path) -> None:
-    source = ZERO / "z3_bf16_w2/checkpoint"
-    convert(source, tmp_path / "w.safetensors", optimizer=str(tmp_path / "o"), family="deepspeed")
-    outputs = [f"{output}/w.safetensors", f"{output}/o"]
-    for number in range(3):
-        convert(
-            source, outputs[0], optimizer=outputs[1], family="deepspeed", part=(number, 3), storage_options=s3.options
-        )
-    finish(outputs, storage_options=s3.options)
-    made = contents(output, s3)
-    assert made.pop("w.safetensors") == (tmp_path / "w.safetensors").read_bytes()
-    assert made == {f"o/{path.name}": path.read_bytes() for path in (tmp_path / "o").iterdir()}
-    assert not uploads(output, s3)
-
-
-def test_an_executor_sends_what_this_process_completes(
-    model: Path, expected: dict[str, bytes], output: str, s3: S3
+def test_finish_reads_everything_again_if_it_is_asked_to(
+    model: Path, expected: dict[str, bytes], store: Store, tmp_path: Path
 ) -> None:
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        convert(model, output, max_shard_size=6_000_000, executor=pool, storage_options=s3.options)
-    assert contents(output, s3) == expected
-    assert not uploads(output, s3)
+    for number in range(2):
+        store.part(model, number)
+    if store.url.startswith("local:"):
+        # A change that shows in nothing but the bytes.
+        path = tmp_path / "out" / THIRD
+        found = path.stat()
+        path.write_bytes(path.read_bytes()[:-1] + b"\1")
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        with pytest.raises(CorruptError, match=THIRD):
+            store.finish(checksum=True)
+        assert not is_model(store.shown())
+        assert sum(store.part(model, number).reused for number in range(2)) == len(expected) - 2
+    read: list[int] = []
+    total: list[int] = []
+    report = store.finish(checksum=True, progress=read.append, announce=total.append)
+    assert report.checksums == COUNT
+    assert [sum(read)] == total == [sum(len(data) for name, data in expected.items() if name != MANIFEST)]
+    assert store.contents() == expected
 
 
-def test_what_fails_for_good_takes_its_uploads_back(model: Path, output: str, s3: S3, tmp_path: Path) -> None:
+def test_what_fails_for_good_takes_its_shards_and_records_back(
+    model: Path, on_s3: Store, s3: S3, tmp_path: Path
+) -> None:
     short = tmp_path / "model.pt"
     short.write_bytes(model.read_bytes())
     with proxy_to(s3.endpoint) as proxy:
@@ -249,16 +377,40 @@ def test_what_fails_for_good_takes_its_uploads_back(model: Path, output: str, s3
 
         proxy.rule = spoil
         with pytest.raises(Exception, match=r"truncated|changed|expected"):
-            part(short, output, s3, 0, 1, storage_options=s3.through(proxy.endpoint))
-    assert not uploads(output, s3)
-    assert not any(".record-" in name for name in contents(output, s3))
+            on_s3.through(proxy).part(short, 0, 1)
+        assert _records(proxy)
+    assert not uploads(on_s3, s3)
+    assert not on_s3.shown()
+    assert not any(".record-" in name for name in on_s3.contents())
 
 
-def test_other_stores_and_checksums_are_refused(model: Path, output: str, s3: S3) -> None:
-    with pytest.raises(UsageError, match="only S3"):
-        convert(model, "memory://parts/out", part=(0, 2))
-    with pytest.raises(UsageError, match="nothing to finish"):
-        finish([output], storage_options=s3.options)
-    part(model, output, s3, 0, 1)
-    with pytest.raises(UsageError, match="--checksum"):
-        finish([output], checksum=True, storage_options=s3.options)
+# ---------------------------------------------------------------------------------------- one file, and an executor
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+def test_an_output_of_one_file_is_refused_in_parts(name: str, model: Path, store: Store) -> None:
+    with pytest.raises(UsageError, match="is one file"):
+        convert(model, f"{store.url}/{name}", part=(0, 2), storage_options=store.options)
+    assert not store.contents()
+
+
+@pytest.mark.parametrize("make", [lambda: ThreadPoolExecutor(2), lambda: ProcessPoolExecutor(2, get_context("spawn"))])
+def test_an_executor_makes_shards_where_it_sees_the_store(
+    make: Any, model: Path, other: Path, expected: dict[str, bytes], store: Store
+) -> None:
+    executor: Executor
+    with make() as executor:
+        if store.url.startswith("memory:") and isinstance(executor, ProcessPoolExecutor):
+            with pytest.raises(FailedError, match="does not exist"):
+                store.whole(model, executor=executor)
+            return
+        store.whole(other)
+        store.whole(model, executor=executor)
+    assert store.contents() == expected
+
+
+def test_with_an_executor_one_file_is_sent_by_this_process(model: Path, store: Store, tmp_path: Path) -> None:
+    convert(model, tmp_path / "out.safetensors")
+    with ThreadPoolExecutor(2) as pool:
+        convert(model, f"{store.url}/out.safetensors", executor=pool, storage_options=store.options)
+    assert store.contents() == {"out.safetensors": (tmp_path / "out.safetensors").read_bytes()}

@@ -20,7 +20,7 @@ from ckptconv.storage.writing import BusyError, is_locked, lock
 PATIENCE = 60.0
 
 
-# What hidden siblings of an output end in: the plan, or `BUSY`; parts; something by chance.
+# What hidden siblings of an output end in: the plan, or `BUSY`; something by chance. Earlier releases had `-parts`.
 _ENDING = re.compile(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
 
 
@@ -63,25 +63,26 @@ class Place(NamedTuple):
 PREFIX = ".ckptconv-"
 
 
-LOCK, DESCRIPTION, RECORD, SYNCED = ".lock", ".plan.json", ".record-", ".synced-"
+LOCK, DESCRIPTION, RECORD = ".lock", ".plan.json", ".record-"
 
 
 # What a description is called once its output has its final name.
 PUBLISHED = ".published.json"
 
 
-# The tree in a staging directory, and the one it replaces; what the name of one for a single file ends in; and that of
-# one which whoever publishes has to itself.
-TREE, OLD, PARTS, BUSY = "tree", "old", "-parts", "publishing"
+# In a staging directory: the single file of an output, the tree, and the one that this replaces. And what the name of
+# the directory ends in that whoever publishes has to itself.
+FILE, TREE, OLD, BUSY = "file", "tree", "old", "publishing"
 
 
 class Described(NamedTuple):
-    """A staging directory of an output in parts: where it is, the plan and the kind of output that its name tells, and
-    the description in it. `published`: whoever put the parts together had done so, and was only to clean up."""
+    """A staging directory of an output in parts: where it is, the plan that its name tells, the kinds of output that
+    have theirs there, and the description in it. `published`: whoever put the parts together had done so, and was only
+    to clean up."""
 
     place: str
     plan_id: str
-    kind: str
+    kinds: tuple[str, ...]
     data: bytes
     published: bool
 
@@ -96,13 +97,11 @@ def described(path: str) -> list[Described]:
     parent, name = os.path.split(path)
     all_found: list[Described] = []
     foreign: list[ForeignError] = []
-    for directory, prefix in ((path, PREFIX), (parent, hidden(name))):
+    for directory, prefix, kinds in ((path, PREFIX, ("directory",)), (parent, hidden(name), ("file", "tree"))):
         with contextlib.suppress(OSError), Handle.open(directory) as home:
             for token in sorted(name for name in home.names() if is_sibling(name, prefix)):
-                ending = token[len(prefix) :]
-                kind = "directory" if prefix == PREFIX else "file" if ending.endswith(PARTS) else "tree"
                 try:
-                    found = list(_description_in(home, token, ending.removesuffix(PARTS), kind))
+                    found = list(_description_in(home, token, token[len(prefix) :], kinds))
                 except ForeignError as error:
                     foreign.append(error)
                 else:
@@ -112,7 +111,7 @@ def described(path: str) -> list[Described]:
     return all_found
 
 
-def _description_in(home: Handle, token: str, plan_id: str, kind: str) -> Iterator[Described]:
+def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ...]) -> Iterator[Described]:
     if not stat.S_ISDIR(home.stat(token).st_mode):
         return
     with home.own(token) as staging:
@@ -125,12 +124,13 @@ def _description_in(home: Handle, token: str, plan_id: str, kind: str) -> Iterat
                     "Run one of the parts again, which writes it anew.",
                 ) from None
             if data is not None:
-                yield Described(staging.path, plan_id, kind, data, name == PUBLISHED)
+                yield Described(staging.path, plan_id, kinds, data, name == PUBLISHED)
                 return
 
 
-def record_of(name: str, synced: bool) -> str:
-    return (SYNCED if synced else RECORD) + hashlib.sha256(name.encode()).hexdigest()[:16]
+def record_of(name: str) -> str:
+    """The name of the record of the file `name`."""
+    return RECORD + hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def allocated(directory: Handle, name: str) -> int:
@@ -141,7 +141,11 @@ def allocated(directory: Handle, name: str) -> int:
 
 
 def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int]:
-    """The directory `name` of ours, made where it is not there, and its lock. Raises BusyError if others are in it."""
+    """The directory `name` of ours, made where it is not there, and its lock.
+
+    Raises BusyError if others are in it, and ForeignError where something else stands there: a directory of ours is
+    empty, or has our lock.
+    """
     while True:
         with contextlib.suppress(FileExistsError):
             home.make_private(name)
@@ -149,6 +153,9 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
         with contextlib.suppress(FileNotFoundError):
             staging = home.own(name)
             try:
+                present = staging.names()
+                if present and LOCK not in present:
+                    raise ForeignError(staging.path, "a directory that has no lock of ours")
                 guard = staging.open_or_create(LOCK, 0o600)
                 try:
                     lock(guard, path, shared)
@@ -166,7 +173,7 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
 
 
 def wait_for(home: Handle, name: str, path: str) -> tuple[Handle, int]:
-    """As `_enter`, when no other process is in it any more. Raises FailedError where that takes too long."""
+    """As `enter`, when no other process is in it any more. Raises FailedError where that takes too long."""
     until = time.monotonic() + PATIENCE
     while True:
         try:

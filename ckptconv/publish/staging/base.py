@@ -1,30 +1,32 @@
 """Where outputs grow, and how they are published: in one step, so that a name means a finished output.
 
-One file is a hidden sibling that is renamed; several grow in a hidden directory, and the file that makes them whole,
-the index, comes last. What a living process stages is locked. What a dead one left is taken up again by the next run
-of the same plan, as far as there are records that it is finished, and removed by the next run of another.
+Whoever makes an output enters its staging, asks what an earlier run has `finished`, says what it `expect`s to make, and
+then for each file calls `create`, writes, and calls `seal` and `record`. At the end it calls `commit`, or, having made
+parts of an output, `detach`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import Made
-from ckptconv.publish.staging.area import allocated, hidden, is_sibling, remove_dead
-from ckptconv.storage.handles import ForeignError, Handle, resolved
-from ckptconv.storage.writing import BusyError, LocalWriter, Writer, check_space, writing
+from ckptconv.publish.manifest import Made, made
+from ckptconv.storage.files import Reader
+from ckptconv.storage.handles import ForeignError
+from ckptconv.storage.writing import BusyError, Writer
 
 # A full disk is not left full of what may never be wanted.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 GO_ON = "Run the same command again when that is mended: it goes on from there."
+# Bytes that are read at a time to compare a file with the checksums of its record.
+_READ = 4 << 20
 
 
 @dataclass
@@ -37,88 +39,126 @@ class Staging:
     plan_id: str
     durable: bool = True
     # Whether files are being given their final names, and whether all have them.
-    publishing: bool = False
+    committing: bool = False
     committed: bool = False
+    # Whether an output that was made in parts is put together: those who made them said that they were done, and what
+    # says something else is an error, and not made again.
+    finishing: bool = False
     path: str = ""
+    # Files that have a record: resumed, or made by this run, here or by an executor.
+    recorded: set[str] = field(default_factory=set)
     _writers: list[Writer] = field(default_factory=list)
 
     def finished(self, name: str, size: int) -> Made | None:
         """What an earlier run of the same plan has made under `name`; None where it has to be made."""
+        found = self._known(name, size)
+        if found is None:
+            return None
+        self.recorded.add(name)
+        return made(found)
+
+    def check(self, name: str, size: int, progress: Callable[[int], None] | None = None) -> bool:
+        """Read a finished file again: whether it still has the checksums of its record. If not, that is removed.
+
+        `progress` is called with the bytes read since the last call.
+        """
+        found = self._known(name, size)
+        if found is None:
+            return False
+        if not self._has_checksums(name, found, progress):
+            self._forget(name)
+            return False
+        return True
+
+    def _has_checksums(
+        self, name: str, found: Mapping[str, Any], progress: Callable[[int], None] | None = None
+    ) -> bool:
+        """Whether the file `name` has the checksums of its record `found`, as far as that has any."""
+        with self._reading(name, found) as reader:
+            for start, length, crc, _ in found["spans"]:
+                if crc is not None and _digest(reader, start, length) != crc:
+                    return False
+                if progress:
+                    progress(length)
+        return True
+
+    def _known(self, name: str, size: int) -> dict[str, Any] | None:
+        """The record of a file that is as it says."""
         return None
 
-    def describe(self, data: bytes) -> None:
-        """Leave word of the plan for who puts the parts together."""
+    def _reading(self, name: str, found: Mapping[str, Any]) -> contextlib.AbstractContextManager[Reader]:
+        """A reader of the file `name`, whose record is `found`."""
         raise NotImplementedError
 
-    def leave(self) -> None:
-        """Let what is staged stay as it is; remove what is left of it after a commit."""
-        raise NotImplementedError
-
-    def elsewhere(self) -> Staging:
-        """The same for another process, which makes files of it while this one has the place locked."""
-        raise NotImplementedError
-
-    def take_note(self, name: str) -> None:
-        """Another process has noted that the file `name` is finished."""
-
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """In that process: have what is open closed at the end."""
-        try:
-            yield
-        finally:
-            for writer in self._writers:
-                with contextlib.suppress(OSError, CkptconvError):
-                    writer.close()
-            self._writers.clear()
+    def _forget(self, name: str) -> None:
+        """Remove the record of a file."""
 
     def expect(self, files: Iterable[FilePlan]) -> None:
         """Raise FailedError where there is no room for `files`, which are to be made."""
+
+    def describe(self, data: bytes) -> None:
+        """Leave the description of the plan for `finish`."""
+        raise NotImplementedError
 
     def create(self, name: str, size: int) -> Writer:
         """A writer for the output file `name` of `size` bytes."""
         raise NotImplementedError
 
-    def staged(self, name: str) -> str:
-        """Where the output file `name` is until it is published."""
-        raise NotImplementedError
-
-    def note(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
-        """Keep a record that `file` is finished; `crcs` are the CRC-32 of its tensors.
-
-        It counts for as long as the machine runs, and beyond that once `confirm` has said that the file is sealed.
-        """
-
-    def confirm(self, name: str) -> None:
-        """What was noted of a file survives a power cut from now on, as the file does."""
-
-    def commit(self, names: Sequence[str]) -> None:
-        """Publish the files created, the one named last as the last."""
-        raise NotImplementedError
-
     def put(self, name: str, data: bytes) -> Writer:
-        """Stage a small file, all of it, and seal it later: the disk need not be waited for at once."""
+        """Stage a small file, all of it, to be sealed later: the disk need not be waited for at once."""
         writer = self.create(name, len(data))
         writer.write_at(0, memoryview(data))
         return writer
 
     def seal(self, writer: Writer) -> None:
-        """Nothing more comes for a file: put it on the disk, and let go of it."""
+        """Put a file on the disk, to which nothing more is written, and close it."""
         if self.durable:
             writer.sync()
         writer.close()
         self._writers.remove(writer)
 
+    def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
+        """Write the record that `file`, which was sealed, is finished; `crcs` are the CRC-32 of its tensors."""
+
+    def staged(self, name: str) -> str:
+        """Where the output file `name` is until it is published."""
+        raise NotImplementedError
+
+    def elsewhere(self) -> Staging:
+        """The same for another process, which makes files of it while this one holds the lock. Can be pickled."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """In that process: open the place, and close at the end what is open."""
+        try:
+            yield
+        finally:
+            self._close_writers()
+
+    def commit(self, names: Sequence[str]) -> None:
+        """Publish the files created, the one named last as the last."""
+        raise NotImplementedError
+
+    def detach(self) -> None:
+        """Release the lock and keep the staged files, for `finish` or a later run; after a commit, remove the rest."""
+
+    def keep(self) -> str:
+        """Keep what is finished for the next run, and nothing else; "" if nothing is, else what to say of it."""
+        return ""
+
     def discard(self) -> None:
         """Remove what was staged."""
         raise NotImplementedError
 
-    def keep(self) -> str:
-        """Let what is finished stay for the next run, and nothing else; "" if nothing is, else what to say of it."""
-        return ""
-
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""
+
+    def _close_writers(self) -> None:
+        for writer in self._writers:
+            with contextlib.suppress(OSError, CkptconvError):
+                writer.close()
+        self._writers.clear()
 
     def __enter__(self) -> Staging:
         return self
@@ -126,20 +166,22 @@ class Staging:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for writer in self._writers:
-            with contextlib.suppress(OSError, CkptconvError):
-                writer.close()
-        self._writers.clear()
+        self._close_writers()
         with contextlib.suppress(OSError):
             if self.committed:
-                self.leave()
+                self.detach()
             elif error is not None:
-                kept = self.keep() if self.publishing or may_go_on(error) else ""
+                kept = self.keep() if self.committing or may_go_on(error) else ""
                 if not kept:
                     self.discard()
                 elif isinstance(error, CkptconvError) and kept not in error.hint:
                     error.hint = f"{error.hint} {kept}".strip()
         self.close()
+
+    def _kept_files(self) -> str:
+        """How many files are kept, as the subject of a sentence."""
+        count = len(self.recorded)
+        return "1 finished file is" if count == 1 else f"{count} finished files are"
 
 
 def may_go_on(error: BaseException) -> bool:
@@ -150,72 +192,8 @@ def may_go_on(error: BaseException) -> bool:
     return isinstance(error, (StoppedError, KeyboardInterrupt))
 
 
-class FileStaging(Staging):
-    """One output file, staged as a hidden sibling and renamed over its name."""
-
-    def __init__(self, path: str, plan_id: str, durable: bool = True) -> None:
-        super().__init__(plan_id, durable)
-        self.path = resolved(path)
-        self.directory, self._name = os.path.split(self.path)
-        self._prefix = hidden(self._name)
-        self._hidden = self._prefix + plan_id
-        self._home: Handle | None = None
-        self._writer: LocalWriter | None = None
-
-    def expect(self, files: Iterable[FilePlan]) -> None:
-        with writing(self.path), Handle.open(self.directory) as home:
-            check_space(self.directory, sum(file.size for file in files) - allocated(home, self._hidden))
-
-    def create(self, name: str, size: int) -> Writer:
-        with writing(self.path):
-            home = self._home = Handle.open(self.directory)
-            for stale in home.names():
-                if is_sibling(stale, self._prefix) and stale != self._hidden:
-                    remove_dead(home, stale)
-            check_space(self.directory, size - allocated(home, self._hidden))
-        try:
-            self._writer = LocalWriter(os.path.join(self.directory, self._hidden), size, home)
-        except ForeignError:
-            # Somebody else has taken the name, which any other can stand in for.
-            self._hidden += f"-{secrets.token_hex(4)}"
-            self._writer = LocalWriter(os.path.join(self.directory, self._hidden), size, home)
-        self._writers.append(self._writer)
-        return self._writer
-
-    def staged(self, name: str) -> str:
-        return os.path.join(self.directory, self._hidden)
-
-    def seal(self, writer: Writer) -> None:
-        # The file stays open, and with it locked, until it has its name.
-        if self.durable:
-            writer.sync()
-
-    def commit(self, names: Sequence[str]) -> None:
-        assert self._home is not None
-        assert self._writer is not None
-        if not self._writer.is_at(self._home, self._hidden):
-            raise FailedError(
-                f"{self.staged('')} is not the file any more that was written there: somebody else has replaced it. "
-                f"{self.path} was left as it is.",
-                "Write to a directory that only you can write to.",
-            )
-        with writing(self.path):
-            self._home.replace(self._hidden, self._home, self._name)
-        self.committed = True
-        if self.durable:
-            self._home.sync()
-
-    def leave(self) -> None:
-        self.close()
-
-    def discard(self) -> None:
-        if self._home is not None and self._writer is not None:
-            self._home.unlink(self._hidden)
-
-    def close(self) -> None:
-        if self._home is not None:
-            self._home.close()
-            self._home = None
-
-
-# ------------------------------------------------------------------------------------------------ staging directories
+def _digest(reader: Reader, start: int, length: int) -> int:
+    crc = 0
+    for at in range(start, start + length, _READ):
+        crc = zlib.crc32(reader.read_at(at, min(_READ, start + length - at)), crc)
+    return crc

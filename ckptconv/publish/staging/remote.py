@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckptconv.errors import CkptconvError
+from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage import remote
 from ckptconv.storage.paths import join
@@ -58,12 +59,14 @@ class UploadStaging(Staging):
     ) -> None:
         super().__init__(plan_id, durable=True)
         self.path, self.index, self.is_ours = path, index, is_ours
-        self._memory, self._options = memory, options
+        self._memory, self._options = memory, dict(options)
         self._uploads: dict[str, UploadWriter] = {}
+        self._swept = False
         # One part grows while another is sent, whatever it takes.
         self._buffers = Buffers(max(memory // part_size(0, memory), 2))
 
     def _url(self, name: str) -> str:
+        """Where the file `name` is uploaded to."""
         return join(self.path, name) if self.is_ours else self.path
 
     def create(self, name: str, size: int) -> Writer:
@@ -71,39 +74,35 @@ class UploadStaging(Staging):
         with explained(url):
             fs, inner = remote.filesystem(url, self._options)
             part = part_size(size, self._memory)
-            upload = self._begin(fs, inner, size, part)
+            if not self._swept:
+                remove_stale(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
+                self._swept = True
+            kind = next((KINDS[each] for each in remote.protocols(fs) if each in KINDS), RenamedUpload)
+            upload: Upload = kind(fs, inner, size, part)
         writer = UploadWriter(url, upload, size, part, self._buffers)
         self._uploads[name] = writer
         self._writers.append(writer)
         return writer
 
-    def _begin(self, fs: Any, inner: str, size: int, part: int) -> Upload:
-        if not self._uploads:
-            remove_stale(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
-        kind = next((KINDS[each] for each in remote.protocols(fs) if each in KINDS), RenamedUpload)
-        return kind(fs, inner, size, part)
-
     def seal(self, writer: Writer) -> None:
         writer.sync()
         self._writers.remove(writer)
 
-    def _is_published(self, name: str) -> bool:
-        """Whether the file has its name already."""
-        return False
-
     def commit(self, names: Sequence[str]) -> None:
         previous: list[str] = []
+        leftovers: list[str] = []
         if self.is_ours is not None:
             fs, inner = self._directory()
             with explained(self.path):
-                present = _names_in(fs, inner)
-                if self.index in present and not self._is_published(self.index):
-                    remote.retrying(lambda: fs.rm_file(f"{inner}/{self.index}"))
-                previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
+                present = names_in(fs, inner)
+                if self.index in present:
+                    self._remove(fs, f"{inner}/{self.index}")
+            previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
+            leftovers = [name for name, is_directory in present.items() if is_directory and is_sibling(name, PREFIX)]
 
         def remove_previous() -> None:
             while previous:
-                with explained(self._url(previous[-1])):
+                with explained(join(self.path, previous[-1])):
                     self._remove(fs, f"{inner}/{previous[-1]}")
                 previous.pop()
 
@@ -122,6 +121,10 @@ class UploadStaging(Staging):
                 raise
         remove_previous()
         self.committed = True
+        # The records there are of shards that were replaced, or of this output, which is complete.
+        for name in leftovers:
+            with contextlib.suppress(Exception):
+                self._remove_records(fs, f"{inner}/{name}")
 
     def _directory(self) -> tuple[Any, str]:
         fs, inner = remote.filesystem(self.path, self._options)
@@ -131,13 +134,20 @@ class UploadStaging(Staging):
         self._uploads[name].complete()
         del self._uploads[name]
 
+    def _remove_records(self, fs: Any, place: str) -> None:
+        """Remove what parts have left in the directory `place`: the description first, without which nothing is to be
+        finished."""
+        assert self.is_ours is not None
+        for name in sorted(names_in(fs, place), key=lambda name: name != DESCRIPTION):
+            if name == DESCRIPTION or name.startswith(RECORD) or self.is_ours(name):
+                self._remove(fs, f"{place}/{name}")
+        if not any(each in KINDS for each in remote.protocols(fs)):
+            fs.rmdir(place)  # stores have none
+
     @staticmethod
     def _remove(fs: Any, inner: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             remote.retrying(lambda: fs.rm_file(inner))
-
-    def leave(self) -> None:
-        """Nothing to do: nothing here is held by a process."""
 
     def discard(self) -> None:
         while self._uploads:
@@ -146,12 +156,13 @@ class UploadStaging(Staging):
                 writer.abort()
 
 
-def _names_in(fs: Any, inner: str) -> list[str]:
+def names_in(fs: Any, inner: str) -> dict[str, bool]:
+    """The names in a directory of a store, and whether each is a directory."""
     try:
         rows = remote.names(fs, inner)
     except FileNotFoundError:
-        return []
-    return [row["name"].rstrip("/").rpartition("/")[2] for row in rows if row["type"] != "directory"]
+        return {}
+    return {row["name"].rstrip("/").rpartition("/")[2]: row["type"] == "directory" for row in rows}
 
 
 def remove_stale(fs: Any, inner: str) -> None:

@@ -1,62 +1,63 @@
-"""Outputs on S3 that several processes make: uploads that wait, and records of what completes them.
+"""Outputs on stores that several processes make: shards under their names, and no index before all are there.
 
-An upload belongs to no process: whoever knows its number and the tags of its parts may complete it, and until then
-nobody sees it. Those who make a part leave for each file a record, an object in a directory of the plan beside the
-output; who finishes it reads the records, looks whether the uploads are still there, and completes them as one process
-does, the index last. What was completed tells its plan: a finish that was killed goes on.
+No store lets one process complete what another has sent. So a part takes the index and the manifest of an earlier
+output away, and puts its shards under their final names: a directory without an index is no model. In a directory of
+the plan beside them, it leaves a record of every shard, and the small files that would say what the shards are. Who
+finishes the output checks every record against its object, and puts the small files under their names, the index last.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, upload_record
+from ckptconv.outputs import safetensors
+from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import Made, made, record
-from ckptconv.publish.staging.area import DESCRIPTION, PARTS, PREFIX, RECORD, Described, hidden, is_sibling
-from ckptconv.publish.staging.base import Staging
-from ckptconv.publish.staging.remote import UploadStaging
+from ckptconv.publish.manifest import NAME, record
+from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, Described, is_sibling, record_of
+from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote
-from ckptconv.storage.paths import basename, dirname, join
-from ckptconv.storage.uploads import Options, S3Upload, Upload, UploadWriter, explained
+from ckptconv.storage.files import Reader, RemoteReader, look
+from ckptconv.storage.paths import join
+from ckptconv.storage.uploads import KINDS, Options, explained
 from ckptconv.storage.writing import Writer
+from ckptconv.tensors.moves import File
 
 
-def can_wait(url: str, options: Options | None = None) -> bool:
-    """Whether uploads to `url` may be completed by another process than the one that sends them."""
-    fs, _ = remote.filesystem(url, options)
-    return "s3" in remote.protocols(fs)
-
-
-def described(path: str, options: Options | None = None) -> list[Described]:
-    """Directories of plans for the output `path`, as `staging.described` gives those on a disk."""
+def described(path: str, options: Options) -> list[Described]:
+    """Directories of plans for the output `path`, as `area.described` gives those on a disk."""
     found = []
-    for directory, prefix, kind in ((path, PREFIX, "directory"), (dirname(path), hidden(basename(path)), "file")):
-        for name, is_directory in _names(directory, options):
-            if not is_directory or not is_sibling(name, prefix) or name.endswith(PARTS) != (kind == "file"):
-                continue
-            place = join(directory, name)
+    for name in directories(path, options):
+        if is_sibling(name, PREFIX):
+            place = join(path, name)
             data = _get(join(place, DESCRIPTION), MOST_DESCRIPTION, options)
             if data is not None:
-                found.append(Described(place, name[len(prefix) :].removesuffix(PARTS), kind, data, published=False))
+                found.append(Described(place, name[len(PREFIX) :], ("directory",), data, published=False))
     return found
 
 
-def directories(path: str, options: Options | None = None) -> list[str]:
+def directories(path: str, options: Options) -> list[str]:
     """The names of the directories in `path`."""
-    return sorted(name for name, is_directory in _names(path, options) if is_directory)
+    fs, inner = remote.filesystem(path, options)
+    with explained(path):
+        return sorted(name for name, is_directory in names_in(fs, inner.rstrip("/")).items() if is_directory)
 
 
-class PendingUploads(UploadStaging):
-    """An output some of whose files this process sends, or all of which it completes. Can be pickled.
+def _is_shard(name: str) -> bool:
+    """Whether a file of an output is none that says which of the others are a model."""
+    return name.endswith(safetensors.SUFFIX)
 
-    `path` is one file's URL, or with `index` a directory's. `shared`: others make parts of it at the same time.
+
+class PartsOnStore(UploadStaging):
+    """A directory on a store some of whose shards this process makes, or which it finishes. Can be pickled.
+
+    `path` is its URL. `shared`: others make parts of it at the same time.
     """
+
+    is_ours: Callable[[str], bool]
 
     def __init__(
         self,
@@ -64,170 +65,146 @@ class PendingUploads(UploadStaging):
         plan_id: str,
         memory: int,
         options: Options,
-        index: str = "",
-        is_ours: Callable[[str], bool] | None = None,
+        index: str,
+        is_ours: Callable[[str], bool],
         shared: bool = False,
     ) -> None:
         super().__init__(path, plan_id, memory, options, index, is_ours)
         self._arguments = path, plan_id, memory, options, index, is_ours, shared
         self.shared = shared
-        name = PREFIX + plan_id if is_ours else hidden(basename(path)) + plan_id + PARTS
-        self._place = join(path if is_ours else dirname(path), name)
-        # As `StagedDirectory.finishing`.
-        self.finishing = False
-        self._noted: dict[str, tuple[FilePlan, Mapping[str, int] | None]] = {}
+        self._place = join(path, PREFIX + plan_id)
         self._names: dict[Writer, str] = {}
-        # Uploads that are sent, by whomever, and the files among them that are this run's.
-        self._sent: dict[str, S3Upload] = {}
-        self._begun: set[str] = set()
+        # Files that this run makes, or has made elsewhere.
+        self._mine: set[str] = set()
+        # Unfinished uploads to the same directory may be those of other parts.
+        self._swept = True
+        # Whether the index of an earlier output was looked for, and taken away.
+        self._opened = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PendingUploads, self._arguments
+        return PartsOnStore, self._arguments
 
-    def elsewhere(self) -> Staging:
-        return PendingUploads(*self._arguments)
+    def elsewhere(self) -> PartsOnStore:
+        return PartsOnStore(*self._arguments)
 
-    def finished(self, name: str, size: int) -> Made | None:
-        found = self._load(name)
-        return made(found) if found and found["size"] == size else None
+    def _url(self, name: str) -> str:
+        # What says of the shards that they are a model waits, until all are there.
+        return join(self.path if _is_shard(name) else self._place, name)
 
-    def take_note(self, name: str) -> None:
-        self._begun.add(name)
-        self._load(name)
+    def expect(self, files: Iterable[FilePlan]) -> None:
+        self._mine.update(file.name for file in files)
 
     def describe(self, data: bytes) -> None:
         self._put(DESCRIPTION, data)
 
     def create(self, name: str, size: int) -> Writer:
-        with explained(self._url(name)):
-            self._forget(name)
         writer = super().create(name, size)
         self._names[writer] = name
-        self._begun.add(name)
         return writer
-
-    def _begin(self, fs: Any, inner: str, size: int, part: int) -> Upload:
-        # What is old may be another part's: leftovers are for the bucket's rules.
-        return S3Upload(fs, inner, size, self.plan_id)
-
-    def note(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
-        self._noted[file.name] = file, crcs
 
     def seal(self, writer: Writer) -> None:
         super().seal(writer)
-        assert isinstance(writer, UploadWriter)
+        if not self._opened:
+            fs, inner = self._directory()
+            with explained(self.path):
+                present = names_in(fs, inner)
+                for name in (self.index, NAME):
+                    if name in present:
+                        self._remove(fs, f"{inner}/{name}")
+            self._opened = True
         name = self._names.pop(writer)
-        upload = writer.upload
-        assert isinstance(upload, S3Upload)
-        facts = {"plan": self.plan_id, **upload.state}
-        if name in self._noted:
-            self._put(_record_of(name), record(*self._noted[name], facts))
-        else:
-            self._put(_record_of(name), json.dumps({"name": name, "size": upload.size, "spans": [], **facts}).encode())
-        self._sent[name] = upload
-        del self._uploads[name]
+        if _is_shard(name):
+            with explained(self._place):
+                self._forget(name)
+        super()._complete(name)
 
-    def commit(self, names: Sequence[str]) -> None:
-        super().commit(names)
-        # The output is there. The description goes first: without it there is nothing to finish.
-        with contextlib.suppress(Exception):
-            listed = (name for name, _ in _names(self._place, self._options))
-            for name in (DESCRIPTION, *(name for name in listed if name.startswith(RECORD))):
-                self._drop(name)
-
-    def _is_published(self, name: str) -> bool:
-        return name in self._sent and self._sent[name].is_complete()
+    def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
+        facts = {"plan": self.plan_id, "version": look(self._url(file.name), self._options).file.stamp}
+        self._put(record_of(file.name), record(file, crcs, facts))
+        self.recorded.add(file.name)
 
     def _complete(self, name: str) -> None:
-        with explained(self._url(name)):
-            self._sent.pop(name).complete()
+        """Put a small file under its name; the shards have theirs."""
+        if _is_shard(name):
+            return
+        data = _get(self._url(name), MOST_RECORD, self._options)
+        fs, inner = self._directory()
+        with explained(join(self.path, name)):
+            if data is None:
+                raise FileNotFoundError(self._url(name))
+            remote.retrying(lambda: fs.pipe_file(f"{inner}/{name}", data))
 
     def keep(self) -> str:
         super().discard()
-        files = [name for name in self._begun if name in self._sent]
-        if not files:
+        if not self.recorded:
             return ""
-        sent = "1 finished file waits" if len(files) == 1 else f"{len(files)} finished files wait"
-        return f"{sent} to be completed, as told in {self._place}: the same command goes on from there."
+        return (
+            f"{self._kept_files()} kept in {self.path}, with records in {self._place}: the same command goes on from "
+            "there."
+        )
 
     def discard(self) -> None:
         super().discard()
-        for name in self._begun:
+        for name in self._mine & self.recorded:
             with contextlib.suppress(Exception):
-                self._forget(name)
-        with contextlib.suppress(Exception):
-            if not self.shared:
-                self._drop(DESCRIPTION)
+                found = self._record(name)
+                if found is not None:
+                    self._forget(name)
+                    if self._is_as_recorded(name, found):
+                        fs, inner = remote.filesystem(self._url(name), self._options)
+                        self._remove(fs, inner)
+        if not self.shared:
+            with contextlib.suppress(Exception):
+                fs, inner = remote.filesystem(self._place, self._options)
+                self._remove_records(fs, inner)
 
     # ---- records
 
-    def _load(self, name: str) -> dict[str, Any] | None:
-        """The record of a file whose upload waits, or was completed."""
+    def _known(self, name: str, size: int) -> dict[str, Any] | None:
+        """The record of a file whose object is the one that it was written for."""
         with explained(self._place):
             found = self._record(name)
-            if found is None:
-                return None
-            upload = self._upload(name, found)
-            if not upload.waits() and not upload.is_complete():
-                return None
-        self._sent[name] = upload
-        return found
+            return found if found and found["size"] == size and self._is_as_recorded(name, found) else None
+
+    def _is_as_recorded(self, name: str, found: Mapping[str, Any]) -> bool:
+        now = look(self._url(name), self._options)
+        return (now.kind, now.file.size, now.file.stamp) == ("file", found["size"], found["version"])
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        url = join(self._place, _record_of(name))
+        url = join(self._place, record_of(name))
         data = _get(url, MOST_RECORD, self._options)
         if data is None:
             return None
         try:
-            found = upload_record(data)
+            found = object_record(data)
             if (found["name"], found["plan"]) != (name, self.plan_id):
                 raise ValueError("it is of another file, or of another plan")
         except ValueError as error:
             if not self.finishing:
                 return None
             raise CorruptError(
-                f"{url}, the record of {name!r}, is damaged: {error}. Nothing was put under its name.",
+                f"{url}, the record of {name!r}, is damaged: {error}. The index was not written.",
                 "Run its part again, then finish.",
             ) from None
         return found
 
-    def _upload(self, name: str, found: Mapping[str, Any]) -> S3Upload:
-        fs, inner = remote.filesystem(self._url(name), self._options)
-        return S3Upload(fs, inner, found["size"], self.plan_id, found)
+    @contextlib.contextmanager
+    def _reading(self, name: str, found: Mapping[str, Any]) -> Iterator[Reader]:
+        yield RemoteReader(File(self._url(name), found["size"], found["version"]), self._options)
 
     def _forget(self, name: str) -> None:
-        """Take back what was sent of a file before."""
-        found = self._record(name)
-        if found is not None:
-            self._drop(_record_of(name))
-            with contextlib.suppress(FileNotFoundError):
-                self._upload(name, found).abort()
+        fs, inner = remote.filesystem(join(self._place, record_of(name)), self._options)
+        self._remove(fs, inner)
 
     def _put(self, name: str, data: bytes) -> None:
-        url = join(self._place, name)
-        fs, inner = remote.filesystem(url, self._options)
-        with explained(url):
+        fs, inner = remote.filesystem(join(self._place, name), self._options)
+        with explained(self._place):
+            if not any(each in KINDS for each in remote.protocols(fs)):
+                fs.makedirs(inner.rpartition("/")[0], exist_ok=True)  # stores have none
             remote.retrying(lambda: fs.pipe_file(inner, data))
 
-    def _drop(self, name: str) -> None:
-        fs, inner = remote.filesystem(join(self._place, name), self._options)
-        with contextlib.suppress(FileNotFoundError):
-            remote.retrying(lambda: fs.rm_file(inner))
 
-
-def _record_of(name: str) -> str:
-    return RECORD + hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-def _names(url: str, options: Options | None) -> Iterator[tuple[str, bool]]:
-    """The names in a directory, and whether each is one."""
-    fs, inner = remote.filesystem(url, options)
-    with explained(url), contextlib.suppress(FileNotFoundError):
-        for row in remote.names(fs, inner):
-            yield row["name"].rstrip("/").rpartition("/")[2], row["type"] == "directory"
-
-
-def _get(url: str, most: int, options: Options | None) -> bytes | None:
+def _get(url: str, most: int, options: Options) -> bytes | None:
     """What is under `url`, of which no more than `most` bytes are read."""
     fs, inner = remote.filesystem(url, options)
     with explained(url), contextlib.suppress(FileNotFoundError):

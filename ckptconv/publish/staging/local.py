@@ -1,0 +1,523 @@
+"""Staging on local disks: a hidden directory, with a lock and records of its own.
+
+An output directory grows in a hidden directory inside it; one file, or a tree, in one beside it. A record is written
+when its file is on the disk, and then speaks for it. With `durable` off, nothing waits for the disk, and a record says
+so: then the machine may have crashed since, and lost what was written. Such a file is resumed only if it is read again
+and has the CRC-32 of its record, of every byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.outputs.schema import MOST_RECORD, file_record
+from ckptconv.plan import FilePlan
+from ckptconv.publish.manifest import Made, record
+from ckptconv.publish.staging.area import (
+    BUSY,
+    DESCRIPTION,
+    FILE,
+    LOCK,
+    OLD,
+    PREFIX,
+    PUBLISHED,
+    TREE,
+    Place,
+    allocated,
+    enter,
+    hidden,
+    is_sibling,
+    record_of,
+    remove_dead,
+    remove_emptied,
+    wait_for,
+)
+from ckptconv.publish.staging.base import GO_ON, Staging
+from ckptconv.storage.files import DescriptorReader, Reader
+from ckptconv.storage.handles import ForeignError, Handle, resolved
+from ckptconv.storage.writing import LocalWriter, Writer, check_space, reason, writing
+from ckptconv.tensors.moves import File
+
+
+class LocalStaging(Staging):
+    """A file, or with `is_ours` a directory of files, that grows in a hidden directory.
+
+    `is_ours(name)` tells which files of an earlier output the new one replaces; `index` is the name that makes an
+    output whole: it is removed first and written last, so that a kill in between leaves no index, never a wrong one.
+    The hidden directory, `token`, lies in `home`, and is private to the user; its name begins with `prefix`, as those
+    of other plans do. Whoever makes a whole output has it alone; those who make `shared` parts of it have it together.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        plan_id: str,
+        durable: bool = True,
+        shared: bool = False,
+        index: str = "",
+        is_ours: Callable[[str], bool] | None = None,
+    ) -> None:
+        super().__init__(plan_id, durable)
+        self.path, self.shared, self.index, self.is_ours = resolved(path), shared, index, is_ours
+        self.is_file = is_ours is None
+        self.home, self.name = (self.path, "") if is_ours else os.path.split(self.path)
+        self.prefix = hidden(self.name) if self.name else PREFIX
+        self.token = self.prefix + plan_id
+        # Whoever publishes has this directory in `home` to itself.
+        self.busy = self.prefix + BUSY
+        # Whether something of an earlier output was replaced.
+        self._touched = False
+        self._home: Handle | None = None
+        self._staging: Handle | None = None
+        self._guard = -1
+        self._made: list[str] = []
+        # Files that were begun, and the records of those that have their final name.
+        self._begun: set[str] = set()
+        self._renamed: dict[str, dict[str, Any]] = {}
+        self._files = 0
+
+    # ---- where things are
+
+    @property
+    def staging(self) -> str:
+        return os.path.join(self.home, self.token)
+
+    def inside(self, name: str) -> tuple[str, ...]:
+        """The names that lead from the staging directory to where the file `name` grows."""
+        return (FILE if self.is_file else name,)
+
+    def outside(self, name: str) -> tuple[str, ...]:
+        """The names that lead from `home` to where it goes."""
+        return (self.name if self.is_file else name,)
+
+    def _place(self, name: str) -> Place:
+        assert self._staging is not None
+        *above, last = self.inside(name)
+        return Place(self._staging, tuple(above), last)
+
+    def _final(self, name: str) -> Place:
+        assert self._home is not None
+        *above, last = self.outside(name)
+        return Place(self._home, tuple(above), last)
+
+    def place(self, name: str) -> str:
+        """Where the file `name` grows."""
+        return os.path.join(self.staging, *self.inside(name))
+
+    def final(self, name: str) -> str:
+        """Where it goes."""
+        return os.path.join(self.home, *self.outside(name))
+
+    def staged(self, name: str) -> str:
+        return self.final(name) if name in self._renamed else self.place(name)
+
+    # ---- entering and leaving
+
+    def __enter__(self) -> Staging:
+        try:
+            with writing(self.path):
+                self._prepare()
+        except BaseException:
+            self.discard()
+            self.close()
+            raise
+        return self
+
+    def _prepare(self) -> None:
+        if not self.is_file:
+            missing = self.home
+            while not os.path.exists(missing):
+                self._made.append(missing)
+                missing = os.path.dirname(missing)
+            os.makedirs(self.home, exist_ok=True)
+        self._home = home = Handle.open(self.home)
+        try:
+            self._staging, self._guard = enter(home, self.token, self.path, self.shared)
+        except ForeignError:
+            if not self.is_file or self.shared:
+                raise
+            # One file can grow under any other name.
+            self.token += f"-{secrets.token_hex(4)}"
+            self._staging, self._guard = enter(home, self.token, self.path, shared=False)
+        # Parts of another plan may be waiting for their end, and who makes parts of this one is not to decide on them.
+        for other in home.names() if not self.shared else ():
+            is_leftover = is_sibling(other, self.prefix) and other not in (self.token, self.busy)
+            # In an output directory, only directories are ours.
+            if is_leftover and (self.name or stat.S_ISDIR(home.stat(other).st_mode)):
+                remove_dead(home, other, self.recover)
+
+    def recover(self, staging: Handle) -> None:
+        """Save what a killed run has put into `staging`, which is about to be removed, and is not its own."""
+
+    def elsewhere(self) -> LocalStaging:
+        other = copy.copy(self)
+        other._home, other._staging, other._guard = None, None, -1
+        other._writers, other._made = [], []
+        other.recorded, other._renamed, other._begun = set(), {}, set()
+        return other
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        # Where the staging directory is gone, nobody waits for the file any more.
+        with writing(self.path):
+            self._home = Handle.open(self.home)
+            self._staging = self._home.own(self.token)
+        try:
+            with super().opened():
+                yield
+        finally:
+            self.close()
+
+    def detach(self) -> None:
+        if self.committed:
+            self._end()
+        elif self.durable and self._guard >= 0 and self._staging is not None:
+            self._staging.sync()
+        self.close()
+
+    def keep(self) -> str:
+        if self._guard < 0:
+            return ""
+        if self.committing:
+            self.close()
+            return GO_ON
+        if not self.recorded or (self._files < 2 and not self.shared):
+            # One file that could be made again as soon as all is kept only for its part in something larger.
+            return ""
+        if self.shared:
+            for name in self._begun - self.recorded:
+                self._drop(name)
+        else:
+            self._clear(self.recorded)
+        self.close()
+        return f"{self._kept_files()} kept in {self.staging}: the same command goes on from there."
+
+    def discard(self) -> None:
+        if self._guard >= 0 and not self.shared:
+            self._end()
+        elif self._guard >= 0:
+            # Others may be at work here.
+            for name in self._begun:
+                self._forget(name)
+                self._drop(name)
+        self.close()
+        for path in self._made:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+
+    def _drop(self, name: str) -> None:
+        """Remove what there is of a staged file."""
+        place = self._place(name)
+        with contextlib.suppress(OSError), place.open() as directory:
+            directory.unlink(place.name)
+
+    def _clear(self, kept: Iterable[str]) -> None:
+        """Remove what is staged, but for the files `kept` and their records."""
+        assert self._staging is not None
+        names = [os.path.join(*self.inside(name)) for name in kept]
+        self._staging.clear({*names, *map(record_of, kept), LOCK, DESCRIPTION})
+
+    def _end(self) -> None:
+        if self._guard < 0:
+            return
+        assert self._home is not None
+        assert self._staging is not None
+        if self.committed:
+            # Whoever is killed from here on leaves word that all is done.
+            with contextlib.suppress(OSError):
+                self._staging.replace(DESCRIPTION, self._staging, PUBLISHED)
+        remove_emptied(self._home, self.token, self._staging)
+
+    def close(self) -> None:
+        for handle in (self._staging, self._home):
+            if handle is not None:
+                handle.close()
+        self._staging = self._home = None
+        if self._guard >= 0:
+            os.close(self._guard)
+            self._guard = -1
+
+    # ---- what is there
+
+    def finished(self, name: str, size: int) -> Made | None:
+        self._files += 1
+        with writing(self.path):
+            return super().finished(name, size)
+
+    def _known(self, name: str, size: int) -> dict[str, Any] | None:
+        assert self._staging is not None
+        found = self._read_record(name)
+        if found is None:
+            return None
+        if (found["name"], found["size"], found["plan"]) != (name, size, self.plan_id):
+            self._no_record(name, "it is of another file, or of another plan")
+            return None
+        for place in (self._place(name), self._final(name)):
+            now = place.stat()
+            if now is None:
+                continue
+            renamed = place.root is self._home
+            if not stat.S_ISREG(now.st_mode) or now.st_size != size or (renamed and not _is_same(now, found)):
+                return None
+            if renamed:
+                self._renamed[name] = found
+            # A copy, by which it has to be known when it has its final name.
+            facts = {"inode": now.st_ino, "mtime": now.st_mtime_ns}
+            if not found["synced"]:
+                if any(crc is None for _, _, crc, _ in found["spans"]) or not self._has_checksums(name, found):
+                    return None
+                if self.durable:
+                    with place.open() as directory:
+                        _sync(directory, place.name)
+                    facts["synced"] = True
+            if found != {**found, **facts}:
+                found |= facts
+                self._staging.write_whole(record_of(name), json.dumps(found).encode())
+            return found
+        return None
+
+    def _read_record(self, name: str) -> dict[str, Any] | None:
+        assert self._staging is not None
+        try:
+            data = self._staging.read(record_of(name), MOST_RECORD)
+            return None if data is None else file_record(data)
+        except (OSError, ValueError, ForeignError) as error:
+            self._no_record(name, str(error))
+            return None
+
+    def _no_record(self, name: str, why: str) -> None:
+        """What to do about a record that is none: who can make the file again does."""
+        if self.finishing:
+            raise CorruptError(
+                f"The record of {name!r} in {self.staging} is damaged: {why}. Nothing was put under a final name.",
+                "Run its part again, then finish.",
+            )
+
+    @contextlib.contextmanager
+    def _reading(self, name: str, found: Mapping[str, Any]) -> Iterator[Reader]:
+        place = self._final(name) if name in self._renamed else self._place(name)
+        with writing(self.path), place.open() as directory:
+            fd = directory.open_file(place.name)
+        try:
+            yield DescriptorReader(File(self.staged(name), found["size"]), fd)
+        finally:
+            os.close(fd)
+
+    def _forget(self, name: str) -> None:
+        assert self._staging is not None
+        with contextlib.suppress(OSError):
+            self._staging.unlink(record_of(name))
+
+    def describe(self, data: bytes) -> None:
+        assert self._staging is not None
+        with writing(self.path):
+            self._staging.write_whole(DESCRIPTION, data)
+            self._staging.unlink(PUBLISHED)
+
+    # ---- making files
+
+    def expect(self, files: Iterable[FilePlan]) -> None:
+        # What is staged and of no use is in the way.
+        if not self.shared:
+            self._clear(self.recorded)
+        check_space(self.home, sum(self._missing(file.name, file.size) for file in files))
+
+    def _missing(self, name: str, size: int) -> int:
+        """How many of the `size` bytes of a file the disk has yet to find room for."""
+        place = self._place(name)
+        with contextlib.suppress(OSError), place.open() as directory:
+            return max(size - allocated(directory, place.name), 0)
+        return size
+
+    def create(self, name: str, size: int) -> Writer:
+        place = self._place(name)
+        check_space(self.home, self._missing(name, size))
+        self._forget(name)
+        path = self.place(name)
+        with writing(path), place.open(make=True) as directory:
+            try:
+                writer = LocalWriter(path, size, directory)
+            except ForeignError:
+                # In a directory of ours it is no more than a leftover.
+                directory.unlink(place.name)
+                writer = LocalWriter(path, size, directory)
+        self._begun.add(name)
+        self._writers.append(writer)
+        return writer
+
+    def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
+        assert self._staging is not None
+        place = self._place(file.name)
+        with writing(self.path):
+            with place.open() as directory:
+                now = directory.stat(place.name)
+            facts = {"plan": self.plan_id, "inode": now.st_ino, "mtime": now.st_mtime_ns, "synced": self.durable}
+            self._staging.write_whole(record_of(file.name), record(file, crcs, facts))
+        self.recorded.add(file.name)
+
+    # ---- publishing
+
+    def commit(self, names: Sequence[str]) -> None:
+        assert self._home is not None
+        with writing(self.path):
+            busy, guard = wait_for(self._home, self.busy, self.path)
+        try:
+            self._check_renamed()
+            self.committing = True
+            with writing(self.path):
+                try:
+                    self.publish(names)
+                except OSError as error:
+                    if not self._touched:
+                        self.committing = False
+                        raise
+                    raise self._unfinished(names, error) from error
+        finally:
+            remove_emptied(self._home, self.busy, busy)
+            busy.close()
+            os.close(guard)
+        self.committed = True
+
+    def publish(self, names: Sequence[str]) -> None:
+        """Give the staged files their final names, the index last."""
+        assert self._home is not None
+        assert self._staging is not None
+        home = self._home
+        previous = [name for name in home.names() if self.is_ours(name) and name not in names] if self.is_ours else []
+        if self.index and self.index not in self._renamed:
+            self._touched = home.has(self.index)
+            home.unlink(self.index)
+            if self.durable:
+                home.sync()
+        for name in sorted(names, key=lambda name: name == self.index):
+            if name == self.index:
+                for old in previous:
+                    home.unlink(old)
+                previous = []
+                if self.durable:
+                    home.sync()
+            if name not in self._renamed:
+                self._move(name)
+                self._touched = True
+        for old in previous:
+            home.unlink(old)
+        if self.durable:
+            home.sync()
+
+    def _move(self, name: str) -> None:
+        """Put one staged file where it goes."""
+        source, goal = self._place(name), self._final(name)
+        with source.open() as before, goal.open() as after:
+            before.replace(source.name, after, goal.name)
+
+    def _check_renamed(self) -> None:
+        """Raise FailedError where another conversion has replaced what an earlier run has put under a final name."""
+        for name, found in self._renamed.items():
+            now = self._final(name).stat()
+            if now is None or now.st_size != found["size"] or not _is_same(now, found):
+                raise FailedError(
+                    f"{self.final(name)} was replaced by another conversion meanwhile, which has published its output "
+                    "there.",
+                    "Run this one again if its output is to be there instead.",
+                )
+
+    def _unfinished(self, names: Sequence[str], error: OSError) -> FailedError:
+        """What to say where publishing had to stop: what is there, and what is not."""
+        missing = [name for name in names if self._place(name).stat() is not None]
+        return FailedError(
+            f"{self.path} is not complete: {reason(error)}. Of {len(names)} files {len(names) - len(missing)} have "
+            f"their final names; {self.final(missing[-1])} has not, and what an earlier output had is replaced in "
+            f"part. The rest is in {self.staging}.",
+            GO_ON,
+        )
+
+
+class TreeStaging(LocalStaging):
+    """A directory that is published as a whole, with files in directories of its own, and a file beside it after it.
+
+    It grows in a hidden sibling. `marker` is a name inside by which an earlier output is known, which is replaced;
+    a directory without it is not. `after` is the name of the file that is put beside the directory at the end.
+    """
+
+    def __init__(
+        self, path: str, plan_id: str, marker: str, after: str, durable: bool = True, shared: bool = False
+    ) -> None:
+        super().__init__(path, plan_id, durable, shared)
+        self.is_file = False
+        self.marker, self.after = marker, after
+
+    def inside(self, name: str) -> tuple[str, ...]:
+        return (name,) if name == self.after else (TREE, *name.split("/"))
+
+    def outside(self, name: str) -> tuple[str, ...]:
+        return (name,) if name == self.after else (self.name, *name.split("/"))
+
+    def _prepare(self) -> None:
+        is_other = os.path.lexists(self.path) and not os.path.isdir(self.path)
+        present = os.listdir(self.path) if os.path.isdir(self.path) else []
+        if is_other:
+            raise UsageError(f"{self.path} is a file, where a directory was to be. Nothing was written.")
+        if present and self.marker not in present:
+            raise UsageError(
+                f"{self.path} holds files of another kind, and would be replaced as a whole. Nothing was written.",
+                "Give a directory that does not exist yet.",
+            )
+        super()._prepare()
+        assert self._staging is not None
+        self.recover(self._staging)
+
+    def recover(self, staging: Handle) -> None:
+        """Put an earlier output back that a killed run has moved out of the way, where nothing took its place."""
+        assert self._home is not None
+        if staging.has(TREE) and not self._home.has(self.name):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(OLD, self.name, src_dir_fd=staging.fd, dst_dir_fd=self._home.fd)
+
+    def publish(self, names: Sequence[str]) -> None:
+        assert self._home is not None
+        assert self._staging is not None
+        home, staging = self._home, self._staging
+        inside = [name for name in names if name != self.after]
+        if self._renamed.keys() & set(inside):
+            # The tree had its name already when a run before was killed: some small files were made again.
+            for name in inside:
+                if name not in self._renamed:
+                    self._move(name)
+        else:
+            with staging.inside(TREE) as tree:
+                if self.durable:
+                    tree.sync_below()
+            staging.clear({name for name in staging.names() if name != OLD})
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.name, OLD, src_dir_fd=home.fd, dst_dir_fd=staging.fd)
+            try:
+                os.rename(TREE, self.name, src_dir_fd=staging.fd, dst_dir_fd=home.fd)
+            except OSError:
+                self.recover(staging)
+                raise
+            self._touched = True
+        if self.after not in self._renamed:
+            self._move(self.after)
+        if self.durable:
+            home.sync()
+
+
+def _is_same(now: os.stat_result, found: Mapping[str, Any]) -> bool:
+    """Whether a file under a final name, where it might be another of the same size, is the one of a record."""
+    return bool(now.st_mtime_ns == found["mtime"] and now.st_ino == found["inode"])
+
+
+def _sync(directory: Handle, name: str) -> None:
+    fd = directory.open_file(name)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
