@@ -20,8 +20,7 @@ from ckptconv.text import brief, parse_count, parse_part, parse_size
 
 # What the default of `memory` becomes where something is far away: requests are large, and several under way.
 FAR_MEMORY = 24 << 20
-MOST_ITEMS = 100_000_000
-MOST_IDS = (1 << 63) - 1
+MOST_ITEMS = 100_000_000  # of a row
 DTYPES = ("float32", "bfloat16", "float16", "keep")
 # What people call dtypes for short.
 SHORT_DTYPES = {
@@ -428,8 +427,8 @@ class _Rows:
         metavar="NAME",
     )
     decode = Option(FLAG, "Write timestamp, count and used in the place of metadata.")
-    global_id_offset = Option(_count(1, MOST_IDS), "How much less local ids are than global ones.", metavar="N")
-    bucket_size = Option(_count(1, MOST_IDS), "Ids that a bucket spans; default: any one size.", metavar="N")
+    global_id_offset = Option(_count(1, (1 << 63) - 1), "How much less local ids are than global ones.", metavar="N")
+    bucket_size = Option(_count(1, (1 << 63) - 1), "Ids that a bucket spans; default: any one size.", metavar="N")
 
 
 class _Packing:

@@ -98,13 +98,10 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
 
 def _choosing(options: Options) -> dict[str, str]:
     """The options that choose and change tensors, of those that were given, and why none of them is of use here."""
-    given = [
-        option.flags[0]
-        for name, option in OPTIONS.items()
-        if option.group == "tensors"
-        and not name.startswith(("strip_", "rename"))
-        and getattr(options, name) != option.default
+    others = [
+        each for each in OPTIONS.values() if each.group == "tensors" and each.name not in ("strip_prefix", "rename")
     ]
+    given = [option.flags[0] for option in others if getattr(options, option.name) != option.default]
     renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
     return dict.fromkeys([*given, *renaming], "changes nothing in a universal checkpoint, which holds all as it is")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.options import RowOptions
+from ckptconv.options import MOST_ITEMS, RowOptions
 from ckptconv.pickles import nodes
 from ckptconv.rows.columns import check_rows, column
 from ckptconv.rows.layout import METADATA_KEY, PAD, Field, Layout, make, optimizer_named, parse
@@ -125,7 +125,7 @@ def _missing(part: str, found: Contents) -> UsageError:
 
 def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
     """What was asked for, with the embedding dimension that the weight has."""
-    if len(weight.shape) != 2:
+    if len(weight.shape) != 2 or not 0 < weight.shape[1] <= MOST_ITEMS:
         raise UnsupportedError(f"The weight has the shape {list(weight.shape)}, where it is [rows, D].")
     if asked.embedding_dim not in (None, weight.shape[1]):
         raise UsageError(f"The weight has rows of {weight.shape[1]}, and --embedding-dim says {asked.embedding_dim}.")

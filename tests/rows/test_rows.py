@@ -829,3 +829,10 @@ def test_the_library_takes_paths_and_options_as_words(tmp_path: Path) -> None:
     assert library.check_rows(str(source), **layout).rows == 100
     with pytest.raises(library.CkptconvError):
         library.split_rows(source, parts, embedding_dim=16, optimizer="adam")
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_a_weight_of_a_width_that_no_row_has_is_not_supported(width: int, tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(3, width), "weight_id": torch.arange(3)}, tmp_path / "t.pt")
+    said = run("pack", "--optimizer", "adam", tmp_path / "t.pt", tmp_path / "out.pt", code=5).err
+    assert said.startswith("ckptconv: The weight has the shape [3, 0]" if not width else "ckptconv: An embedding dim")

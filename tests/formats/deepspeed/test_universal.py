@@ -55,8 +55,8 @@ def test_options_that_change_tensors_are_said_to_change_nothing_in_it(tmp_path: 
     options = ["--universal", directory, "--dtype", "bf16", "--strip-prefix", "l1.", "--include", "l1.*"]
     run = ckptconv("zero-to-fp32", checkpoint, *options)
     assert [line.split(": ")[2].split(" changes")[0] for line in run.err.splitlines()] == [
-        "--include",
         "--dtype",
+        "--include",
         "--strip-prefix 'l1.'",
     ]
     # With weights beside it, they are for these.
