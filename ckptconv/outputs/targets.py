@@ -160,7 +160,7 @@ class Spared:
     def check_directory(self, target: Target, names: Iterable[str], what: str) -> None:
         """Raise UsageError if `what`, written to a directory under `names`, would replace one of the files.
 
-        A tree replaces everything in its directory. Any other output counts as replacing files with names of outputs.
+        A tree replaces everything in its directory; other outputs, the files in it that have names of output files.
         """
         directory = resolved_name(target.path)
         for place, path in self._paths.items():

@@ -55,7 +55,7 @@ class Weights:
     states_error: CkptconvError | None = None
 
     def state_dict(self) -> dict[str, LazyTensor]:
-        """Return all tensors, in the order in which DeepSpeed's own tool lists them."""
+        """Return all tensors by name, in the order in which DeepSpeed's own tool lists them."""
         weights = {**self.buffers, **self.frozen, **self.trainable}
         weights.update((alias, weights[owner]) for alias, owner in self.aliases.items())
         return weights
@@ -322,7 +322,7 @@ def _fragments_in(slices: Sequence[Slice], start: int, size: int) -> dict[str, t
 
 
 def whole(model: ModelFile, where: str, saved: Mapping[str, LazyTensor]) -> Weights:
-    """Assemble ZeRO-0, where the model file holds the whole module, and the expert files hold `saved`."""
+    """Assemble ZeRO-0: every rank has the whole module, which the model file holds; the expert files hold `saved`."""
     weights = Weights(where, world=model.number("dp_world_size") or 1)
     module = model.module or {}
     names = set(model.buffers or ())
@@ -597,7 +597,7 @@ def complete(
 def _check_layout(
     model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Mapping[str, Shape]], where: str
 ) -> None:
-    """Raise UnsupportedError if the weights were offloaded into other files, or experts have fewer partitions."""
+    """Raise UnsupportedError if weights were offloaded into other files, or experts are cut over fewer ranks."""
     if model.native or any(optim.native for optim in optims):
         raise UnsupportedError(
             f"{where} is an AutoEP checkpoint of ZeRO-3 whose experts are partitioned over fewer ranks than the other "

@@ -4,7 +4,7 @@ The names and argument lists come from `torch/_utils.py`, `torch/_tensor.py` and
 first releases to torch 2.13. The containers (zip, stream, tar) differ only in where a storage lies. Each passes
 `vocabulary` a function that resolves a storage, and shares the rest.
 
-No statement of a pickle about a tensor is trusted: each view is checked to lie inside its storage.
+Nothing that a pickle says about a tensor is trusted: each view must lie inside its storage.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class StorageId(NamedTuple):
     view: Any = None
 
 
-# Locates storages whose ids differ in nothing but the key: from a key to the file, the byte offset and the identity of
-# the storage. None, for all of these storages or for one key, where a storage must be resolved in full.
+# For persistent ids that differ only in the key: a function from a key to the storage's file, byte offset and identity.
+# None, for all keys or for one, where the storage must be resolved in full.
 Places: TypeAlias = Callable[[StorageId], Callable[[str], tuple[File, int, Hashable] | None] | None]
 
 _STORAGE_DTYPES = {
@@ -205,7 +205,7 @@ class _Geometry(NamedTuple):
 
 
 def _geometry(size: Any, stride: Any) -> _Geometry:
-    """Check a size and strides of any type. Raises MalformedError."""
+    """Check a size and strides, which may be of any type. Raises MalformedError."""
     if not isinstance(size, tuple) or not isinstance(stride, tuple):
         raise MalformedError("has a tensor whose size or stride is not a tuple")
     if len(size) != len(stride) or len(size) > MAX_DIMS:
@@ -363,7 +363,7 @@ class _Tensors:
         return self.view(storage, offset, size, stride, requires_grad, _dtype(dtype), *metadata)
 
     def rebuild_qtensor(self, args: tuple[Any, ...]) -> Any:
-        """Seven arguments with one quantizer tuple; torch 1.1 and 1.2 pass eight, with scale and zero point apart."""
+        """Take seven arguments, one of them the quantizer; or eight, as torch 1.1 and 1.2 split it into two."""
         _arguments(args, "_rebuild_qtensor", 7, 8)
         if len(args) == 8:
             args = (*args[:4], (TorchConstant("qscheme", "per_tensor_affine"), *args[4:6]), *args[6:])
@@ -745,7 +745,7 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
         if len(state) < 8 or any(part is not None for part in state[2:5]):
             return None
         order = state[1]
-        # Only for kinds S, U and V does numpy take the size from the state.
+        # numpy takes the size of kinds S, U and V from the state.
         if type(order) is not str or order not in ("<", ">", "|", "=") or (kind in "SUV" and state[5] != size):
             raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
         # Without `copy`, the state changes nothing: numpy has one shared object for such a dtype.
@@ -802,7 +802,7 @@ def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
 
 
 def _build_array(value: Opaque, state: Any) -> Any:
-    """Set the state of an array: (version, shape, dtype, is Fortran-ordered, data). Oldest numpy has no version."""
+    """Set the state of an array: (version, shape, dtype, is Fortran-ordered, data). numpy's oldest has no version."""
     if type(value.args) is not tuple or value.args[:1] != (_NUMPY_ARRAY_CLASS,) or value.state:
         return NotImplemented
     if type(state) is tuple and len(state) == 4:

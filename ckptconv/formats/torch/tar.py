@@ -87,7 +87,7 @@ def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
         for name in _PARTS:
             if name in members:
                 start, stop = members[name]
-                # Two of the members begin with a count, and the first item is a second pickle.
+                # Two of the members begin with a count; their first item is the second pickle.
                 refuse_attack(reader.read_at(start, min(SCANNED, stop - start)), f"{reader.file.path} ({name})", most=2)
         raise odd
     pickles = {name: Pickles(reader, span.start, span.stop, limits, _WINDOW) for name, span in members.items()}

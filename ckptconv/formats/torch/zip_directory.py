@@ -43,7 +43,7 @@ class ContradictionError(Exception):
 
 
 class DisksError(Exception):
-    """The archive is one part of several."""
+    """The archive is one file of several."""
 
 
 class Directory(NamedTuple):
