@@ -1,8 +1,8 @@
-"""Reads the map of state dicts to safetensors that OLMo uses, without running the pickles it is made of.
+"""Reads the mapping from state dicts to safetensors that OLMo uses, without running its pickles.
 
 Source: `olmo/safetensors_util.py` of https://github.com/allenai/OLMo. A tensor's name is the base64 (URL alphabet) of a
-pickle of (path of keys, whether the value is pickled); a value that is no tensor is a pickle in a uint8 tensor. Empty
-containers and the order of keys are lost when such a file is written.
+pickle of (path of keys, whether the value is pickled). A value that is no tensor is pickled into a uint8 tensor. Such a
+file does not preserve empty containers and the order of keys.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ckptconv.errors import CorruptError, UnsafeError
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.vocabulary import WHOLE_TREES, Vocabulary
 
-# How a pickle of protocols 2 to 5 begins.
+# The first bytes of pickles of protocols 2 to 5.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _ATOMS = frozenset({str, bytes, int, float, bool, type(None)})
 _LONGEST_KEY = 100
 
 
 def is_olmo(names: Iterable[str]) -> bool:
-    """Whether tensors of these names were named by OLMo's map."""
+    """Whether OLMo's mapping made all of these names of tensors."""
     names = list(names)
     return bool(names) and all((_decoded(name) or b"").startswith(_PICKLES) for name in names)
 
@@ -35,11 +35,11 @@ def restore(
     where: str,
     vocabulary: Vocabulary | None = None,
 ) -> tuple[dict[Any, Any], list[str]]:
-    """The state dict that was written as `tensors`, and the names of classes in it that were kept as `Opaque`.
+    """Return the state dict that was written as `tensors`, and the names of classes in it that were kept as `Opaque`.
 
-    `read` gives the bytes of a uint8 tensor; `vocabulary` says what pickled values may be made of beside Python's own
-    types. `where` names the file in errors. Raises CorruptError for a name that is not of this map, and UnsafeError
-    for one that would call something.
+    `read` returns the bytes of a uint8 tensor. `vocabulary` says which values beside Python's own types pickles may
+    contain. `where` names the file in errors. Raises CorruptError for a name that is not of this mapping, UnsafeError
+    for a name that would call something.
     """
     tree: dict[Any, Any] = {}
     inner = {id(tree)}
@@ -74,7 +74,7 @@ def _decoded(name: str) -> bytes | None:
 
 
 def _path(name: str, where: str) -> tuple[tuple[Any, ...], bool]:
-    """The path of keys that a name stands for, and whether the value is pickled."""
+    """Decode a name into a path of keys, and whether the value is pickled."""
     place = f"{where}, the tensor named {name[:100]!r}"
     data = _decoded(name)
     if data is None:
@@ -95,7 +95,7 @@ def _path(name: str, where: str) -> tuple[tuple[Any, ...], bool]:
 
 
 def _is_key(key: Any) -> bool:
-    """Whether `key` is of a kind that is quick to hash."""
+    """Whether `key` is of a type that is quick to hash."""
     if type(key) is tuple:
         return len(key) <= _LONGEST_KEY and all(type(part) in _ATOMS for part in key)
     return type(key) in _ATOMS

@@ -1,4 +1,4 @@
-"""The way back: a `.pt` file of the tree that a safetensors output and its structure record describe. Pure."""
+"""Plans the way back: a `.pt` file from the tree that a safetensors output and its structure record describe. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor, Tagged
 
-# What a file for torch.load is called.
+# Suffixes of files for torch.load.
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-# Entries that an error names.
+# Number of entries that a message names.
 _SHOWN = 5
 
 
@@ -27,9 +27,10 @@ _SHOWN = 5
 class Restored:
     """The plan of a `.pt` file, and how many tensors it has.
 
-    `left_out` are entries of classes that are not known to be data, by name: the class. `demoted` are tensors of such a
-    class, which are written as plain ones, and `kept` what is written of such classes all the same. `unscaled` is what
-    to say of 8-bit floats that were cast. `idle` are options that were given and change nothing: {option: reason}.
+    Values of classes that are not known to be data are listed with their class, by name. `left_out` are the objects
+    that are not written, `demoted` the tensors that are written as plain ones, `kept` what is written unchanged.
+    `unscaled` are warnings about 8-bit floats that were cast. `idle` are options that were given and have no effect:
+    {option: reason}.
     """
 
     file: FilePlan
@@ -42,7 +43,7 @@ class Restored:
     unscaled: tuple[str, ...] = ()
 
     def warnings(self) -> Iterator[str]:
-        """What whoever had it converted should know."""
+        """Yield the warnings for the user."""
         yield from self.unscaled
         if self.left_out:
             yield f"left out, as their classes are known by name only: {_shown(self.left_out)}"
@@ -52,15 +53,15 @@ class Restored:
             yield f"torch.load with weights_only=False will run what is named by: {_shown(self.kept)}"
 
     def overlaps(self) -> Iterator[tuple[LazyTensor, LazyTensor]]:
-        """Pairs of tensors that are equal unless tensors that shared memory have changed since."""
+        """Yield pairs of tensors that are equal unless tensors that shared memory have changed since."""
         return self.tree.overlaps()
 
 
 def plan_restored(source: Source, path: str, options: Options) -> Restored:
-    """The plan to write the tree of `source` to `path`: under a key, what the globs choose, floats of another dtype.
+    """Plan to write the tree of `source` to `path`: what lies under a key, what the globs choose, floats cast.
 
-    Without `options.structure` it is the tensors by name. Raises UnsafeError for objects of classes that are not known
-    to be data, unless `options.opaque` says to "keep" them, or to "drop" them; and for an attack in any case.
+    Without `options.structure`, write a dict of the tensors by name. Raises UnsafeError for objects of classes that are
+    not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
     dtype, opaque = options.dtype or "keep", options.opaque
     choice = selection.Choice(options.include, options.exclude)
@@ -100,13 +101,13 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
 
 
 def _unlisted_kind(node: Any) -> str:
-    """The subclass that a tensor is of, if that is not known to be data."""
+    """Return the subclass of a tensor if it is not known to be data, else ""."""
     kind = node.facts.kind if isinstance(node, Tagged) else "tensor"
     return kind if kind not in writable.KINDS and writable.is_unlisted_kind(kind) else ""
 
 
 def _has_unlisted(tree: Any) -> bool:
-    """Whether something in `tree` is of a class that is not known to be data."""
+    """Whether `tree` contains an object of a class that is not known to be data."""
     return any(_unlisted_kind(node) or writable.unlisted(node) for node in keymap.walk(tree))
 
 
@@ -126,6 +127,6 @@ def _shown(found: dict[str, str]) -> str:
 
 
 def _stem(path: str) -> str:
-    """The directory inside the archive: torch takes the file's name for it, if that is plain text."""
+    """Return the directory inside the archive. As torch does, use the file's name, if that is plain text."""
     stem, _ = os.path.splitext(basename(path))
     return stem if stem and stem.isascii() and stem.isprintable() else "archive"

@@ -1,4 +1,4 @@
-"""safetensors files: https://huggingface.co/docs/safetensors, laid out byte for byte as the library lays them out."""
+"""Plans safetensors files (https://huggingface.co/docs/safetensors), byte for byte as the library lays them out."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from ckptconv.tensors.lazy import LazyTensor
 
 SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"
-# Readers refuse a longer header.
+# Bytes; readers refuse a longer header.
 MAX_HEADER = 100_000_000
 METADATA = "__metadata__"
-# Entries of a header.
+# Header entries that are encoded together.
 _ENCODED_AT_ONCE = 4096
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> FilePlan:
-    """One file of `tensors`, described by `metadata`.
+    """Plan one file of `tensors` with `metadata`.
 
-    Tensors lie by descending rank of their dtype, then by name; metadata keys are sorted. Raises UnsupportedError for a
-    dtype that safetensors has no code for, UsageError for a name it cannot hold, FailedError for a header it refuses.
+    Tensors are ordered by descending rank of their dtype, then by name; metadata keys are sorted. Raises
+    UnsupportedError for a dtype without a safetensors code, UsageError for a name that the header cannot hold, and
+    FailedError for a header that is too long.
     """
     ordered = sorted(tensors.items(), key=itemgetter(0))
     ordered.sort(key=lambda item: -DTYPE_RANK[item[1].dtype.name])
-    # Bytes soon: as dicts, the entries of a header take five times the memory, as texts twice.
+    # Encode entries early: as dicts they take five times the memory of bytes, as text twice.
     header = [_encoded(name, f'{{"{METADATA}":{_json(dict(sorted(metadata.items())))}')]
     entries: list[str] = []
-    # Tensors are many, and their kinds are few.
+    # Tensors are many, and pairs of dtype and shape are few.
     kinds: dict[tuple[DType, tuple[int, ...]], tuple[str, int]] = {}
     ends = array.array("Q")
     at = 0
@@ -79,7 +80,7 @@ def _code(file: str, key: str, tensor: LazyTensor) -> str:
 def _shape(tensor: LazyTensor) -> list[int]:
     shape = list(tensor.shape)
     if tensor.dtype.code == "F4" and shape:
-        shape[-1] *= 2  # torch counts bytes of two values, safetensors values
+        shape[-1] *= 2  # torch counts bytes of two values each, safetensors counts values
     return shape
 
 
@@ -96,7 +97,7 @@ def _encoded(file: str, text: str) -> bytes:
 
 
 def _finished(file: str, header: Sequence[bytes]) -> bytes:
-    """The beginning of a file: eight bytes for the header's length, and the header, which lacks its end."""
+    """Return the start of a file: the header's length in eight bytes, then `header`, closed and padded."""
     length = sum(map(len, header)) + 1
     padding = -length % 8
     length += padding
@@ -109,7 +110,7 @@ def _finished(file: str, header: Sequence[bytes]) -> bytes:
 
 
 def index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[str, str]) -> FilePlan:
-    """The index of a sharded output: which file holds which tensor, and how many bytes of tensors there are."""
+    """Plan the index of a sharded output: the file of each tensor, and the total bytes of tensors."""
     total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
     index = {
         "metadata": {"total_size": total, **metadata},

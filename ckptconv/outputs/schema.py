@@ -1,7 +1,7 @@
-"""What descriptions of parts, records of files and manifests may say: checked before anything of it is used. Pure.
+"""Checks descriptions of parts, records of files and manifests before anything uses them. Pure.
 
-They are read back from directories that others may have written to, or that came with a download. Whatever is not as
-we write it is an error (ValueError), whose text says what is wrong with "it".
+They are read from directories to which others may have written, or which came with a download. Anything that we would
+not write raises ValueError, whose text says what is wrong with "it".
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 
 from ckptconv.storage import strict_json
 
-# Bytes that are read of each. A record has a line for every tensor of a file.
+# At most so many bytes are read. A record has a line for every tensor of a file.
 MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20
-# No file system and no store holds more in a file.
+# No file system and no store allows a larger file.
 _MOST_SIZE = (1 << 63) - 1
 MOST_PARTS = 10**9 - 1
 
-# A plan id, and the CRC-32 of a tensor as a manifest has it.
+# A plan id, and the CRC-32 of a tensor as written in a manifest.
 PLAN = re.compile(r"[0-9a-f]{16}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 KINDS = ("file", "directory", "tree")
-# Names in staging directories that are not those of files.
+# Names in staging directories that are not output files.
 _OF_STAGING = re.compile(
     r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
 )
@@ -33,9 +33,12 @@ _OF_STAGING = re.compile(
 
 @dataclass(frozen=True)
 class Description:
-    """What `finish` has to know of a plan: its id, the kind of output ("file", "directory" or "tree"), into how many
-    parts it was cut and with which shift, the heading of its manifest, and (name, size in bytes, tensors) of each
-    file."""
+    """What `finish` must know of a plan.
+
+    `kind` is that of the output ("file", "directory" or "tree"). The files were assigned to `parts` parts with `shift`,
+    as in `publish.parts.assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
+    tensors).
+    """
 
     plan_id: str
     kind: str
@@ -46,9 +49,9 @@ class Description:
 
 
 def parse_json(data: bytes) -> Any:
-    """The value that `data` describes, with every name of an object once. Raises ValueError for anything else.
+    """Parse JSON whose objects have no key twice. Raises ValueError for anything else.
 
-    Names of files that are not UTF-8 have halves of surrogate pairs in them.
+    File names that are not UTF-8 contain halves of surrogate pairs.
     """
     try:
         return strict_json.parse(data.decode(), surrogates=True)
@@ -59,9 +62,9 @@ def parse_json(data: bytes) -> Any:
 def description(
     data: bytes, plan_id: str, kinds: Collection[str], is_file: Callable[[str], bool], last: str
 ) -> Description:
-    """The description of a plan that was read from a staging directory of `plan_id`, of an output of one of `kinds`.
+    """Parse the description of a plan, read from the staging directory of `plan_id` and `kind`.
 
-    `is_file(name)` tells which names an output directory may have, and `last` is that of its index.
+    `is_file(name)` tells which names an output directory may have; `last` is the name of its index.
     """
     told = _object(parse_json(data), "it", {"plan", "kind", "parts", "shift", "heading", "files"})
     kind = _text(told["kind"], "its kind")
@@ -98,7 +101,7 @@ def description(
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise ValueError unless each is there once, and leads to a file below the directory of the output."""
+    """Raise ValueError unless each name occurs once, and leads to a file below the directory of the output."""
     for name, count in Counter(list(names)).items():
         if count > 1:
             raise ValueError(f"{name!r} is there {count} times")
@@ -115,7 +118,7 @@ def _check_shards(names: list[str], index: str) -> None:
 
 
 def check_heading(told: Any) -> None:
-    """Raise ValueError unless `told` is what a manifest says before its files."""
+    """Raise ValueError unless `told` is the part of a manifest before its files."""
     _object(told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"})
     for name in ("ckptconv", "plan", "kind"):
         _text(told[name], name)
@@ -156,7 +159,7 @@ def check_manifest(told: Any) -> None:
 
 
 def file_record(data: bytes) -> dict[str, Any]:
-    """The record of a file in a staging directory of this machine's disks."""
+    """Parse the record of a file in a local staging directory."""
     return _record(data, {"inode": int, "mtime": int, "synced": bool})
 
 

@@ -1,4 +1,4 @@
-"""Where outputs go: what a name means, and whether something may be written under it."""
+"""Determines where outputs go: what an output's name means, and whether anything may be written under it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ckptconv.storage.files import listing, look
 from ckptconv.storage.paths import basename, dirname, is_remote, join
 from ckptconv.storage.uploads import check_writable
 
-# What an output of ours consists of; of these, a new output replaces what an earlier one left.
+# Names of the files of an output. A new output replaces those that an earlier one left.
 OUTPUT_NAMES = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
 )
 
 
 def is_output_name(name: str) -> bool:
-    """Whether an output of ours has a file of that name."""
+    """Whether an output can have a file of that name."""
     return OUTPUT_NAMES.fullmatch(name) is not None
 
 
-# One file of a sharded set is called as it would be among the others.
+# A single file of a sharded set gets the name that it would have among the others.
 _SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 
 
-# Names of what this process was started with.
+# Names of the streams and descriptors of this process.
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 
 
@@ -43,7 +43,7 @@ _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 class Target:
     """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`).
 
-    `is_torch`: the file is one for torch.load, and else all are safetensors.
+    `is_torch`: the file is one for torch.load; otherwise all files are safetensors.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Target:
 
 
 def resolve_output(path: str, options: Options) -> Target:
-    """Whether `path` is to be a file or a directory. Raises UsageError where it can be neither."""
+    """Decide whether `path` is to be a file or a directory. Raises UsageError if it can be neither."""
     if not path:
         raise UsageError("OUTPUT is empty.", "Give a directory, or a name that ends in .safetensors.")
     if path == "-" or path.startswith(_STREAMS):
@@ -79,10 +79,10 @@ def resolve_output(path: str, options: Options) -> Target:
             f"{path} is a directory, and a name that ends in {os.path.splitext(path)[1]} is one file.",
             "Remove it, or choose another name.",
         )
-    # A directory of such a name is meant only where a slash says so.
+    # A directory with such a suffix needs a final slash.
     if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
         raise _an_input(path) if entry.kind == "file" and path.endswith(CHECKPOINT_SUFFIXES) else not_a_directory(path)
-    # Stores have no directories to make.
+    # Stores have no directories that must exist.
     if is_file and not is_remote(path) and look(dirname(path)).kind != "directory":
         raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
     if not options.clobber:
@@ -96,7 +96,7 @@ def resolve_output(path: str, options: Options) -> Target:
 
 
 def check_file(path: str, option: str) -> None:
-    """Raise UsageError where the file that `option` asks for cannot be: that is said before an output has its name."""
+    """Raise UsageError if the file that `option` names cannot be written. Call it before an output gets its name."""
     if is_remote(path):
         return
     if look(path).kind == "directory":
@@ -108,12 +108,12 @@ def check_file(path: str, option: str) -> None:
         )
 
 
-# Files beside a checkpoint, or in it, that say which one is meant.
+# Files beside a checkpoint, or in it, that name the step to read.
 _POINTERS = ("latest", "latest_universal")
 
 
 def files_behind(source: Source) -> list[str]:
-    """The paths of the files that `source` was read from, and of those that lead to it; some may not be there."""
+    """Return the paths of the files from which `source` was read, and of those that point to it; some may not exist."""
     within = _within(source)
     own = [] if within == source.path else [source.path]
     beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in _POINTERS]
@@ -123,7 +123,7 @@ def files_behind(source: Source) -> list[str]:
     if (source.shards or is_ours) and not is_remote(within):
         with contextlib.suppress(OSError):
             listed = os.listdir(within)
-    # An index of ours, beside shards of torch, is of an earlier output.
+    # Beside shards of torch, an index with our name belongs to an earlier output.
     indices = [
         join(within, name) for name in listed if name.endswith(".index.json") and (is_ours or not is_output_name(name))
     ]
@@ -131,26 +131,26 @@ def files_behind(source: Source) -> list[str]:
 
 
 def named_inputs(source: Source) -> list[str]:
-    """The paths of the files that tell `source` apart from others."""
+    """Return the paths of the files that identify `source`."""
     within = _within(source)
     return [join(within, name) for name in {**source.inputs, **source.state_inputs}]
 
 
 def _within(source: Source) -> str:
-    """The directory that a source is, or is in."""
+    """Return the directory that a source is, or that contains it."""
     is_directory = not is_remote(source.path) and os.path.isdir(source.path)
     return source.path if is_directory else dirname(source.path)
 
 
 class Spared:
-    """The files of the checkpoint that is read, which no output may replace, under whatever name."""
+    """The files of the checkpoint that is read. No output may replace them, under any name."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._paths = {resolved_name(path): path for path in paths if is_remote(path) or os.path.lexists(path)}
         self._identities = {_identity(path): path for path in self._paths.values()}
 
     def check(self, path: str, what: str) -> None:
-        """Raise UsageError where `what`, written to `path`, would replace one of the files."""
+        """Raise UsageError if `what`, written to `path`, would replace one of the files."""
         hit = self._paths.get(resolved_name(path))
         if hit is None and not is_remote(path) and os.path.exists(path):
             hit = self._identities.get(_identity(path))
@@ -158,8 +158,10 @@ class Spared:
             raise self._refused(path if hit == path else f"{path}, which is {hit}", what)
 
     def check_directory(self, target: Target, names: Iterable[str], what: str) -> None:
-        """Raise UsageError where `what`, written to a directory under `names`, would replace one of the files, or be in
-        the place of one under a name that outputs have."""
+        """Raise UsageError if `what`, written to a directory under `names`, would replace one of the files.
+
+        A tree replaces everything in its directory; other outputs, the files in it that have names of output files.
+        """
         directory = resolved_name(target.path)
         for place, path in self._paths.items():
             if target.is_tree:
@@ -181,12 +183,12 @@ class Spared:
 
 
 def resolved_name(path: str) -> str:
-    """What a path or URL is, however it is written."""
+    """Return the canonical form of a path or URL: a path with links resolved, a URL without its final slash."""
     return path.rstrip("/") if is_remote(path) else os.path.realpath(path)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """What tells the file that `path` leads to from all others of this machine."""
+    """Return device and inode of the file to which `path` leads; None if there is none."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -195,7 +197,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def check_spool(directory: str) -> None:
-    """Raise UsageError where nothing can be spooled in `directory`, whether or not that will be needed."""
+    """Raise UsageError if `directory` cannot hold spooled data, whether or not any will be spooled."""
     if directory and not os.path.isdir(directory):
         raise UsageError(f"--spool-dir {directory} is not a directory. Nothing was written.", "Make it first.")
 
@@ -208,7 +210,10 @@ def not_a_directory(path: str) -> UsageError:
 
 
 def _an_input(path: str) -> UsageError:
-    """The error for a checkpoint where an output should be: a name made of it would say that it had been converted."""
+    """Return the error for a checkpoint given as OUTPUT.
+
+    It proposes no name made from the checkpoint's: that would suggest that the checkpoint had been converted.
+    """
     return UsageError(
         f"{path} stands where OUTPUT should, and is a checkpoint that is there. Nothing was written.",
         'Each input takes a command of its own: for several, for file in *.pt; do ckptconv pt2safetensors "$file"; '
@@ -217,7 +222,7 @@ def _an_input(path: str) -> UsageError:
 
 
 def default_output(source: Source, storage_options: Mapping[str, Any]) -> str:
-    """Where an output goes that was given no name: beside the input."""
+    """Return the path of an output that was given no name: beside the input."""
     is_directory = look(source.path, dict(storage_options)).kind == "directory"
     if is_directory and not source.shards:
         raise UsageError("An output is needed: a directory, or a name that ends in .safetensors.")
@@ -229,7 +234,7 @@ def default_output(source: Source, storage_options: Mapping[str, Any]) -> str:
 
 
 def of_rank(target: Target, source: Source) -> Target:
-    """Where one tensor-parallel rank's output goes: OUTPUT/mp_rank_NN."""
+    """Return the target of one tensor-parallel rank's output: OUTPUT/mp_rank_NN."""
     if source.model_rank is None:
         return target
     if target.is_file or target.is_tree:
@@ -239,7 +244,7 @@ def of_rank(target: Target, source: Source) -> Target:
 
 
 def beside(targets: Iterable[Target]) -> str:
-    """A directory that is there, where or above where an output is to be; "" if none was named."""
+    """Return the nearest existing directory at or above the first target; "" if that is remote, or there is none."""
     for target in targets:
         if is_remote(target.path):
             return ""

@@ -1,4 +1,4 @@
-"""The memory that several tensors were views of, put together again from the views. Pure."""
+"""Reassembles the memory that several tensors were views of from these views. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ckptconv.tensors.lazy import Convert, LazyTensor, Narrow, Stored, View, unt
 from ckptconv.tensors.moves import BLOCK, File, Move, Order, Runs
 
 _BYTE = DTYPES["uint8"]
-# Where views interleave, so many bytes of the storage are put together at a time.
+# Where views interleave, this many bytes of the storage are assembled at a time.
 _STRETCH = 1 << 16
 
 
 class Placed(NamedTuple):
-    """A view: its elements in C order, and where they lie in the storage (offset and strides in elements)."""
+    """A view: its elements in C order, and its place in the storage (offset and strides in elements)."""
 
     tensor: LazyTensor
     offset: int
@@ -29,7 +29,7 @@ class Placed(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first byte of the storage that it shows, and the one after the last."""
+        """The first byte of the storage that the view covers, and the byte after the last."""
         item = self.tensor.dtype.itemsize
         if not self.tensor.numel:
             return self.offset * item, self.offset * item
@@ -38,10 +38,10 @@ class Placed(NamedTuple):
 
 
 def storage_of(views: Sequence[Placed], nbytes: int) -> LazyTensor:
-    """The bytes of a storage of `nbytes` bytes that has `views` in it; what no view shows is zero.
+    """Return the `nbytes` bytes of a storage that contains `views`; bytes in no view are zero.
 
-    Where views show the same bytes, the largest of them counts. Raises UnsupportedError for a transposed view that
-    cannot be brought back into the order of the storage.
+    Where views overlap, the largest one wins. Raises UnsupportedError for a transposed view that cannot be permuted
+    into the order of the storage.
     """
     first = views[0]
     if len(views) == 1 and not first.offset and first.tensor.nbytes == nbytes:
@@ -55,11 +55,11 @@ def storage_of(views: Sequence[Placed], nbytes: int) -> LazyTensor:
 
 
 def overlaps(views: Sequence[Placed]) -> Iterator[tuple[LazyTensor, LazyTensor]]:
-    """Pairs of tensors that are all equal if, and only if, views agree wherever they show the same bytes."""
+    """Yield pairs of tensors that are all equal if, and only if, views agree wherever they overlap."""
     for placed in views:
         yield from _repeats(placed)
     ranked = [_prepared(view) for view in sorted(views, key=lambda view: -view.tensor.nbytes) if view.tensor.numel]
-    # The same elements under two names agree.
+    # The same elements under two names agree by definition.
     ranked = list({(view.flat, view.low, view.dims): view for view in ranked}.values())
     if _are_apart(ranked):
         return
@@ -69,7 +69,7 @@ def overlaps(views: Sequence[Placed]) -> Iterator[tuple[LazyTensor, LazyTensor]]
 
 
 def _repeats(view: Placed) -> Iterator[tuple[LazyTensor, LazyTensor]]:
-    """Pairs that are equal if the elements that a view repeats, by strides of 0, are repeated."""
+    """Yield pairs that are equal if the elements that a view repeats, by strides of 0, are equal."""
     tensor = untagged(view.tensor)
     for dim, (extent, stride) in enumerate(zip(tensor.shape, view.strides, strict=True)):
         if extent > 1 and not stride and tensor.numel:
@@ -77,19 +77,19 @@ def _repeats(view: Placed) -> Iterator[tuple[LazyTensor, LazyTensor]]:
 
 
 def _are_apart(views: Sequence[_Prepared]) -> bool:
-    """Whether no byte is shown twice, as far as that is easily told."""
+    """Whether no byte is in two views, or twice in one, as far as a cheap test can tell."""
     if not all(view.is_plain for view in views):
         return False
     distances = {view.dims[0][1] if len(view.dims) == 1 else 0 for view in views}
     row = distances.pop() if len(distances) == 1 else 0
-    # Columns of one matrix lie apart as they do in a row.
+    # Blocks of columns of one matrix do not overlap if they do not overlap within a row.
     places = [(view.low % row, view.low % row + view.run) if row else (view.low, view.high) for view in views]
     places.sort()
     return all(one[1] <= other[0] for one, other in itertools.pairwise([*places, (row or math.inf, 0)]))
 
 
 def strides_of(tensor: LazyTensor, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides as they are recorded, or those of a tensor in C order where none are."""
+    """Return the recorded strides; if there are none, those of a tensor in C order."""
     return strides if len(strides) == len(tensor.shape) else contiguous_strides(tensor.shape)
 
 
@@ -98,8 +98,11 @@ def strides_of(tensor: LazyTensor, strides: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A view as dense runs of `run` bytes: one for each index into `dims`, (extent, bytes apart) from the largest
-    distance to the smallest, the first at byte `low` of the storage. `flat` has their bytes, one after the other."""
+    """A view as dense runs of `run` bytes, one for each index into `dims`.
+
+    `dims` are pairs (extent, distance in bytes), by descending distance. The first run begins at byte `low` of the
+    storage; the view ends at byte `high`. `flat` holds the bytes of all runs, one after the other.
+    """
 
     flat: LazyTensor
     low: int
@@ -109,7 +112,7 @@ class _Prepared:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it shows no byte twice, as windows that slide over one another do."""
+        """Whether the view covers no byte twice, as overlapping sliding windows do."""
         reach = self.run
         for extent, distance in reversed(self.dims):
             if distance < reach:
@@ -118,7 +121,7 @@ class _Prepared:
         return True
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The runs that touch bytes `start` to `stop` of the storage: the byte each begins at, there and in `flat`."""
+        """Yield the runs that overlap bytes `start` to `stop` of the storage: their offsets there and in `flat`."""
         reaches = [self.run]
         for extent, distance in reversed(self.dims):
             reaches.append(reaches[-1] + (extent - 1) * distance)
@@ -140,11 +143,11 @@ class _Prepared:
 def _prepared(view: Placed) -> _Prepared:
     tensor, item = untagged(view.tensor), view.tensor.dtype.itemsize
     low, high = view.span
-    # In the order of memory, a transposed view is as dense as any.
+    # In memory order, a transposed view is as dense as any other.
     dims = sorted(range(len(tensor.shape)), key=lambda dim: (-view.strides[dim], dim))
     dims = [dim for dim in dims if tensor.shape[dim] > 1]
     if any(view.strides[dim] == 0 for dim in dims):
-        # A repeated element lies in the storage once.
+        # The storage holds a repeated element once.
         for dim in range(len(tensor.shape)):
             if tensor.shape[dim] > 1 and view.strides[dim] == 0:
                 tensor = Narrow(tensor, dim, 0, 1)
@@ -167,7 +170,7 @@ def _bytes(tensor: LazyTensor) -> LazyTensor:
 
 
 def _permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
-    """`tensor` with its dimensions in the order `dims`; those left out have one element."""
+    """Return `tensor` with its dimensions in the order `dims`. Dimensions that `dims` omits have one element."""
     if isinstance(tensor, Convert):
         return Convert(_permuted(tensor.tensor, dims), tensor.kernel, tensor.dtype)
     if isinstance(tensor, Narrow):
@@ -179,7 +182,7 @@ def _permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
 
 
 def _narrowed(tensor: LazyTensor, cut: Narrow) -> LazyTensor:
-    """What `cut` cuts out of `tensor`, by other strides of what is stored."""
+    """Apply `cut` to `tensor`, by changing the view of what is stored."""
     if isinstance(tensor, Convert):
         return Convert(_narrowed(tensor.tensor, cut), tensor.kernel, tensor.dtype)
     if isinstance(tensor, Narrow):
@@ -199,12 +202,11 @@ def _cannot_permute() -> UnsupportedError:
 
 @dataclass(frozen=True, slots=True)
 class _Assembled(LazyTensor):
-    """`size` bytes in which views lie; of those that show the same bytes the first counts, and what none shows is
-    zero."""
+    """`size` bytes that contain views. Where views overlap, the first one wins; bytes in no view are zero."""
 
     size: int
     views: tuple[_Prepared, ...]
-    # The views by where they begin, and for each how far it and those before it reach.
+    # The numbers of the views by where they begin, those beginnings, and the furthest end up to each.
     order: tuple[int, ...] = field(init=False, repr=False, compare=False)
     lows: tuple[int, ...] = field(init=False, repr=False, compare=False)
     reach: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -247,7 +249,7 @@ class _Assembled(LazyTensor):
             start = end
 
     def _touching(self, start: int, stop: int) -> list[_Prepared]:
-        """The views that may show something of an interval, the one that counts most first."""
+        """Return the views that may overlap an interval, in order of precedence."""
         first = bisect.bisect_right(self.reach, start)
         last = bisect.bisect_left(self.lows, stop)
         numbers = sorted(self.order[first:last])
@@ -270,7 +272,7 @@ class _Assembled(LazyTensor):
 
 @dataclass(frozen=True, slots=True)
 class _Shown(LazyTensor):
-    """What `view` shows of `whole`, one run after the other."""
+    """The bytes that `view` covers in `whole`, run after run."""
 
     whole: _Assembled
     view: _Prepared
@@ -303,7 +305,7 @@ class _Shown(LazyTensor):
 
 
 def _shifted(tensor: LazyTensor, start: int, stop: int, distance: int, limit: int) -> Iterator[Move]:
-    """The moves of an interval of `tensor`, to a place `distance` further on."""
+    """Yield the moves of an interval of `tensor`, with their targets shifted by `distance` bytes."""
     for move in tensor.moves(start, stop, "output", limit):
         yield move._replace(target=move.target.shifted(distance))
 
@@ -315,7 +317,7 @@ def _zeros(start: int, stop: int, limit: int) -> Iterator[Move]:
 
 
 def _uncovered(covered: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
-    """The parts of an interval that lie in none of `covered`, which are sorted and apart."""
+    """Return the parts of an interval that lie in none of `covered`, which is sorted and without overlaps."""
     index = max(bisect.bisect_right(covered, (start, math.inf)) - 1, 0)
     found = []
     while index < len(covered) and covered[index][0] < stop:

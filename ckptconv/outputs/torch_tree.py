@@ -1,6 +1,6 @@
-"""A tree as a `.pt` file: its pickle, with tensors rebuilt by the functions torch itself names, and its storages.
+"""Turns a tree into a `.pt` file: a pickle that rebuilds tensors with torch's own functions, and its storages.
 
-Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`; what is written is what torch.save writes.
+Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`. The output is what torch.save writes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, View, untagged
 
-# A storage is written whole if its views show half of it, or it is small; else as far as they reach. Views that lie
-# further apart than this many times what they show do not share a storage any more.
+# A storage is written whole if its views cover half of it, or it is small; else only the range of its views. If that
+# range is larger than this many times what the views cover, they get separate storages.
 _SPARSE = 64
 _SMALL = 1 << 20
 
 
-# The parts of each kind of composite in the order of the arguments of the function that makes it.
+# The parts of each kind of composite, in the order of the arguments of the function that rebuilds it.
 _PARTS = {
     "sparse_coo": ("indices", "values", "shape"),
     "sparse_csr": ("crow_indices", "col_indices", "values", "shape"),
@@ -42,20 +42,20 @@ _PARTS = {
     "meta": ("dtype", "shape", "strides", "requires_grad"),
 }
 _QUANTIZERS = (("scale", "zero_point"), ("scales", "zero_points", "axis"))
-# What integers mean as quantized values: by their dtype, and by whether one, two or four are in a byte.
+# Quantized dtypes of integers: by the integers' dtype, and by whether one (0), two (1) or four (2) values share a byte.
 _QUANTIZED_AS = {
     ("uint8", 0): "quint8", ("uint8", 1): "quint4x2", ("uint8", 2): "quint2x4",
     ("int8", 0): "qint8", ("int32", 0): "qint32",
 }  # fmt: skip
-# Of a tensor of a subclass that wraps others.
+# Parts of a tensor of a subclass that wraps others.
 _WRAPPING = ("dtype", "shape", "strides", "storage_offset", "layout", "device", "requires_grad")
 _REBUILDING = {"nested": "_rebuild_nested_tensor", "meta": "_rebuild_meta_tensor_no_storage"}
-# The kinds of tensors that are no class of their own; a buffer is an attribute. The memory of tensors is one that may
-# stand for itself.
+# Kinds of tensors that have no class of their own; a buffer is a tensor with an attribute. STORAGE is the kind of a
+# storage that is itself a leaf of the tree.
 PLAIN_KINDS = frozenset({"tensor", "buffer"})
 STORAGE = "storage"
 
-# The classes of typed storages; tensors of other dtypes lie in untyped ones.
+# The classes of typed storages; tensors of other dtypes use untyped ones.
 _CLASSES = {
     "float64": "Double",
     "float32": "Float",
@@ -79,7 +79,7 @@ _DTYPES = {cls: dtype for dtype, cls in _CLASSES.items()}
 
 
 def plan_tree(name: str, tree: Any, stem: str = "archive") -> FilePlan:
-    """The archive `name` of `tree`, as `TorchTree` says."""
+    """Plan the archive `name` of `tree`, as `TorchTree` does."""
     return TorchTree(tree).plan(name, stem)
 
 
@@ -89,8 +89,10 @@ def _utils(name: str) -> Global:
 
 @dataclass(slots=True)
 class _Room:
-    """A storage as it is written: its place in the archive, from which byte on it has what the tensors shared, how
-    many bytes, and the class of storage; None where its views are of several dtypes."""
+    """A storage as it is written: number in the archive, first byte in the original storage, size, and class.
+
+    `cls` is None, for an untyped storage, if its views have several dtypes or one without a storage class.
+    """
 
     number: int
     start: int
@@ -106,9 +108,9 @@ def _may_overlap(views: list[Placed]) -> bool:
 class TorchTree:
     """A tree on its way into an archive. Tensors that shared a storage share it again.
 
-    Objects of classes that are not known to be data are written only if `opaque` is "keep", and an attack is not. If
-    it is "drop", a tensor of such a subclass becomes one of torch's own class. Raises UnsafeError for others: whoever
-    loads the file would run what they name.
+    Objects of classes that are not known to be data are written only if `opaque` is "keep", and attacks never. If it
+    is "drop", a tensor of such a subclass becomes one of torch's own class. Raises UnsafeError for other objects, as
+    loading the file would run what they name.
     """
 
     def __init__(self, tree: Any, opaque: str = "") -> None:
@@ -119,21 +121,21 @@ class TorchTree:
         self._arrange(tree)
         self._description = dumps(tree, self._reduce)
         self._contents = [storage_of(room.views, room.nbytes) for room in self._rooms]
-        # Of a million storages, these are few, and the others are not looked at again.
+        # Of a million storages only few may have overlapping views: the others need no second look.
         self._overlapping = [room.views for room in self._rooms if _may_overlap(room.views)]
         self._rooms.clear()
 
     def plan(self, name: str, stem: str = "archive") -> FilePlan:
-        """The archive; `stem` is the directory in it."""
+        """Plan the archive. `stem` is the directory in it."""
         return file_plan(name, self._description, self._contents, stem)
 
     def overlaps(self) -> Iterator[tuple[LazyTensor, LazyTensor]]:
-        """Pairs of tensors that are equal unless views of one storage have changed since they were saved."""
+        """Yield pairs of tensors that are equal unless views of one storage have changed since they were saved."""
         for views in self._overlapping:
             yield from overlaps(views)
 
     def _arrange(self, tree: Any) -> None:
-        """Find which tensors share a storage, and what is to be written of it."""
+        """Find which tensors share a storage, and which bytes of it must be written."""
         shared: dict[Hashable, list[Tagged]] = {}
         for node in walk(tree):
             if isinstance(node, LazyTensor):
@@ -148,8 +150,7 @@ class TorchTree:
             self._shared[storage] = self._room_of(leaves)
 
     def _check(self, node: Any) -> None:
-        """Raise UnsafeError for a class or function that is not to be written, CorruptError for parts that do not fit
-        each other."""
+        """Raise UnsafeError for a class or function that must not be written, CorruptError for inconsistent parts."""
         cls = writable.attack(node) if self._opaque == "keep" else writable.unlisted(node)
         if cls:
             raise _unsafe(cls)
@@ -160,33 +161,33 @@ class TorchTree:
             self._check_kind(node.parts.get("class", "tensor"))
 
     def _check_kind(self, kind: str) -> None:
-        """Raise UnsafeError for a subclass of tensors that is not to be written."""
+        """Raise UnsafeError for a subclass of tensors that must not be written."""
         if kind in writable.KINDS or self._opaque == "drop" or not writable.is_unlisted_kind(kind):
             return
         if self._opaque != "keep" or writable.attack(_class(kind)):
             raise _unsafe(kind)
 
     def _written_kind(self, kind: str) -> str:
-        """The class that a tensor of `kind` is written with."""
+        """Return the class with which a tensor of `kind` is written."""
         plain = kind in PLAIN_KINDS or (self._opaque == "drop" and writable.is_unlisted_kind(kind))
         return "torch.Tensor" if plain else kind
 
     @staticmethod
     def _room_of(leaves: list[Tagged]) -> _Room | None:
-        """What is to be written of the storage of `leaves`; None if each is to have one of its own."""
+        """Decide which bytes of the storage of `leaves` to write; None if each leaf is to have its own storage."""
         spans = [Placed(leaf, leaf.facts.storage_offset, strides_of(leaf, leaf.facts.strides)).span for leaf in leaves]
         low, high = min(low for low, _ in spans), max(high for _, high in spans)
         shown = sum(min(leaf.nbytes, high - low) for leaf, (low, high) in zip(leaves, spans, strict=True))
         nbytes = leaves[0].facts.storage_nbytes
         if nbytes <= 2 * shown + _SMALL:
             low, high = 0, max(nbytes, high)
-        low -= low % 64  # where elements of any size begin
+        low -= low % 64  # a multiple of every element size
         if high - low > _SPARSE * shown + _SMALL:
             return None
         dtypes = {leaf.dtype for leaf in leaves}
         cls = _CLASSES.get(leaves[0].dtype.name) if len(dtypes) == 1 else None
         if cls is not None:
-            high -= (high - low) % leaves[0].dtype.itemsize  # less than an element, which none shows
+            high -= (high - low) % leaves[0].dtype.itemsize  # less than an element: in no view
         return _Room(-1, low, high - low, cls)
 
     # -- values that are not Python's own
@@ -202,7 +203,7 @@ class TorchTree:
 
     @staticmethod
     def _object(value: Opaque) -> Call:
-        """An object as its pickle had it made."""
+        """Return the call that constructs an object, as in the pickle it came from."""
         if value.call == "persistent" or not isinstance(value.args, tuple):
             raise UnsupportedError(f"An object of {value.name} lies outside of its pickle, and cannot be written.")
         function, args = value.cls, value.args
@@ -213,7 +214,7 @@ class TorchTree:
         return Call(function, args, tuple(value.state), value.appended, value.items)
 
     def _leaf(self, leaf: LazyTensor) -> Call | PersistentId:
-        """A tensor, and what it is beside its bytes: a parameter, a subclass, attributes; or a storage."""
+        """Return the call that rebuilds a tensor, parameter or subclass with its attributes; or the id of a storage."""
         facts = leaf.facts if isinstance(leaf, Tagged) else TensorFacts()
         if facts.kind == STORAGE:
             return self._storage(leaf, facts)
@@ -224,9 +225,9 @@ class TorchTree:
         return _described(made, self._written_kind(facts.kind), facts.attributes)
 
     def _storage(self, leaf: LazyTensor, facts: TensorFacts) -> PersistentId:
-        """A storage that stands for itself. torch gives it back with the dtype of its class."""
+        """Return the id of a storage that is a leaf. torch loads it with the dtype of its class."""
         room, offset, _ = self._place(leaf, facts)
-        cls = room.cls or "Byte"  # what an untyped one comes back as
+        cls = room.cls or "Byte"  # torch loads an untyped storage as bytes
         if offset or room.nbytes != leaf.nbytes or cls != _CLASSES.get(leaf.dtype.name):
             raise UnsupportedError(
                 f"A storage of {leaf.nbytes} bytes of {leaf.dtype} is shared with tensors of other dtypes, or that lie "
@@ -250,7 +251,7 @@ class TorchTree:
         return Call(_utils("_rebuild_tensor_v3"), (*arguments, TorchConstant("dtype", leaf.dtype.name)))
 
     def _place(self, leaf: LazyTensor, facts: TensorFacts) -> tuple[_Room, int, tuple[int, ...]]:
-        """The storage that a tensor lies in, the element at which it begins there, and its strides."""
+        """Return the storage of a tensor, the element of it at which the tensor begins, and the tensor's strides."""
         strides = strides_of(leaf, facts.strides)
         room = self._shared.get(facts.storage) if facts.storage is not None and leaf.numel else None
         offset = 0
@@ -268,7 +269,7 @@ class TorchTree:
         return room, offset, strides
 
     def _composite(self, value: Composite) -> Call:
-        """A tensor that is made of several."""
+        """Return the call that rebuilds a tensor made of several."""
         parts = value.parts
         if value.kind not in COMPOSITES:
             return _wrapper(value)
@@ -296,7 +297,7 @@ class TorchTree:
             values, facts = View(untagged(values), DTYPES[bits], tuple(values.shape)), facts._replace(storage=None)
         room, offset, strides = self._place(values, facts)
         quantizer = (parts["qscheme"], *(parts[name] for name in names))
-        # Of values smaller than a byte, the bytes are a flat tensor.
+        # Values smaller than a byte are stored as a flat tensor of their bytes.
         shape, strides = parts.get("shape", values.shape), parts.get("strides", strides)
         shape = tuple(shape) if isinstance(shape, tuple) else shape
         arguments: tuple[Any, ...] = (_persistent(room), offset, shape, strides, quantizer)
@@ -322,13 +323,13 @@ def _unsafe(cls: str) -> UnsafeError:
 
 
 def _class(kind: str) -> Global:
-    """The class that has this full name, outside of any other class."""
+    """Return the class with this full name, which is not nested in another class."""
     module, _, name = kind.rpartition(".")
     return Global(module, name)
 
 
 def _wrapper(value: Composite) -> Call:
-    """A tensor of a subclass that only wraps others, which are in its state."""
+    """Return the call for a tensor of a subclass that only wraps others, which are in its state."""
     parts = value.parts
     if {*parts, "attributes"} != {*_WRAPPING, "attributes"}:
         raise UnsupportedError(f"A tensor of {value.kind[:200]} is made of parts that are not known.")
@@ -339,7 +340,7 @@ def _wrapper(value: Composite) -> Call:
 
 
 def _described(made: Call, cls: str, attributes: Any) -> Call:
-    """A tensor of a class of its own, or with attributes."""
+    """Wrap `made` in the call that sets the class and attributes of a tensor, if it needs any."""
     if cls == "torch.Tensor" and not attributes:
         return made
     function = Global("torch._tensor", "_rebuild_from_type_v2")

@@ -1,7 +1,7 @@
-"""torch's zip archives, laid out as torch.save lays them out, with a checksum for every record.
+"""Plans zip archives in the layout of torch.save, with a checksum for every record.
 
 Source: `caffe2/serialize/inline_container.cc`; the zip format is PKWARE's APPNOTE.TXT. The checksum of a record is
-known only when its bytes have passed: it follows them in a data descriptor, and stands again in the directory at the
+known only after its bytes were written. A data descriptor after the record holds it, and so does the directory at the
 end.
 """
 
@@ -32,7 +32,7 @@ _UTF8, _DESCRIBED = 0x0800, 0x0008
 
 
 class _Record(NamedTuple):
-    """A member of the archive: where its header begins, its bytes, and its CRC-32 if that is known already."""
+    """A member of the archive: the offset of its header, its size in bytes, and its CRC-32 if that is known already."""
 
     name: str
     header: int
@@ -41,9 +41,9 @@ class _Record(NamedTuple):
 
 
 def file_plan(name: str, description: bytes, storages: Sequence[LazyTensor], stem: str = "archive") -> FilePlan:
-    """An archive of a pickle and the storages it names by number, each the bytes of a tensor in C order.
+    """Plan an archive of a pickle and the storages it refers to by number, each the bytes of a tensor in C order.
 
-    `stem` is the directory inside the archive; torch takes the file's name for it.
+    `stem` is the directory inside the archive; torch uses the file's name for it.
     """
     parts: list[Part] = []
     records: list[_Record] = []
@@ -82,7 +82,7 @@ def file_plan(name: str, description: bytes, storages: Sequence[LazyTensor], ste
 
 
 def _header(name: str, at: int, empty: bool) -> bytes:
-    """A local header at byte `at`, padded so that what follows it is aligned."""
+    """Return a local header for byte `at`, padded so that the content after it is aligned."""
     raw = name.encode()
     fixed = _LOCAL.size + len(raw) + 4
     padding = -(at + fixed) % ALIGNMENT
@@ -101,7 +101,7 @@ def _descriptor(record: _Record, digests: Mapping[str, int]) -> bytes:
 
 
 def _directory(at: int, records: Sequence[_Record], digests: Mapping[str, int]) -> bytes:
-    """The central directory at byte `at`, and the archive's end: always in the form for large archives too."""
+    """Return the central directory at byte `at`, and the end records, which always include those of zip64."""
     entries = b"".join(_entries(records, digests))
     end = at + len(entries)
     count = len(records)

@@ -1,9 +1,9 @@
-"""Which classes and functions a pickle may name that is written here: whoever loads it runs what it names.
+"""Lists the classes and functions that a pickle written here may name, as loading a pickle runs what it names.
 
-The lists hold what torch, numpy and Python need for data, and classes that were reviewed: to make one of them, from any
-arguments, only stores these, or computes a value of them in little time and memory. None opens, connects or looks
-anything up, or calls what it is given. What is not on them is written only where that is asked for, and what
-`attacks` knows for an attack never.
+The lists hold what torch, numpy and Python need for data, and classes that were reviewed. Constructing one of these
+from any arguments only stores them, or computes a value of them in little time and memory. None opens, connects or
+looks up anything, or calls an argument. Other names are written only on request. Names that `attacks` knows as attacks
+are never written.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def _named(*table: tuple[str, str]) -> frozenset[Global]:
     )
 
 
-# The kinds of tensors that are of torch's own classes, and the memory of tensors, which may stand for itself.
+# Kinds of tensors of torch's own classes, and storages that are leaves themselves.
 KINDS = PLAIN_KINDS | {"storage"}
 _RNG = "MT19937 PCG64 PCG64DXSM Philox SFC64"
-# Of these, one member is got by its value, or by its name.
+# Enums: a pickle gets one member by its value or its name.
 _ENUMS = _named(
     ("uuid", "SafeUUID"),
     ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
@@ -43,7 +43,7 @@ _ENUMS = _named(
     ("torchao.float8.config", "ScalingGranularity ScalingType"),
     ("torchao.float8.float8_training_tensor torchao.float8.float8_tensor", "GemmInputRole"),
 )
-# Subclasses of tensors, which wrap others and keep them in their state.
+# Subclasses of tensors that wrap others and keep them in their state.
 _TENSORS = _named(
     ("torchao.quantization", (
         "Float8Tensor Int4PlainInt32Tensor Int4PreshuffledTensor Int4Tensor Int4TilePackedTo4dTensor Int8Tensor "
@@ -73,7 +73,7 @@ _CLASSES = _named(
     ("decimal", "Decimal"),
     ("ipaddress", "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network"),
     ("collections", "ChainMap UserDict UserList UserString"),
-    # As protocol 2 spells them, in the words of Python 2.
+    # Protocol 2 uses Python 2's names of modules.
     ("UserDict", "IterableUserDict UserDict"),
     ("UserList", "UserList"),
     ("UserString", "UserString"),
@@ -99,7 +99,7 @@ _CLASSES = _named(
     ("torchao.dtypes.uintx.tensor_core_tiled_layout", "TensorCoreTiledLayout"),
     ("torchao.dtypes.floatx.float8_layout", "Float8Layout"),
 )
-# What may be mentioned beside these: a type that is kept as a value, as a default or an annotation is.
+# Types that may also be mentioned as values, for instance as defaults or annotations.
 _MENTIONED = _named(
     ("builtins __builtin__", (
         "bool bytearray bytes complex dict float frozenset int list long object set slice str tuple unicode"
@@ -117,14 +117,14 @@ _GETATTR = _named(("builtins __builtin__", "getattr"))
 _DEFAULTDICT = Global("collections", "defaultdict")
 _FRACTION = Global("fractions", "Fraction")
 _RECONSTRUCT = _named(("numpy.core.multiarray numpy._core.multiarray", "_reconstruct"))
-# Of numpy, what is not of plain elements: arrays of objects and of records.
+# Numpy's arrays and scalars of elements that are not plain: objects and records.
 _NUMPY = _named(
     ("numpy", "dtype"),
     ("numpy.core.multiarray numpy._core.multiarray", "scalar"),
     ("numpy.core.numeric numpy._core.numeric", "_frombuffer"),
 )
 _CALLED = _NUMPY | _RECONSTRUCT | _GETATTR | {_DEFAULTDICT, _FRACTION}
-# Keys that take no time to hash, and no two of which were made to have one hash.
+# Types of keys that hash quickly, and cannot be crafted to share a hash.
 _KEYS = frozenset({str, int, float, bool, bytes, type(None)})
 _SMALL = 1 << 60
 _RATIO = re.compile(r"-?[0-9]{1,4000}(/[0-9]{1,4000})?")
@@ -133,7 +133,7 @@ _TENSOR_NAMES = frozenset(map(str, _TENSORS))
 
 
 def _is_listed(node: Opaque) -> bool:
-    """Whether a call is one of those that only make data of their arguments."""
+    """Whether a call only makes data of its arguments."""
     cls, args = node.cls, node.args
     if type(cls) is not Global or type(args) is not tuple or node.call not in ("reduce", "newobj") or node.kwargs:
         return False
@@ -153,7 +153,7 @@ def _is_listed(node: Opaque) -> bool:
 
 
 def _is_state(state: Any) -> bool:
-    """Whether a state changes nothing of an object but the values in it."""
+    """Whether setting this state changes nothing of an object but its values."""
     parts = state if type(state) is tuple else (state,)
     return not any(
         type(name) is str and name.startswith("__") for part in parts if isinstance(part, dict) for name in part
@@ -161,9 +161,9 @@ def _is_state(state: Any) -> bool:
 
 
 def unlisted(node: Any) -> str:
-    """The class or function that `node`, a node of a tree, is made by and that is on no list; "" for all others.
+    """Return the class or function that makes `node`, a node of a tree, if it is on no list; "" for all other nodes.
 
-    What it is made of counts; what it holds does not.
+    The arguments of the call count too; the object's state and items do not.
     """
     kind = type(node)
     if isinstance(node, Composite):
@@ -184,7 +184,7 @@ def unlisted(node: Any) -> str:
 
 
 def plain_items(node: Any) -> dict[Any, Any] | None:
-    """What a defaultdict holds whose factory is not known, as a plain dict; None for what is no such thing."""
+    """Return the items of a defaultdict as a plain dict; None for other nodes, or if keys may be slow to hash."""
     if type(node) is not Opaque or node.cls != _DEFAULTDICT or not _is_listed(node):
         return None
     plain = all(type(key) in _KEYS and (type(key) is not int or -_SMALL < key < _SMALL) for key, _ in node.items)
@@ -192,12 +192,12 @@ def plain_items(node: Any) -> dict[Any, Any] | None:
 
 
 def is_unlisted_kind(kind: str) -> bool:
-    """Whether a tensor is of a subclass, by its full name, that is on no list."""
+    """Whether the subclass of tensors with this full name is on no list."""
     return kind not in _TENSOR_NAMES
 
 
 def attack(node: Any) -> str:
-    """The name that `node` calls or mentions and no checkpoint has a reason to call; "" where there is none."""
+    """Return the name that `node` calls or mentions, and that no checkpoint has a reason to call; "" if none."""
     if type(node) is Composite:
         named = Global(*node.kind.rpartition(".")[::2])
     else:
@@ -211,9 +211,10 @@ def attack(node: Any) -> str:
 
 
 def leaving_out(options: Options) -> Callable[[str, Any], Any] | None:
-    """What tells `keymap.describe` which objects to leave out: those that are not known to be data; or, where they are
-    to be kept, which those are. A defaultdict becomes a plain dict if it is only its factory that is not known. Where
-    no record is written there is nothing to leave out: objects are not written then, and their tensors are.
+    """Return the function that tells `keymap.describe` which objects not known to be data to leave out.
+
+    If they are to be kept, it returns them, so that `describe` lists them. A defaultdict becomes a plain dict if only
+    its factory is unknown. Return None if no structure record is written: then no object is, and all tensors are.
     """
 
     def leave_out(name: str, node: Any) -> Any:

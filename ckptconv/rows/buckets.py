@@ -1,4 +1,4 @@
-"""Whether the ids of a table lie in buckets of one size, so many in each as is said."""
+"""Checks that the ids of a table lie in buckets of one size, with the stated number of ids in each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _SHOWN = 5
 
 
 class Verdict(NamedTuple):
-    """What is wrong with buckets, "" for nothing; with how many of them; the first; and the sizes, in ids, that buckets
-    may have: from, to (None: any larger)."""
+    """What is wrong with the buckets ("" for nothing), how many are wrong, and the first of these.
+
+    `sizes` is the range of sizes, in ids, that buckets may have: from, to (None: no upper bound).
+    """
 
     message: str = ""
     wrong: int = 0
@@ -25,12 +27,14 @@ class Verdict(NamedTuple):
 
 
 class Buckets:
-    """Ids of a table in order, bucket after bucket: bucket b has `counts[b]` of them, and all of size·b to size·(b+1)
-    belong there. Keeps the least and the greatest id of each."""
+    """The ids of a table in order, bucket after bucket, of which bucket b has `counts[b]`.
+
+    The ids from size·b to size·(b+1) belong to bucket b. Keeps the least and the greatest id of each bucket.
+    """
 
     def __init__(self, counts: Array) -> None:
         np = numpy_module()
-        # As Python's integers: what a hostile file says may add up to more than 64 bits.
+        # Python's integers, as counts in a hostile file may add up to more than 64 bits.
         self.total = sum(counts.tolist())
         self.valid = bool((counts >= 0).all()) and self.total < 1 << 62
         self._ends = np.cumsum(counts) if self.valid else counts[:0]
@@ -43,7 +47,7 @@ class Buckets:
         ids = ids[: max(self.total - first, 0)] if self.valid else ids[:0]
         if not len(ids):
             return
-        # Empty buckets end where the one before does, and are no row's.
+        # An empty bucket ends where the one before it does, so no row is found in it.
         buckets = np.searchsorted(self._ends, np.arange(first, first + len(ids)), side="right")
         starts = np.concatenate(([0], np.nonzero(np.diff(buckets))[0] + 1))
         here = buckets[starts]
@@ -51,8 +55,10 @@ class Buckets:
         self._most[here] = np.maximum(self._most[here], np.maximum.reduceat(ids, starts))
 
     def judge(self, rows: int, size: int | None, offset: int) -> Verdict:
-        """Whether the ids of all `rows` are in the buckets that they belong to. `size` is how many ids a bucket spans;
-        not given, any size will do with which bucket 0 begins at id 0, or at `offset`."""
+        """Decide whether the ids of all `rows` rows are in the buckets to which they belong.
+
+        A bucket spans `size` ids. If that is None, accept any size with which bucket 0 begins at id 0, or at `offset`.
+        """
         if not self.valid or self.total != rows:
             return Verdict(f"the buckets hold {self.total} ids, and the table has {rows} rows", len(self._ends))
         (used,) = numpy_module().nonzero(self._least <= self._most)
@@ -66,7 +72,7 @@ class Buckets:
 
     def _of_size(self, size: int, used: Array, least: Array, most: Array) -> Verdict:
         np = numpy_module()
-        # The table may be a shard, whose first bucket is any.
+        # The table may be a shard that begins with any bucket.
         firsts, counts = np.unique(least // size - used, return_counts=True)
         place = used + firsts[counts.argmax()]
         (wrong,) = np.nonzero((least // size != place) | (most // size != place))

@@ -1,4 +1,4 @@
-"""Checks of a table of whole rows: its ids, and what was saved beside it against what its rows say."""
+"""Checks a table of whole rows: its ids, and the tensors saved beside it against its rows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-# So many differences of a kind are shown.
+# Number of differences of a kind that are shown.
 _SHOWN = 5
-# For each bucket three numbers are held.
+# Memory holds three numbers for each bucket.
 MOST_BUCKETS = 1 << 18
-# What is saved beside a table and of which every row has the bits, with the words for where it differs.
+# Tensors saved beside a table whose bits every row has too, with the message for a difference.
 _COMPARED = {
     "weight_id": "weight_id is not what the header says",
     "metadata": "metadata is not what the header says",
@@ -43,7 +43,7 @@ _COMPARED = {
 
 @dataclass
 class Finding:
-    """Something that is wrong: which check found it, in how many rows (ids, buckets), and the first of them."""
+    """Something wrong: which check found it, in how many rows (or ids, or buckets), and the first of these."""
 
     check: str
     message: str
@@ -53,10 +53,11 @@ class Finding:
 
 @dataclass
 class CheckReport:
-    """What was checked. `ids` says whether headers have "global" or "local" ids, `offset` how far those are apart.
+    """The result of a check.
 
-    `checked` names what was compared with the rows; `unused` counts rows that are marked as not used, `padding` those
-    whose padding is not zero; `bucket_size` is from how many to how many ids a bucket may span, null for any more.
+    `ids` says whether headers have "global" or "local" ids, `offset` the difference between these. `checked` names what
+    was compared with the rows. `unused` counts rows marked as not used, `padding` rows with padding that is not zero.
+    `bucket_size` is the least and the greatest number of ids that a bucket may span; null for no upper bound.
     """
 
     input: str
@@ -87,13 +88,13 @@ def check(
     announce: Callable[[int], None] | None = None,
     **options: Any,
 ) -> CheckReport:
-    """Check a table of whole rows, or what it was split into, in one pass.
+    """Check a table of whole rows, or the tensors into which it was split, in one pass.
 
-    Ids are unique. The header's ids are those of weight_id, or apart from them by `global_id_offset`, or if that is
-    not given by one number in most rows. Metadata and momentum saved beside the table are the bits of its rows. Buckets
-    hold as many ids as is said, where `bucket_size` is how many ids a bucket spans. What is not there is not checked.
+    Ids must be unique. The header's ids must equal those of weight_id, or differ from them by `global_id_offset`; if
+    that is not given, by any one number in most rows. Metadata and momentum saved beside the table must be the bits of
+    its rows. Buckets, which span `bucket_size` ids, must hold the stated numbers of ids. What is absent is not checked.
     `table`, `names` and `options` are as for `split`.
-    Raises DifferenceError, which has the whole report, where something is wrong.
+    Raises DifferenceError with the whole report if something is wrong.
     """
     started = time.monotonic()
     paths, asked = as_paths(table), RowOptions.take(options)
@@ -126,7 +127,7 @@ def check(
 
 
 def _check_size(table: Table) -> None:
-    """Raise LimitError for a table that repeats a few rows without end: to look at each would take forever."""
+    """Raise LimitError for a table that repeats a few rows very often: reading each would take forever."""
     stored = sum(file.size for file in dict.fromkeys(table.tensor.inputs()))
     if table.tensor.nbytes > MAX_GROWTH * stored + ROOM_TO_GROW:
         raise LimitError(
@@ -142,7 +143,7 @@ def _told(finding: Finding) -> str:
 
 
 class _Beside:
-    """A tensor beside the table, one index for each row: where a row has its bits, and the rows that differ."""
+    """A tensor beside the table, with one index per row: where a row has its bits, and the rows that differ."""
 
     def __init__(self, name: str, tensor: LazyTensor, offset: int, rows: int) -> None:
         self.name, self.tensor, self.offset = name, tensor, offset
@@ -150,14 +151,14 @@ class _Beside:
         self.finding = Finding(name, _COMPARED[name], 0)
 
     def differs(self, first: int, wrong: Array, show: Callable[[int], dict[str, Any]]) -> None:
-        """Rows `wrong`, counted from `first`, differ; `show` says how one does."""
+        """Note that the rows `wrong`, counted from `first`, differ. `show` describes the difference of a row."""
         self.finding.count += len(wrong)
         for row in wrong[: _SHOWN - len(self.finding.examples)].tolist():
             self.finding.examples.append({"row": first + row, **show(row)})
 
 
 class _Checking:
-    """One pass over a table and what lies beside it."""
+    """One pass over a table and the tensors beside it."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class _Checking:
         report.checked = [*(each.name for each in self._beside), *(["bucket"] if self._buckets else [])]
 
     def run(self, progress: Progress | None) -> None:
-        """Read everything, and put into the report what was found."""
+        """Read everything, and add the findings to the report."""
         report, width = self._report, self._layout.row_bytes
         step = max(BLOCK // (width + sum(each.width for each in self._beside)), 1)
         table = TensorReader(self._table.tensor, self._readers, step * width)
@@ -208,12 +209,12 @@ class _Checking:
         self._judge_buckets()
 
     def _bytes(self, reading: TensorReader, first: int, last: int, width: int) -> Array:
-        """Rows `first` to `last`, each of `width` bytes."""
+        """Read rows `first` to `last`, each of `width` bytes."""
         data: Array = self._np.frombuffer(reading.read(first * width, last * width), "u1")
         return data.reshape(last - first, width)
 
     def _comparable(self) -> Iterator[_Beside]:
-        """What lies beside the table, one element or row for each row of it, and the bits of which a row has."""
+        """Yield the tensors beside the table whose bits its rows have too, with one element or row per row."""
         rows, layout = self._report.rows, self._layout
         places = {"weight_id": (0, 8), "metadata": (8, 8)}
         places.update({state.name: (state.offset, state.nbytes) for state in layout.states})
@@ -224,7 +225,7 @@ class _Checking:
                 self._report.warnings.append(f"{name} was not looked at: {layout.optimizer} has none.")
                 continue
             offset, size = places[name]
-            # Momentum may have been saved with the padding that follows it.
+            # Momentum may have been saved together with the padding after it.
             most = size if offset < layout.weight.offset else layout.row_bytes - offset
             if tensor.shape[:1] != (rows,):
                 message = f"{name} has the shape {list(tensor.shape)}, and the table {rows} rows"
@@ -251,7 +252,7 @@ class _Checking:
     # ---- piece by piece
 
     def _look_at(self, rows: Array) -> None:
-        """Count rows that are not used, and those with something in their padding."""
+        """Count the rows that are not used, and those whose padding is not zero."""
         self._report.unused += int(self._np.count_nonzero(rows[:, 15] < 0x80))
         gaps = [rows[:, gap.offset : gap.stop].any(axis=1) for gap in self._layout.gaps()]
         if gaps:
@@ -268,7 +269,7 @@ class _Checking:
         beside.differs(first, wrong, lambda row: {"weight_id": int(ids[row]), "header": int(keys[row])})
 
     def _usual(self, apart: Array) -> int:
-        """How far weight_id and the header's ids are apart in most rows, as far as that may be."""
+        """Return the difference of weight_id and the header's ids in most rows; 0 if there is no permitted one."""
         values, counts = self._np.unique(apart, return_counts=True)
         usual = dict(zip(values.tolist(), counts.tolist(), strict=True))
         if self._asked_offset is not None:
@@ -302,7 +303,7 @@ class _Checking:
             self._report.findings.append(finding)
 
     def _rows_of(self, values: list[int]) -> dict[int, list[int]]:
-        """The first rows that have each id."""
+        """Return the first rows that have each id."""
         reading = TensorReader(self._keys, self._readers)
         found: dict[int, list[int]] = {value: [] for value in values}
         step = BLOCK // 8
@@ -329,6 +330,6 @@ class _Checking:
 
 
 def _column(rows: Array, offset: int, size: int) -> Array:
-    """`size` bytes from byte `offset` of each row, one row after the other."""
+    """Return `size` bytes from byte `offset` of each row, as a contiguous array."""
     made: Array = numpy_module().ascontiguousarray(rows[:, offset : offset + size])
     return made

@@ -1,4 +1,4 @@
-"""The parts of the rows of a table, as tensors of their own: views of its bytes."""
+"""Returns the parts of a table's rows as separate tensors, which are views of its bytes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Narrow, Stored, Tagged, View, Zeros
 from ckptconv.tensors.moves import Bits
 
-# Parts of a header that are bits of a field: the first of them, and how many.
+# Parts of a header that are some bits of a field: the first bit, and how many.
 _DECODED = {"count": (0, 31), "used": (7, 1)}
 
 
 def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> LazyTensor:
-    """From byte `offset` of each row of `table` [N, …], the bits of `items` elements of `dtype`: [N, items], or [N] for
-    None. Raises UnsupportedError for a table whose rows are not little-endian bytes as they lie."""
+    """Return `items` elements of `dtype` from byte `offset` of each row of `table` [N, …], without a cast.
+
+    The shape is [N, items], or [N] if `items` is None. Raises UnsupportedError for a table whose stored bytes must be
+    converted, as they are big-endian or negated.
+    """
     shape = (table.shape[0],) if items is None else (table.shape[0], items)
     if isinstance(table, Tagged):
         return column(table.tensor, offset, dtype, items)
@@ -40,13 +43,13 @@ def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> L
 
 
 def check_rows(tensor: LazyTensor, count: int, what: str, where: str) -> None:
-    """Raise CorruptError unless `tensor` has a row, or an element, for each of `count` rows."""
+    """Raise CorruptError unless `tensor` has a row or an element for each of `count` rows."""
     if not tensor.shape or tensor.shape[0] != count:
         raise CorruptError(f"{where}: {what} has the shape {list(tensor.shape)}, where the table has {count} rows.")
 
 
 def part(table: LazyTensor, field: Field) -> LazyTensor:
-    """The tensor that `field` of every row of `table` is."""
+    """Return the tensor of `field` of every row of `table`."""
     found = column(table, field.offset, field.dtype, field.items)
     if field.name not in _DECODED:
         return found
@@ -55,6 +58,6 @@ def part(table: LazyTensor, field: Field) -> LazyTensor:
 
 
 def padding(table: LazyTensor, layout: Layout) -> LazyTensor | None:
-    """The bytes of every row that are in no field, [N, bytes]; None where there are none."""
+    """Return the bytes of every row that are in no field, [N, bytes]; None if there are none."""
     gaps = [column(table, gap.offset, gap.dtype, gap.items) for gap in layout.gaps()]
     return Concat(tuple(gaps), 1) if len(gaps) > 1 else gaps[0] if gaps else None

@@ -1,4 +1,4 @@
-"""Which ids occur twice, among more than memory holds: sorted runs in a temporary file, merged."""
+"""Finds ids that occur twice, among more than memory holds, by merging sorted runs in a temporary file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-# Ids of a run; a quarter as many of all runs together are in memory while they are merged. Each takes 8 bytes. Of every
-# run there are SMALLEST at least: with more than 500 million ids memory grows, by 1 KiB for each further 500,000.
+# Ids in a run, 8 bytes each. While runs are merged, a quarter as many ids of all runs together are in memory, but at
+# least SMALLEST of each run: with more than 500 million ids memory grows, by 1 KiB for each further 500,000.
 RUN = 1 << 19
 SMALLEST = 128
 
 
 class Ids:
-    """Takes 64-bit ids, and tells which came more than once. Used as a context; `spool` keeps what memory does not."""
+    """Takes 64-bit ids, and reports those that came more than once. `spool` holds what memory does not."""
 
     def __init__(self, spool: Spool, run: int = RUN, smallest: int = SMALLEST) -> None:
         self._spool, self._run, self._smallest = spool, run, smallest
@@ -48,7 +48,7 @@ class Ids:
         self._filled = 0
 
     def repeated(self, most: int) -> tuple[int, list[int]]:
-        """How many ids came again after they had come once, counting each time, and the `most` smallest of them."""
+        """Return how many ids were repetitions of earlier ones, and the `most` smallest ids that were repeated."""
         np = numpy_module()
         found = _Repeats(most)
         if not self._runs:
@@ -60,7 +60,7 @@ class Ids:
         size = max(self._run // 4 // len(self._runs), self._smallest)
         self._buffer = np.empty(0, "<i8")
         blocks = [_Block(self._spool, place, count, size) for place, count in self._runs]
-        # What each block begins and ends with; no id that is still to come is less than the least last one.
+        # The first and last id of each block. No id that is still to be read is less than the least last one.
         firsts = np.array([block.ids[0] for block in blocks])
         lasts = np.array([block.ids[-1] for block in blocks])
         alive = np.ones(len(blocks), bool)
@@ -75,13 +75,13 @@ class Ids:
                 else:
                     alive[index] = False
             merged = np.concatenate(pieces)
-            merged.sort(kind="stable")  # which is quick where sorted pieces follow each other
+            merged.sort(kind="stable")  # quick on sorted pieces that follow each other
             found.look(merged)
         return found.count, found.values
 
 
 class _Block:
-    """The next ids of a run."""
+    """A buffer of the next ids of a run."""
 
     def __init__(self, spool: Spool, place: int, count: int, size: int) -> None:
         self._reader = DescriptorReader(File("a temporary file", 0), spool.descriptor)
@@ -99,7 +99,7 @@ class _Block:
         self._left -= count
 
     def take(self, limit: int) -> Array:
-        """The ids up to `limit`, which are gone then; more are read where none is left."""
+        """Remove and return the ids up to `limit`. Read more if none is left."""
         end = int(numpy_module().searchsorted(self.ids, limit, side="right"))
         taken, self.ids = self.ids[:end], self.ids[end:]
         if not len(self.ids):
@@ -108,7 +108,7 @@ class _Block:
 
 
 class _Repeats:
-    """Counts ids that equal the one before, over sorted pieces."""
+    """Counts ids that equal the one before them, over sorted pieces."""
 
     def __init__(self, most: int) -> None:
         self.count = 0

@@ -1,17 +1,17 @@
-"""Where the parts of a row lie. Pure.
+"""Computes where the parts of a row lie. Pure.
 
-FBGEMM's key-value embedding tables save header, weight and optimizer state of a row together ("whole rows"). Source:
-FBGEMM's `fixed_block_pool.h` for the header, `split_embedding_configs.py` and the split optimizer states of its
-key-value tables for what follows. All is little-endian:
+FBGEMM's key-value embedding tables save header, weight and optimizer state of a row together ("whole rows"). Sources:
+FBGEMM's `fixed_block_pool.h` for the header; for the rest `split_embedding_configs.py`, and the split optimizer states
+of its key-value tables. All is little-endian:
 
     0   int64    key: the row's id
-    8   uint32   unix time of the last update
-    12  uint32   bits 0 to 30 a count (or the bits of a score), bit 31 whether the row is used
+    8   uint32   Unix time of the last update
+    12  uint32   bits 0 to 30: a count (or the bits of a score); bit 31: whether the row is used
     16  D items  weight
     …            optimizer state, then padding to 4 items
 
-The width of a row does not tell what is in it: embedding dimension, optimizer and dtypes are to be known, and the width
-is then checked exactly.
+The width of a row does not determine its contents. The user must give embedding dimension, optimizer and dtypes; the
+width is then checked exactly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ckptconv.options import RowOptions
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES, DType
 
-# The metadata entry that keeps the layout of what was split.
+# The metadata entry that records the layout of rows that were split.
 METADATA_KEY = "ckptconv.rows"
 VERSION = 1
 HEADER = 16
@@ -38,16 +38,16 @@ STATE_DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT_STATE_DTYPE = "float32"
 NO_OPTIMIZER = "none"
 PAD = "pad"
-# Rows are padded to so many items, as is the weight; D is a multiple of it.
+# Weight and row are padded to a multiple of so many items; D is a multiple of it too.
 _UNIT = 4
-# Twice so many layouts are named where a width fits none that was asked for.
+# An error for a width that does not fit names at most twice so many layouts.
 _NAMED = 4
 
 
 class State(NamedTuple):
     """A part of the optimizer's state in a row: one item or, if `wide`, D items.
 
-    `dtype` names its dtype where that is fixed. What follows an `aligned` one begins at a multiple of four bytes.
+    `dtype` is its dtype's name, if fixed. What follows an `aligned` part begins at a multiple of four bytes.
     """
 
     name: str
@@ -56,7 +56,7 @@ class State(NamedTuple):
     aligned: bool = False
 
 
-# The states of each optimizer, in the order in which they lie in the row.
+# The states of each optimizer, in the order of the row.
 OPTIMIZERS: dict[str, tuple[State, ...]] = {
     "exact_row_wise_adagrad": (State("momentum1", wide=False, dtype="float32"),),
     "partial_row_wise_adam": (State("momentum2", wide=False, aligned=True), State("momentum1", wide=True)),
@@ -64,7 +64,7 @@ OPTIMIZERS: dict[str, tuple[State, ...]] = {
     "row_wise_rmsprop_ar": (State("momentum1", wide=False), State("prev_iter", wide=False, dtype="float32")),
     NO_OPTIMIZER: (),
 }
-# Shorter names that mean one of them.
+# Other names of these optimizers.
 _SHORT = {
     "adagrad": "exact_row_wise_adagrad",
     "exact_rowwise_adagrad": "exact_row_wise_adagrad",
@@ -77,7 +77,7 @@ _SHORT = {
 
 
 class Field(NamedTuple):
-    """A part of every row: from byte `offset` of it, `items` elements, or one without a dimension of its own (None)."""
+    """A part of every row: `items` elements from byte `offset`, or one without its own dimension (None)."""
 
     name: str
     offset: int
@@ -95,10 +95,10 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What is in a row: `embedding_dim` items of `weight_dtype`, and the state of `optimizer`.
+    """The contents of a row: `embedding_dim` items of `weight_dtype`, and the state of `optimizer`.
 
-    `max_dim` is the embedding dimension of the widest table of the same operator, for whose state every row has room.
-    Dtypes are names. Made by `make`, which checks them.
+    `max_dim` is the embedding dimension of the widest table of the same operator: every row has room for the state of
+    that one. Dtypes are names. Use `make`, which checks them.
     """
 
     embedding_dim: int
@@ -114,12 +114,12 @@ class Layout:
 
     @property
     def row_bytes(self) -> int:
-        """The width of a row, in bytes; always a multiple of 8."""
+        """The width of a row in bytes; always a multiple of 8."""
         return self.row_items * self.itemsize
 
     @property
     def row_items(self) -> int:
-        """The width of a row, in items of the weight's dtype."""
+        """The width of a row in items of the weight's dtype."""
         *_, size = _place_states(self, self.max_dim)
         return HEADER // self.itemsize + _padded(self.embedding_dim) + _padded(-(-size // self.itemsize))
 
@@ -129,19 +129,21 @@ class Layout:
 
     @property
     def states(self) -> list[Field]:
-        """The optimizer's, in the order in which they lie in the row."""
+        """The optimizer's states, in the order of the row."""
         start = HEADER + _padded(self.embedding_dim) * self.itemsize
         states, _ = _place_states(self, self.embedding_dim)
         return [state._replace(offset=start + state.offset) for state in states]
 
     def fields(self, *, decode: bool = False) -> list[Field]:
-        """What a row is split into: its id, the rest of its header as one number or, decoded, as three, its weight, and
-        its optimizer state. Decoded, `count` and `used` share bytes: of the four that `count` says, `used` is the last
-        bit."""
+        """Return the fields into which a row is split: id, rest of the header, weight, and optimizer state.
+
+        The rest of the header is one number or, with `decode`, three. Of these, `count` and `used` share four bytes:
+        `used` is their last bit.
+        """
         return [Field("weight_id", 0, DTYPES["int64"], None), *_HEADERS[decode], self.weight, *self.states]
 
     def gaps(self) -> list[Field]:
-        """The bytes that are in no field, in order: all together they are the pad."""
+        """Return the bytes that are in no field, in order. Together they are the pad."""
         gaps = []
         at = HEADER
         for start, stop in (*sorted((field.offset, field.stop) for field in (self.weight, *self.states)), _END):
@@ -153,11 +155,11 @@ class Layout:
 
     @property
     def pad_bytes(self) -> int:
-        """How many bytes of a row are in no field."""
+        """The number of bytes of a row that are in no field."""
         return sum(gap.nbytes for gap in self.gaps())
 
     def describe(self) -> str:
-        """The layout in the words of the command line."""
+        """Return the layout as options of the command line."""
         kinds = {"momentum1": self.momentum1_dtype, "momentum2": self.momentum2_dtype}
         states = {state.name for state in OPTIMIZERS[self.optimizer] if not state.dtype}
         unusual = [
@@ -186,7 +188,7 @@ def _padded(count: int, unit: int = _UNIT) -> int:
 
 
 def _place_states(layout: Layout, dim: int) -> tuple[list[Field], int]:
-    """The optimizer's states for an embedding dimension of `dim`, counted from the first, and their size in bytes."""
+    """Return the optimizer's states for embedding dimension `dim`, at offsets from the first, and their total bytes."""
     placed: list[Field] = []
     at = 0
     for state in OPTIMIZERS[layout.optimizer]:
@@ -202,8 +204,10 @@ def _place_states(layout: Layout, dim: int) -> tuple[list[Field], int]:
 
 
 def make(asked: RowOptions, dtype: str) -> Layout:
-    """The layout that was asked for, of a table of `dtype`. Raises UsageError where something is missing or makes no
-    sense, UnsupportedError for what whole rows cannot be."""
+    """Return the layout asked for, of a table of `dtype`.
+
+    Raises UsageError if something is missing or inconsistent, UnsupportedError for what whole rows cannot be.
+    """
     dim, optimizer = asked.embedding_dim, optimizer_named(asked.optimizer) if asked.optimizer else None
     if dtype not in WEIGHT_DTYPES:
         raise UnsupportedError(
@@ -237,7 +241,7 @@ def make(asked: RowOptions, dtype: str) -> Layout:
 
 
 def optimizer_named(name: str) -> str:
-    """The optimizer that `name` means: FBGEMM's name, a shorter one, or none. Raises UsageError for no optimizer."""
+    """Return FBGEMM's name of the optimizer `name`, which may be shorter, or "none". Raises UsageError for others."""
     plain = name.strip().lower().replace("-", "_")
     plain = _SHORT.get(plain, plain)
     if plain not in OPTIMIZERS:
@@ -246,7 +250,7 @@ def optimizer_named(name: str) -> str:
 
 
 def check_width(layout: Layout, items: int, where: str) -> None:
-    """Raise UsageError where the rows of `where` have another width than `layout`, and say what they could be."""
+    """Raise UsageError if the rows of `where` are not as wide as `layout`, and name layouts that would fit."""
     if layout.row_items == items:
         return
     asked = RowOptions(embedding_dim=layout.embedding_dim, optimizer=layout.optimizer)
@@ -258,11 +262,11 @@ def check_width(layout: Layout, items: int, where: str) -> None:
 
 
 def could_be(items: int, dtype: str, asked: RowOptions) -> str:
-    """A sentence that names layouts which rows of `items` elements of `dtype` may have, the likeliest first."""
+    """Return a sentence that names layouts which rows of `items` elements of `dtype` may have, likeliest first."""
     found = candidates(items, dtype, asked.embedding_dim)
     if not found:
         return f"No layout of whole rows has rows of {items} items of {dtype}: this may be an ordinary table."
-    # Those that are most like what was asked for, and then those that are likeliest by themselves.
+    # First those closest to what was asked for, then those that are likeliest in general.
     like_asked = sorted(found, key=lambda layout: _unlikelihood(layout, asked))
     likeliest = sorted(found, key=lambda layout: _unlikelihood(layout, RowOptions()))
     close = [layout for layout in like_asked if _unlikelihood(layout, asked)[0] < _STRANGE][:_NAMED]
@@ -272,25 +276,30 @@ def could_be(items: int, dtype: str, asked: RowOptions) -> str:
 
 
 def likeliest(items: int, dtype: str) -> Layout | None:
-    """The likeliest layout of rows of `items` elements; None where an ordinary table of that width is likelier, as
-    embedding dimensions are round numbers."""
+    """Return the likeliest layout of rows of `items` elements.
+
+    None if an ordinary table of that width is likelier: embedding dimensions are round numbers.
+    """
     found = [layout for layout in candidates(items, dtype) if _roundness(layout.embedding_dim) > _roundness(items)]
     return min(found, key=lambda layout: _unlikelihood(layout, RowOptions()), default=None)
 
 
 def _roundness(dim: int) -> int:
-    """The largest power of two that divides `dim`, up to one beyond which it makes no difference."""
+    """Return the largest power of two that divides `dim`, at most 64: larger ones make no difference."""
     return min(dim & -dim, 64)
 
 
 def candidates(items: int, dtype: str, dim: int | None = None) -> set[Layout]:
-    """Layouts of rows of `items` elements of `dtype`: where the widest table of the operator is this one, or two or
-    four times as wide; of the embedding dimension `dim`, if that is given, also where it is of any width."""
+    """Return the layouts that rows of `items` elements of `dtype` may have.
+
+    The widest table of the operator may be this one, or two or four times as wide. If the embedding dimension `dim` is
+    given, it may also have any width.
+    """
     found: set[Layout] = set()
     for optimizer, states in OPTIMIZERS.items():
         free = {state.name for state in states if not state.dtype}
         choices = [STATE_DTYPES if name in free else (DEFAULT_STATE_DTYPE,) for name in ("momentum1", "momentum2")]
-        # The width of other tables makes a difference only where the state has that of the weight.
+        # The widest table matters only for a state that is as wide as the weight.
         factors = (1, 2, 4) if any(state.wide for state in states) else (1,)
         for first, second in itertools.product(*choices):
             kinds = (optimizer, dtype, first, second)
@@ -310,19 +319,19 @@ def _with_room(kinds: tuple[str, str, str, str], dim: int, most: int) -> Layout:
 
 
 def _fitting(family: Callable[[int], Layout], items: int) -> Layout | None:
-    """The layout of a family, by dimension, that has rows of `items` elements; the wider the one, the other too."""
+    """Return the layout, among `family(dim)` for all `dim`, whose rows have `items` elements; they widen with `dim`."""
     dims = range(_UNIT, items + 1, _UNIT)
     at = bisect.bisect_left(dims, items, key=lambda dim: family(dim).row_items)
     layout = family(dims[at]) if at < len(dims) else None
     return layout if layout is not None and layout.row_items == items else None
 
 
-# A layout that shares neither dimension nor optimizer with what was asked for.
+# Number of differences from what was asked for, in dimension and optimizer, at which a layout is not close to it.
 _STRANGE = 2
 
 
 def _unlikelihood(layout: Layout, asked: RowOptions) -> tuple[int, ...]:
-    """What sorts the likely layouts first: as asked for, all tables of one width, usual dtypes, round dimensions."""
+    """Sort key for layouts: as asked for, all tables of one width, usual dtypes, and round dimensions come first."""
     differing = [
         asked.embedding_dim not in (None, layout.embedding_dim),
         asked.optimizer is not None and optimizer_named(asked.optimizer) != layout.optimizer,
@@ -342,15 +351,17 @@ def _unlikelihood(layout: Layout, asked: RowOptions) -> tuple[int, ...]:
 
 
 def dump(layout: Layout, name: str) -> str:
-    """The layout of the table `name` as JSON, for the metadata of what it was split into."""
+    """Return the layout of the table `name` as JSON, for the metadata of the tensors into which it was split."""
     parts = [{"name": f.name, "offset": f.offset, "bytes": f.nbytes} for f in (*layout.fields(), *layout.gaps())]
     record = {"version": VERSION, "tensor": name, **vars(layout), "row_bytes": layout.row_bytes, "fields": parts}
     return json.dumps(record, separators=(",", ":"))
 
 
 def parse(text: str, where: str) -> tuple[Layout, str]:
-    """The layout, and the table's name, of the record `text`. Raises CorruptError for one that is malformed or
-    contradicts itself, UnsupportedError for a version that is not known."""
+    """Parse the record `text` of a layout and a table's name.
+
+    Raises CorruptError if it is malformed or contradicts itself, UnsupportedError for an unknown version.
+    """
     try:
         record = strict_json.parse(text)
     except ValueError:
@@ -390,7 +401,7 @@ _MEMBERS: dict[str, type] = {
 
 
 def _unused(values: Mapping[str, Any]) -> Sequence[str]:
-    """The dtypes that the record names as all do, and its optimizer has no use for."""
+    """Return the dtypes that the record has, as all records do, but its optimizer does not use."""
     states = {state.name for state in OPTIMIZERS.get(values["optimizer"], ())}
     return [f"{name}_dtype" for name in ("momentum1", "momentum2") if name not in states]
 

@@ -1,4 +1,4 @@
-"""The tensors that whole rows consist of, packed into the table again, bit for bit."""
+"""Packs the tensors of which whole rows consist into the table again, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def pack(
     publishing: Callable[[], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Pack tensors into a table of whole rows at `output`: safetensors, or a file for torch.load by its name.
+    """Pack tensors into a table of whole rows at `output`: safetensors, or a file for torch.load, by its suffix.
 
-    `parts` is a checkpoint that holds the tensors, or several. `names` are those of the tensors by what they are,
-    {"weight": …}; by default each is called as what it is. `name` is the table's. What `split` made says its layout
-    itself; for others `options` say it, by the fields of `RowOptions`; the rest are as for `split`.
-    Raises a `CkptconvError`; then nothing new stands at `output`.
+    `parts` is a checkpoint that holds the tensors, or several. `names` are the names of the tensors by part,
+    {"weight": …}; by default a tensor is named as its part. `name` is the table's name. The output of `split` records
+    its layout. For other inputs `options` describe it, by the fields of `RowOptions`. All else is as for `split`.
+    Raises a `CkptconvError`; then nothing new exists at `output`.
     """
     started = time.monotonic()
     asked = RowOptions.take(options)
@@ -63,7 +63,7 @@ def pack(
 
 
 def _merged(found: Sequence[Contents]) -> Contents:
-    """What several checkpoints hold, as if it were one. Raises UsageError for a name that is in two of them."""
+    """Merge the contents of several checkpoints. Raises UsageError for a name that two of them have."""
     tensors: dict[str, LazyTensor] = {}
     for each in found:
         twice = [name for name in each.tensors if name in tensors]

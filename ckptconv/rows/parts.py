@@ -1,4 +1,4 @@
-"""The tensors that whole rows consist of, chosen among others, and the table that they make. Pure."""
+"""Chooses the tensors of which whole rows consist among others, and assembles their table. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Parts:
-    """The tensors that a table is packed of, by what they are; the layout of its rows, how many they are, and what the
-    table was called."""
+    """The tensors from which a table is packed, by their part in a row.
+
+    Also the layout of the rows, their number, and the name of the table.
+    """
 
     layout: Layout
     rows: int
@@ -32,13 +34,13 @@ class Parts:
 
     @classmethod
     def choose(cls, found: Contents, names: Mapping[str, str], asked: RowOptions) -> Parts:
-        """The parts in `found`. Raises a `CkptconvError` where one is missing, or does not fit."""
+        """Choose the parts in `found`. Raises a `CkptconvError` if one is missing or does not fit."""
         layout, table = _layout(found, names, asked)
         places = _places(found, layout, names)
         fields = layout.fields(decode="metadata" not in places)
         lacking = [field.name for field in fields if field.name not in places]
         if lacking:
-            # Without any of its parts, it is the metadata that is not there.
+            # If all parts of the metadata are missing, name the metadata.
             whole = set(_HEADER) <= set(lacking)
             raise _missing("metadata" if whole else lacking[0], found)
         weight = found.tensors[places["weight"]]
@@ -55,11 +57,11 @@ class Parts:
 
     @property
     def pad(self) -> LazyTensor:
-        """What is between the parts, [N, bytes]: zero where nothing is said of it."""
+        """The bytes of the padding, [N, bytes]; zero if there is no tensor of them."""
         return self.tensors.get(PAD) or Zeros(DTYPES["uint8"], (self.rows, self.layout.pad_bytes))
 
     def table(self) -> LazyTensor:
-        """The table [N, items]."""
+        """Return the table [N, items]."""
         tensors = dict(self.tensors)
         if _HEADER[0] in tensors:
             parts = tuple(View(tensors[part], tensors[part].dtype, (self.rows,)) for part in _HEADER)
@@ -76,13 +78,13 @@ class Parts:
         return View(joined, DTYPES[self.layout.weight_dtype], (self.rows, self.layout.row_items))
 
 
-# What the metadata consists of, and how: bytes, first bit, bits.
+# The parts of the metadata, and how they are joined: bytes, first bit, number of bits.
 _HEADER = ("timestamp", "count", "used")
 _METADATA = Join(((4, 0, 32), (4, 32, 31), (1, 63, 1)), 8)
 
 
 def _layout(found: Contents, names: Mapping[str, str], asked: RowOptions) -> tuple[Layout, str]:
-    """The layout of the rows, and what their table is called: as recorded, or as was asked for."""
+    """Return the layout of the rows and the name of their table: as recorded, else as asked for."""
     record = found.metadata.get(METADATA_KEY)
     if record is not None:
         layout, table = parse(record, found.path)
@@ -95,8 +97,10 @@ def _layout(found: Contents, names: Mapping[str, str], asked: RowOptions) -> tup
 
 
 def _places(found: Contents, layout: Layout, names: Mapping[str, str]) -> dict[str, str]:
-    """The names of the tensors that are parts of such rows, by what they are. Raises UsageError for one of `names` that
-    is no part, or is not there."""
+    """Return the names of the tensors that are parts of such rows, by part.
+
+    Raises UsageError if an entry of `names` is no part, or names no tensor.
+    """
     parts = list(dict.fromkeys(f.name for f in (*layout.fields(), *layout.fields(decode=True))))
     for part, name in names.items():
         if part not in (*parts, PAD):
@@ -108,7 +112,7 @@ def _places(found: Contents, layout: Layout, names: Mapping[str, str]) -> dict[s
 
 
 def _name_of(part: str, found: Contents, names: Mapping[str, str]) -> str:
-    """The name of the tensor that is `part` of the rows: as said, or called so, or the only one that ends so."""
+    """Return the name of the tensor for `part`: as given, or equal to it, or the only one that ends with it."""
     if part in names or part in found.tensors:
         return names.get(part, part)
     ending = [name for name in found.tensors if name.endswith(f".{part}")]
@@ -124,7 +128,7 @@ def _missing(part: str, found: Contents) -> UsageError:
 
 
 def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
-    """What was asked for, with the embedding dimension that the weight has."""
+    """Return `asked` with the embedding dimension of the weight."""
     if len(weight.shape) != 2 or not 0 < weight.shape[1] <= MOST_ITEMS:
         raise UnsupportedError(f"The weight has the shape {list(weight.shape)}, where it is [rows, D].")
     if asked.embedding_dim not in (None, weight.shape[1]):
@@ -133,7 +137,7 @@ def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
 
 
 def _check_agrees(layout: Layout, asked: RowOptions, where: str) -> None:
-    """Raise UsageError where something was asked for that is not what the record says."""
+    """Raise UsageError if something was asked for that the record contradicts."""
     for key, value in vars(asked).items():
         if value is not None and getattr(layout, key) != (optimizer_named(value) if key == "optimizer" else value):
             raise UsageError(
@@ -143,9 +147,10 @@ def _check_agrees(layout: Layout, asked: RowOptions, where: str) -> None:
 
 
 def _fitted(tensor: LazyTensor, field: Field, layout: Layout, rows: int, where: str) -> LazyTensor:
-    """`tensor` as `field` of the rows. Momentum may come as saved beside a table, its bits seen as the weight's dtype.
+    """Check that `tensor` fits `field` of the rows, and return it.
 
-    Raises CorruptError where the number of rows differs, UsageError for another width or dtype.
+    Momentum may come as it is saved beside a table, with its bits viewed as the weight's dtype. Raises CorruptError for
+    another number of rows, UsageError for another width or dtype.
     """
     check_rows(tensor, rows, field.name, where)
     shape = [rows] if field.items is None else [rows, field.items]

@@ -1,4 +1,4 @@
-"""Whole rows, split into the tensors that they consist of: ids, header, weight, optimizer state, padding."""
+"""Splits whole rows into the tensors of which they consist: ids, header, weight, optimizer state, padding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.kernels import is_zero
 from ckptconv.tensors.lazy import Narrow
 
-# Of the padding so many bytes of rows are looked at before it is decided whether it is kept.
+# Bytes of rows whose padding is examined before deciding whether to keep padding.
 _LOOK = 1 << 18
 
 
@@ -45,12 +45,12 @@ def split(
 ) -> Report:
     """Split a table of whole rows into tensors at `output`: a name that ends in .safetensors, or a directory.
 
-    `table` is a checkpoint, or several of which each holds a part; `names` are the tensors in each that make up the
-    table, in order, by default the only table. With `decode` the header comes as timestamp, count and used, else as one
-    number. The padding is kept as `pad` where any byte of it is not zero.
-    `options` say what is in a row, by the fields of `RowOptions`: embedding_dim, optimizer and others; the rest are
-    fields of `Options`. `progress`, `announce` and `publishing` are as in `convert`.
-    Raises a `CkptconvError`; then nothing new stands at `output`.
+    `table` is a checkpoint, or several that each hold a part of the table. `names` are the tensors in each that make up
+    the table, in order; by default the only table. With `decode` the header becomes timestamp, count and used, else one
+    number. The padding is kept as `pad` if any byte of it is not zero.
+    `options` are the fields of `RowOptions`, which say what a row contains (embedding_dim, optimizer and others), and
+    those of `Options`. `progress`, `announce` and `publishing` are as in `convert`.
+    Raises a `CkptconvError`; then nothing new exists at `output`.
     """
     started = time.monotonic()
     paths, asked = as_paths(table), RowOptions.take(options)
@@ -71,7 +71,7 @@ def split(
             verify = verifier_of_split(found, planned, chosen, progress) if chosen.verify else None
             report = produce(sources, [planned], chosen, started, progress, announce, publishing, verify)
         except NotZeroError:
-            # Rare: where padding is not zero, it is so from the first rows on, as a rule.
+            # Rare: padding that is not zero usually is so from the first rows on.
             keep = True
         else:
             return replace(report, counts=_counts(found, layout, kept=keep))
@@ -80,8 +80,10 @@ def split(
 def plan_split(
     sources: Sequence[Source], table: Table, layout: Layout, target: Target, *, decode: bool, keep_padding: bool
 ) -> Output:
-    """The plan for the tensors of `table`. Pure. Without `keep_padding`, carrying it out finds padding that is not
-    zero."""
+    """Plan the tensors of `table`. Pure.
+
+    Without `keep_padding`, executing the plan raises NotBlankError if padding is not zero.
+    """
     tensors = {field.name: part(table.tensor, field) for field in layout.fields(decode=decode)}
     pad = padding(table.tensor, layout)
     if pad is not None and keep_padding:
@@ -94,7 +96,7 @@ def plan_split(
 
 
 def _has_padding(table: Table, layout: Layout, options: Options) -> bool:
-    """Whether the padding of the first rows has something in it."""
+    """Whether the padding of the first rows has a byte that is not zero."""
     pad = padding(table.tensor, layout)
     rows = min(table.tensor.shape[0], max(_LOOK // layout.row_bytes, 1))
     if pad is None or not rows:

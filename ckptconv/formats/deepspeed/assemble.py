@@ -1,7 +1,7 @@
-"""From the records of one model-parallel rank's files to its parameters, frozen parameters, buffers and states.
+"""Assembles parameters, frozen parameters, buffers and states from the records of one model-parallel rank's files.
 
-Every element is accounted for: what a file names must be found, and what is found must be named, be padding whose
-size is known, or be an error.
+Every element is accounted for. What a file names must be found. What is found must be named, or be padding of a known
+size; anything else is an error.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import Concat, Inline, LazyTensor, View, same_bytes, untagged
 from ckptconv.text import brief
 
-# What the three weights of an expert are called where a layer of experts is fused.
+# Names of the three weights of an expert where a layer of experts is fused.
 FUSED = ("w1", "w2", "w3")
-# Reads the model file of another data-parallel rank.
+# Reads the model file of a data-parallel rank.
 ReadModel = Callable[[int], ModelFile]
-# What the layer files of a pipeline hold, by layer.
+# Reads the layer files of a pipeline: their tensors by layer.
 Layers = Callable[[], Mapping[int, Mapping[str, LazyTensor]]]
 
 
 @dataclass
 class Weights:
-    """What one model-parallel rank holds, by kind; `states` are the optimizer states by parameter, `groups` the
-    optimizer's param_groups with names for parameters."""
+    """The tensors of one model-parallel rank, by kind.
+
+    `states` are the optimizer states by parameter, `groups` the optimizer's param_groups with names for parameters.
+    """
 
     where: str
     stage: int | None = 0
@@ -44,22 +46,22 @@ class Weights:
     groups: list[dict[str, Any]] = field(default_factory=list)
     unaccounted: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    # Pairs of tensors that are stored twice and must be equal, by name: weights, and optimizer states.
+    # Pairs of tensors, by name, that are stored twice and must be equal: weights, and optimizer states.
     equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
     equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
-    # States that ranks keep each for itself, which may differ.
+    # Pairs of states that each rank keeps for itself, and that may differ.
     alike: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
-    # Why the optimizer states cannot be told, where that is so.
+    # Why the optimizer states cannot be determined, if so.
     states_error: CkptconvError | None = None
 
     def state_dict(self) -> dict[str, LazyTensor]:
-        """Names in the order in which DeepSpeed's own tool lists them."""
+        """Return all tensors by name, in the order in which DeepSpeed's own tool lists them."""
         weights = {**self.buffers, **self.frozen, **self.trainable}
         weights.update((alias, weights[owner]) for alias, owner in self.aliases.items())
         return weights
 
     def optimizer(self) -> dict[str, Any] | None:
-        """The optimizer's state dict, with names for parameters; None where the checkpoint has none."""
+        """Return the optimizer's state dict, with names for parameters; None if the checkpoint has none."""
         if not any(self.states.values()):
             return None
         return {"state": self.states, "param_groups": self.groups}
@@ -74,11 +76,11 @@ class Weights:
         return {kind: count for kind, count in counts.items() if count}
 
     def names(self) -> list[str]:
-        """Every name but ties."""
+        """Return every name but aliases."""
         return [*self.buffers, *self.frozen, *self.trainable]
 
     def without_frozen(self) -> None:
-        """Leave the frozen parameters out, and what is tied to them."""
+        """Remove the frozen parameters and their aliases."""
         self.aliases = {alias: owner for alias, owner in self.aliases.items() if owner not in self.frozen}
         self.frozen = {}
 
@@ -88,9 +90,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class _Cut:
-    """How to cut one copy of a group out of the partitions of `ranks`; `names` are those of the result.
+    """How to cut one copy of a group out of the partitions of `ranks`.
 
-    `sizes` are what partitions may have with their padding, in elements, the first of them where the ranks' begin.
+    `names` are the names of the result, by those in `slices`. `sizes` are the numbers of elements that a padded
+    partition may have. The first of them is the distance between the starts of two ranks' partitions.
     """
 
     slices: list[Slice]
@@ -100,11 +103,11 @@ class _Cut:
     sizes: tuple[int, ...] = ()
 
     def whole(self, index: int) -> list[Slice]:
-        """The parameters that the partition of the rank at `index` has a part of, each whole, one after the other."""
+        """Return the parameters that overlap the partition of `ranks[index]`, at offsets in a vector of these alone."""
         return zero_layout.whole_in(self.slices, index * self.sizes[0], self.sizes[0])
 
     def apply(self, partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
-        """The parameters in `partitions`, one for every data-parallel rank."""
+        """Yield the parameters in `partitions`, one for every data-parallel rank."""
         cut = zero_layout.cut_pieces if self.pieces else zero_layout.cut_flat
         for name, tensor in cut(self.slices, [partitions[rank] for rank in self.ranks]):
             yield self.names[name], tensor
@@ -114,7 +117,7 @@ class _Cut:
 class _Group:
     """How to cut a group out of the partitions: once, or for experts once for every expert-parallel rank.
 
-    `fused` are the experts, by those ranks, of parameters that hold several.
+    `fused` gives, for each parameter that holds several experts, the experts on each of those ranks.
     """
 
     cuts: list[_Cut]
@@ -129,11 +132,11 @@ class _Group:
         return self.cuts[0].pieces
 
     def apply(self, partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
-        """The parameters in `partitions`, one for every data-parallel rank."""
+        """Yield the parameters in `partitions`, one for every data-parallel rank."""
         return self.join(cut.apply(partitions) for cut in self.cuts)
 
     def join(self, copies: Iterable[Iterable[tuple[str, LazyTensor]]]) -> Iterator[tuple[str, LazyTensor]]:
-        """The parameters of all cuts, fused experts as one."""
+        """Yield the parameters of all cuts, with each fused parameter joined into one."""
         joined: dict[str, list[LazyTensor]] = {}
         for copy in copies:
             for name, tensor in copy:
@@ -146,7 +149,7 @@ class _Group:
 
 
 def _cut_pieces(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFile]) -> _Group:
-    """ZeRO-3: every rank holds a piece of every parameter of the sub-group."""
+    """Cut a sub-group of ZeRO-3, where every rank holds a piece of every parameter."""
     slices, end = zero_layout.walk_pieces(shapes, len(optims))
     for optim in optims:
         if optim.masters[group].numel != end:
@@ -160,7 +163,7 @@ def _cut_pieces(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimF
 def _cut_flat(
     group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFile], where: str, experts: _Experts
 ) -> _Group:
-    """ZeRO-1 and 2: the ranks that share the group hold consecutive parts of one flat vector."""
+    """Cut a group of ZeRO-1 or 2, where the ranks that share it hold consecutive parts of one flat vector."""
     first, world = optims[0], len(optims)
     alignments = first.alignments[group] if group < len(first.alignments) else []
     if alignments and len(alignments) != len(shapes):
@@ -184,7 +187,7 @@ def _cut_flat(
     for ranks in copies:
         held = sum(optims[rank].masters[group].numel for rank in ranks)
         needed = slices[-1].offset + math.prod(slices[-1].shape) if slices else 0
-        # The flat vector is padded to twice the ranks; most releases strip that again. No more is ever left over.
+        # The flat vector is padded to a multiple of twice the ranks; most releases strip that. There is never more.
         if not needed <= held <= max(end, -(-end // (2 * count)) * 2 * count):
             raise CorruptError(
                 f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and its "
@@ -211,8 +214,11 @@ def _cut_flat(
 
 @dataclass(frozen=True)
 class _Experts:
-    """What is known of experts: `local`, how many of a layer each expert-parallel rank holds; `fused`, by parameter and
-    rank the experts in it; whether neighbouring ranks share experts (`data_first`)."""
+    """Facts about experts.
+
+    `local`: how many experts of a layer each expert-parallel rank holds. `fused`: by parameter and rank, the experts in
+    it. `data_first`: whether neighbouring ranks share experts.
+    """
 
     local: Mapping[str, int]
     fused: Mapping[str, list[list[int]]]
@@ -221,7 +227,7 @@ class _Experts:
 
 def _experts(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Mapping[str, Shape]]) -> _Experts:
     world = len(optims)
-    # A layer's experts may be spread over several groups, and some of them frozen.
+    # Several groups may hold a layer's experts, and some of them may be frozen.
     local = [name for group, named in enumerate(shapes) if optims[0].count(group) not in (0, world) for name in named]
     numbers = zero_layout.expert_numbers([*local, *(model.frozen or {})])
     return _Experts(
@@ -234,13 +240,16 @@ def _experts(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Map
 def _check_ranks(
     group: int, slices: Sequence[Slice], end: int, optims: Sequence[OptimFile], world: int
 ) -> tuple[int, ...]:
-    """Check what every rank says of its own partition against where the walk, which ends at `end`, puts it; how many
-    elements partitions may have with their padding. `world` is how many ranks there are in all."""
+    """Check what each rank states about its partition against the layout of `slices`, which ends at element `end`.
+
+    Return the numbers of elements that a padded partition may have. `world` is the number of all ranks.
+    """
     size = _partition_size(group, end, optims)
     for index, optim in enumerate(optims):
         held = optim.masters[group].numel
         padding = optim.paddings[group] if group < len(optim.paddings) else size - held
-        # Releases that noted all padding on the last rank cut a shorter partition by what Python makes of [:-2].
+        # Releases that noted all padding on the last rank strip it by [: size - padding], where Python counts a
+        # negative stop from the end.
         lean = size - padding if padding <= size else max(2 * size - padding, 0)
         if held not in (size, lean):
             raise CorruptError(
@@ -255,15 +264,15 @@ def _check_ranks(
         _check_fragments(group, slices, index, size, size * len(optims) // world, optim)
     if all(group < len(optim.paddings) for optim in optims):
         return (size,)
-    # Nobody noted what was padding: up to the next multiple of the ranks, or of twice as many.
+    # The file does not state the padding: up to the next multiple of the ranks, or of twice as many.
     return size, -(-end // len(optims)), -(-end // (2 * len(optims))) * 2
 
 
 def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
-    """The elements of every rank's partition of a group, with padding."""
+    """Return the number of elements of each rank's partition of a group, with padding."""
     largest = max(optim.masters[group].numel for optim in optims)
     if any(group >= len(optim.paddings) for optim in optims):
-        return largest  # before 0.8.0 nobody noted what was padding
+        return largest  # releases before 0.8.0 do not state the padding
     padding = sum(optim.paddings[group] for optim in optims)
     size, rest = divmod(end + padding, len(optims))
     if rest or size < largest:
@@ -277,14 +286,14 @@ def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
 def _check_fragments(
     group: int, slices: Sequence[Slice], index: int, size: int, as_mapped: int, optim: OptimFile
 ) -> None:
-    """Check where a rank says that parameters lie in its partition, that at `index` of partitions of `size` elements.
+    """Check the places in its partition that a rank states for parameters; it is partition `index`, of `size` elements.
 
-    Releases before 0.14.5 say of experts where they would lie in partitions of `as_mapped` elements.
+    For experts, releases before 0.14.5 state places as if partitions had `as_mapped` elements.
     """
     zero = optim.config.get("zero_optimization")
     said = optim.fragments[group] if group < len(optim.fragments) else {}
     if not said or not isinstance(zero, dict) or zero.get("round_robin_gradients"):
-        return  # under round robin the file says where parameters would have been
+        return  # with round robin, the file states places as they would be without it
     walked = _fragments_in(slices, index * size, size)
     if said in (walked, _fragments_in(slices, index * as_mapped, as_mapped)):
         return
@@ -300,7 +309,7 @@ def _check_fragments(
 
 
 def _fragments_in(slices: Sequence[Slice], start: int, size: int) -> dict[str, tuple[int, int]]:
-    """Where parameters lie in the partition of `size` elements from `start` on, and how many of their elements."""
+    """Return the place and number of the elements that each parameter has in `size` elements from `start`."""
     found = {}
     for name, shape, offset, _ in slices:
         low, high = max(offset - start, 0), min(offset - start + math.prod(shape), size)
@@ -313,7 +322,7 @@ def _fragments_in(slices: Sequence[Slice], start: int, size: int) -> dict[str, t
 
 
 def whole(model: ModelFile, where: str, saved: Mapping[str, LazyTensor]) -> Weights:
-    """ZeRO-0: every rank has the whole module, and the model file holds it; `saved` is what the expert files hold."""
+    """Assemble ZeRO-0: every rank has the whole module, which the model file holds; the expert files hold `saved`."""
     weights = Weights(where, world=model.number("dp_world_size") or 1)
     module = model.module or {}
     names = set(model.buffers or ())
@@ -333,16 +342,16 @@ def whole(model: ModelFile, where: str, saved: Mapping[str, LazyTensor]) -> Weig
 
 
 def is_whole(model: ModelFile) -> bool:
-    """Whether a model file, without optimizer files beside it, is all that ZeRO-0 writes."""
+    """Whether ZeRO-0 wrote this model file, which then needs no optimizer files."""
     zero = model.config.get("zero_optimization")
     stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
-    # Old releases say nothing of their stage; where ZeRO has the optimizer, there is none in the model file.
+    # Old releases do not state the stage. Under ZeRO, their model file has None for the optimizer.
     elsewhere = not model.config and "optimizer" in model.values and model.values["optimizer"] is None
     return model.shapes is None and stage == 0 and not elsewhere and "zero_pp_rank" not in basename(model.file.path)
 
 
 def _whole_states(weights: Weights, model: ModelFile) -> None:
-    """The optimizer of ZeRO-0, whose states are numbered as the module's parameters are ordered."""
+    """Read the optimizer of ZeRO-0, which numbers its states in the order of the module's parameters."""
     optimizer = model.values.get("optimizer")
     inner = optimizer.get("optimizer_state_dict", optimizer) if isinstance(optimizer, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("state"), dict):
@@ -350,7 +359,7 @@ def _whole_states(weights: Weights, model: ModelFile) -> None:
     states, hyper = inner["state"], inner.get("param_groups")
     names = list(weights.trainable)
     numbered = {index: state for index, state in states.items() if type(index) is int and isinstance(state, dict)}
-    # The numbers follow the groups: only in a single one is that the order of the module.
+    # The numbers follow the groups. They have the order of the module only if there is a single group.
     single = isinstance(hyper, list) and len(hyper) == 1
     if not states:
         return
@@ -382,10 +391,11 @@ def assemble(
     saved: Mapping[str, LazyTensor],
     layers: Layers,
 ) -> Weights:
-    """ZeRO-1, 2 and 3: parameters and states from the partitions, the rest from the model files, and from those of
-    experts, which hold `saved`. `layers` reads the layer files, which may be needed for shapes.
+    """Assemble ZeRO-1, 2 or 3.
 
-    Raises CorruptError where files contradict each other, UnsupportedError where the weights are elsewhere.
+    Parameters and states come from the partitions, the rest from the model files and from `saved`, the content of the
+    expert files. `layers` reads the layer files, which may be needed for shapes. Raises CorruptError if files
+    contradict each other, UnsupportedError if the weights are elsewhere.
     """
     shapes = _shapes(model, optims, saved, layers)
     _check_layout(model, optims, shapes, where)
@@ -408,7 +418,7 @@ def assemble(
 def _shapes(
     model: ModelFile, optims: Sequence[OptimFile], saved: Mapping[str, LazyTensor], layers: Layers
 ) -> list[dict[str, Shape]]:
-    """The shapes of the parameters by group of partitions."""
+    """Return the shapes of the parameters, by group."""
     first, groups = optims[0], len(optims[0].masters)
     shapes = model.shapes if model.shapes is not None else first.shapes
     if shapes is None:
@@ -420,7 +430,7 @@ def _shapes(
         return shapes
     release = model.release() or first.release()
     if len(shapes) == 1 and groups > 1 and release < (0, 5, 4):
-        # One list of all parameters; in the order of the groups since 0.5.0, of the module before.
+        # One list of all parameters. Since 0.5.0 it has the order of the groups, before that of the module.
         if release < (0, 5) and (first.stage != 3 or len(first.hyper) > 1):
             raise UnsupportedError(
                 f"{first.file.path} has {groups} groups of partitions, and its release of DeepSpeed, older than 0.5.0, "
@@ -451,7 +461,7 @@ def _shapes(
 
 
 def _first_ranks(group: int, optims: Sequence[OptimFile]) -> list[int]:
-    """The data-parallel ranks that hold a group; of experts, those of the first expert-parallel rank."""
+    """Return the data-parallel ranks that hold a group; for experts, those of the first expert-parallel rank."""
     count = optims[0].count(group) or len(optims)
     return zero_layout.ranks_of_group(len(optims), min(count, len(optims)), _data_first(optims))[0]
 
@@ -461,10 +471,10 @@ def _data_first(optims: Sequence[OptimFile]) -> bool:
 
 
 def _in_layers(optims: Sequence[OptimFile], layers: Mapping[int, Mapping[str, LazyTensor]]) -> dict[str, LazyTensor]:
-    """What layer files hold, by the names that parameters have in the pipeline.
+    """Return the tensors of layer files by the names that parameters have in the pipeline.
 
-    No file says which layers are a tied module: of those that have its parameters, in its sizes, and are not named in
-    the partitions themselves, the shapes are the same, or it is left out.
+    No file says which layers share a tied module. They must have its parameters, in the right sizes, and must not be
+    named in the partitions themselves. A parameter is left out if its shapes in such layers differ.
     """
     known = {f"{layer}.{inner}": tensor for layer, held in layers.items() for inner, tensor in held.items()}
     sizes = Counter[str]()
@@ -492,12 +502,11 @@ def _in_layers(optims: Sequence[OptimFile], layers: Mapping[int, Mapping[str, La
 def _mapped_shapes(
     group: int, model: ModelFile, optims: Sequence[OptimFile], known: Mapping[str, LazyTensor]
 ) -> dict[str, Shape]:
-    """The shapes of a group's parameters where none are listed, as for models with experts from 0.6.0 to 0.19.2, and
-    for pipelines without ZeRO.
+    """Return the shapes of a group's parameters if no file lists them.
 
-    Since 0.8.2 every rank says which parts of which parameters its partition holds. Their shapes are those in the
-    module, and in the files of layers and of experts, whose numbers on the first expert-parallel rank are global ones:
-    all `known` tensors, by name.
+    That is so for models with experts from 0.6.0 to 0.19.2, and for pipelines without ZeRO. Since 0.8.2 each rank
+    states which parts of which parameters its partition holds. The shapes come from `known`: all tensors of the module,
+    the layer files and the expert files, by name. Experts of the first expert-parallel rank have their global numbers.
     """
     zero = optims[0].config.get("zero_optimization")
     reordered = isinstance(zero, dict) and zero.get("round_robin_gradients") is True
@@ -529,11 +538,11 @@ def _mapped_shapes(
 def _unmapped_experts(
     group: int, mapped: Mapping[str, int], optims: Sequence[OptimFile], known: Mapping[str, LazyTensor]
 ) -> dict[str, int]:
-    """The elements of the parameters in a group of experts that are only partly mapped, in their order.
+    """Return the numbers of elements of the parameters in a group of experts that is only partly mapped, in order.
 
-    Releases before 0.14.5 map as much of each partition as if all ranks shared the group, which fewer do: the beginning
-    of what the group holds. The rest follows in the order of layers, experts and what the files of experts hold. {}
-    where that is not so.
+    Releases before 0.14.5 map each partition as if all ranks shared the group, although fewer do. So they map only the
+    beginning of what the group holds. The rest follows in the order of layers, experts, and tensors in the expert
+    files. Return {} if the group does not fit that.
     """
     ranks, world = _first_ranks(group, optims), len(optims)
     held = sum(optims[rank].masters[group].numel for rank in ranks)
@@ -542,7 +551,7 @@ def _unmapped_experts(
     experts = {name: expert for name in known if (expert := zero_layout.expert_of(name))}
     counts = {layer: len(found) for layer, found in zero_layout.expert_numbers(experts).items()}
     layers = {layer: number for number, layer in enumerate(counts)}
-    # Those of the first expert-parallel rank.
+    # Names of experts of the first expert-parallel rank.
     local = [name for name, expert in experts.items() if expert.number * (world // len(ranks)) < counts[expert.layer]]
     local.sort(key=lambda name: (layers[experts[name].layer], experts[name].number))
     first = next(iter(mapped))
@@ -560,10 +569,9 @@ def _unmapped_experts(
 def complete(
     weights: Weights, model: ModelFile, read_model: ReadModel, saved: Mapping[str, LazyTensor] | None = None
 ) -> None:
-    """Add to the trained parameters what lies in the model files: frozen parameters, buffers and ties; and what only
-    expert files hold, of all that they hold, `saved`.
+    """Add what lies in the model files: frozen parameters, buffers and aliases; and what only expert files hold.
 
-    Raises CorruptError for what is named there and cannot be found.
+    `saved` is all that the expert files hold. Raises CorruptError for a name in the model files that cannot be found.
     """
     sharded, saved = weights.stage == 3, saved or {}
     weights.frozen = _frozen_pieces(model, weights.world, read_model) if sharded else _frozen_whole(model)
@@ -573,7 +581,7 @@ def complete(
             weights.buffers[name] = module[name]
         elif not saved or zero_layout.expert_of(name) is None:
             raise CorruptError(f"{model.file.path}: the buffer {name!r} is named, and is not in module.")
-    # Tensors without elements all look tied to each other, having no address.
+    # Tensors without elements have no address, so they all look tied to each other.
     weights.aliases = {
         alias: owner
         for alias, owner in model.shared.items()
@@ -589,7 +597,7 @@ def complete(
 def _check_layout(
     model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[Mapping[str, Shape]], where: str
 ) -> None:
-    """Raise UnsupportedError where the partitions are not where, or not what, all others are."""
+    """Raise UnsupportedError if weights were offloaded into other files, or experts are cut over fewer ranks."""
     if model.native or any(optim.native for optim in optims):
         raise UnsupportedError(
             f"{where} is an AutoEP checkpoint of ZeRO-3 whose experts are partitioned over fewer ranks than the other "
@@ -621,7 +629,7 @@ def _note_extras(weights: Weights, model: ModelFile) -> None:
 
 
 def _frozen_whole(model: ModelFile) -> dict[str, LazyTensor]:
-    """ZeRO-2: frozen parameters lie whole in the model file."""
+    """Return the frozen parameters of ZeRO-2, which lie whole in the model file."""
     frozen = {}
     for name, shape in (model.frozen or {}).items():
         tensor = model.fragments.get(name)
@@ -635,7 +643,7 @@ def _frozen_whole(model: ModelFile) -> dict[str, LazyTensor]:
 
 
 def _frozen_pieces(model: ModelFile, world: int, read_model: ReadModel) -> dict[str, LazyTensor]:
-    """ZeRO-3: frozen parameters are cut like trainable ones, and lie in every rank's model file."""
+    """Return the frozen parameters of ZeRO-3, which are cut like trainable ones; each rank's model file has a piece."""
     if not model.frozen:
         return {}
     models = [read_model(rank) for rank in range(world)]
@@ -657,11 +665,11 @@ def _frozen_pieces(model: ModelFile, world: int, read_model: ReadModel) -> dict[
 
 
 def _rest(weights: Weights, model: ModelFile, rest: Mapping[str, LazyTensor], sharded: bool) -> None:
-    """What the module holds and nothing else names.
+    """Assign the tensors `rest` of the module, which nothing else names.
 
-    ZeRO-1 lists no frozen parameters, and no release lists empty ones: both lie whole in the module. Releases before
-    0.9.2 list no ties. Under ZeRO-3 the module holds placeholders: a name that is listed nowhere is lost, unless it
-    shares the placeholder of another.
+    ZeRO-1 lists no frozen parameters, and no release lists empty ones: the module holds both whole. Releases before
+    0.9.2 list no aliases. Under ZeRO-3 the module holds placeholders: a name that is listed nowhere is lost, unless it
+    shares the placeholder of a listed one.
     """
     module = model.module or {}
     listed = [name for name in (*weights.trainable, *weights.frozen) if name in module]
@@ -683,14 +691,16 @@ def _rest(weights: Weights, model: ModelFile, rest: Mapping[str, LazyTensor], sh
 
 
 def _is_placeholder(tensor: LazyTensor, model: ModelFile) -> bool:
-    """Whether ZeRO-3 left this in the place of a parameter: nothing, or in old releases a single one."""
+    """Whether ZeRO-3 left this in place of a parameter: an empty tensor, or in old releases one of a single element."""
     old = model.buffers is not None and (0,) < model.release() < (0, 6)
     return len(tensor.shape) == 1 and (tensor.numel == 0 or (old and tensor.numel == 1))
 
 
 def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTensor]) -> None:
-    """Add what the expert files hold and the partitions do not: frozen experts and buffers of experts, and all experts
-    of ZeRO-0. Both name the same experts, and all of them."""
+    """Add what the expert files hold and the partitions do not: frozen experts, buffers, and all experts of ZeRO-0.
+
+    Raises CorruptError unless partitions and expert files have the same experts, and all of them.
+    """
     buffers = {(expert.layer, expert.rest) for expert in map(zero_layout.expert_of, model.buffers or ()) if expert}
     parameters = weights.frozen if weights.stage != 0 else weights.trainable
     parts: dict[str, dict[int, LazyTensor]] = {f"{layer.prefix}.{w}": {} for layer in model.fused for w in FUSED}
@@ -726,7 +736,7 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
 
 
 def _check_experts(weights: Weights, saved: Mapping[str, LazyTensor]) -> None:
-    """Raise CorruptError where a layer lacks an expert, or an expert something that the others have."""
+    """Raise CorruptError if a layer lacks an expert, or an expert lacks a tensor that the others have."""
     held: dict[str, dict[str, set[int]]] = {}
     for expert in filter(None, map(zero_layout.expert_of, weights.names())):
         held.setdefault(expert.layer, {}).setdefault(expert.rest, set()).add(expert.number)
@@ -758,7 +768,7 @@ def _check_aliases(weights: Weights, model: ModelFile) -> None:
         elif owner in weights.aliases and weights.aliases[owner] in named:
             weights.aliases[alias] = weights.aliases[owner]
         elif owner not in named:
-            # The owner was left out when the checkpoint was saved, as a frozen parameter can be.
+            # The save left the owner out, as it can leave out frozen parameters.
             if model.frozen is None and model.module is not None and owner not in model.module:
                 del weights.aliases[alias]
                 own_data = model.module.get(alias)
@@ -778,7 +788,7 @@ def _check_aliases(weights: Weights, model: ModelFile) -> None:
 
 
 def own(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's state with tensors of its own: a step counter that several share must not become one tensor."""
+    """Return a parameter's state with tensors of its own: a step counter that several share must not tie them."""
     return {
         key: View(untagged(value), value.dtype, value.shape) if isinstance(value, LazyTensor) else value
         for key, value in state.items()
@@ -786,9 +796,10 @@ def own(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFile]) -> None:
-    """Every state cut as the weights are: what is as long as a partition is one, single values belong to the group.
+    """Cut every state as the weights are cut.
 
-    Muon's are those of whole parameters, unless they are offloaded.
+    Only a tensor as long as a partition is cut; a single value belongs to each parameter of the group. Muon's states
+    are those of whole parameters, unless they are offloaded.
     """
     first = optims[0]
     for number, group in enumerate(groups):
@@ -803,7 +814,7 @@ def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFi
             elif value.numel == 1:
                 common[key] = value
             elif first.uses_muon(number) and not group.pieces:
-                partitioned.append(key)  # what is of whole parameters has none of the padding between them
+                partitioned.append(key)  # shorter than the partition: whole parameters have no padding between them
             else:
                 odd.append(str(key))
         for name in group.names:
@@ -815,7 +826,7 @@ def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFi
             except (CorruptError, UnsupportedError) as error:
                 if not first.uses_muon(number):
                     raise
-                # What becomes of Muon's states in a save is no fault of the weights.
+                # Errors in Muon's saved states do not affect the weights.
                 weights.states_error = error
         if odd:
             weights.warnings.append(
@@ -828,7 +839,7 @@ def _states(weights: Weights, groups: Sequence[_Group], optims: Sequence[OptimFi
 def _state(
     weights: Weights, number: int, key: Any, group: _Group, optims: Sequence[OptimFile]
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """The state `key` of each parameter of a group."""
+    """Yield the state `key` of each parameter of a group."""
     held = [optim.states[number].get(key) if number < len(optim.states) else None for optim in optims]
     if _is_whole(number, key, group, optims, held):
         yield from group.join(_whole_parameters(weights, number, key, cut, optims, held) for cut in group.cuts)
@@ -839,10 +850,10 @@ def _state(
 
 
 def _is_whole(number: int, key: Any, group: _Group, optims: Sequence[OptimFile], held: Sequence[Any]) -> bool:
-    """Whether a state is that of the whole parameters which a rank's partition has parts of, and not of the partition.
+    """Whether a state is that of the whole parameters which overlap a rank's partition, and not of the partition.
 
-    Muon's are, but not all releases say so. Raises UnsupportedError where either may be meant, CorruptError where
-    neither can be.
+    Muon's states are, but not all releases say so. Raises UnsupportedError if it may be either, CorruptError if it can
+    be neither.
     """
     first = optims[0]
     if group.pieces:
@@ -870,7 +881,7 @@ def _is_whole(number: int, key: Any, group: _Group, optims: Sequence[OptimFile],
         )
     if not_cut or not_whole:
         return bool(not_cut)
-    # As long as both, no parameter is on two ranks, and they are the same; unless there are gaps between parameters.
+    # If both lengths fit, no parameter is on two ranks, and both readings agree unless padding separates parameters.
     if number < len(first.alignments) and any(first.alignments[number]):
         raise UnsupportedError(
             f"{first.file.path}: Muon's state {key!r} of group {number} may be of whole parameters or of the rank's "
@@ -883,8 +894,10 @@ def _is_whole(number: int, key: Any, group: _Group, optims: Sequence[OptimFile],
 def _whole_parameters(
     weights: Weights, number: int, key: Any, cut: _Cut, optims: Sequence[OptimFile], held: Sequence[Any]
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """The states of the parameters of one copy of a group, where ranks have those of whole parameters. A parameter that
-    is on several ranks has one on each: those must be equal."""
+    """Yield the states of the parameters of one copy of a group, where ranks have states of whole parameters.
+
+    Each rank that has a part of a parameter has the whole state of it: these must be equal.
+    """
     found: dict[str, LazyTensor] = {}
     for index, rank in enumerate(cut.ranks):
         slices = cut.whole(index)
@@ -905,8 +918,11 @@ def _whole_parameters(
 def _partition(
     optim: OptimFile, group: int, key: Any, value: Any, padded: Sequence[int], needed: int | None = None
 ) -> LazyTensor:
-    """One rank's part of a state: of as many elements as its master weights, or one of `padded` sizes that those have
-    lost; or of as many as are `needed`."""
+    """Return one rank's part of a state.
+
+    It must have as many elements as the rank's master weights, or one of the sizes `padded` that these had before their
+    padding was stripped; or, if given, `needed` elements. Raises CorruptError otherwise.
+    """
     expected = optim.masters[group].numel if needed is None else needed
     if value is None and not expected:
         return Inline(b"", optim.masters[group].dtype, (0,))
@@ -924,7 +940,7 @@ def _partition(
 
 
 def _param_groups(groups: Sequence[_Group], first: OptimFile) -> Iterable[dict[str, Any]]:
-    """The optimizer's param_groups; each lists its partitions by number, and now the parameters in them by name."""
+    """Yield the optimizer's param_groups, which list their partitions by number, with names of parameters instead."""
     names = [group.names for group in groups]
     if not first.hyper:
         yield from ({"params": group} for group in names)

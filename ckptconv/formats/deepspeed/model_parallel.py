@@ -1,7 +1,7 @@
-"""Joining what model-parallel ranks hold: pipeline stages are united, tensor-parallel slices merged.
+"""Joins the weights of model-parallel ranks: unites pipeline stages, and merges tensor-parallel slices.
 
-Tensor parallelism: which way a parameter was cut is written nowhere but in `universal_checkpoint_info`, as patterns of
-names, where the training framework provides it. Sources: DeepSpeed's runtime/pipe/module.py, checkpoint/affine.py,
+Only `universal_checkpoint_info` says how a parameter was cut for tensor parallelism. It holds patterns of names, and
+exists if the training framework provides it. Sources: DeepSpeed's runtime/pipe/module.py, checkpoint/affine.py,
 checkpoint/ds_to_universal.py and constants.py.
 """
 
@@ -29,7 +29,7 @@ PER_RANK = "Convert each rank for itself with --per-rank."
 
 # ------------------------------------------------------------------------------------------------ pipeline stages
 
-# How much of a layer is compared with a tied module, in bytes.
+# Bytes of each parameter that are compared to tell whether a layer is a tied module.
 HEAD = 1 << 16
 
 
@@ -39,11 +39,12 @@ def unite_stages(
     buffers: set[str],
     head: Callable[[LazyTensor, int], bytes],
 ) -> Weights:
-    """The stages of a pipeline as one. `layers` is what the layer files hold, by layer; `buffers` the names of buffers;
-    `head` reads the first bytes of a tensor.
+    """Unite the stages of a pipeline, in the first of them.
 
-    A tied parameter is in several stages: the first is kept, and the others must be equal to it. The layer files hold
-    every parameter again, in the model's dtype and by names relative to the layer: what no optimizer has is frozen.
+    `layers` holds the tensors of the layer files, by layer; `buffers` the names of buffers; `head` reads the first
+    bytes of a tensor. Of a tied parameter in several stages the first is kept, and the others must be equal to it. The
+    layer files repeat every parameter in the model's dtype, by names relative to the layer. A parameter that no
+    optimizer has is frozen.
     """
     whole = stages[0]
     for stage in stages[1:]:
@@ -85,7 +86,7 @@ def unite_stages(
 
 
 def _tied_modules(trainable: Mapping[str, LazyTensor]) -> dict[str, dict[str, LazyTensor]]:
-    """Modules that several layers share: by key their parameters, by names relative to the module."""
+    """Return the modules that several layers share: by key, their parameters by names relative to the module."""
     found: dict[str, dict[str, LazyTensor]] = {}
     for name, tensor in trainable.items():
         if name.startswith(TIED):
@@ -97,8 +98,10 @@ def _tied_modules(trainable: Mapping[str, LazyTensor]) -> dict[str, dict[str, La
 def _is_tied(
     layer: Mapping[str, LazyTensor], module: Mapping[str, LazyTensor], head: Callable[[LazyTensor, int], bytes]
 ) -> bool:
-    """Whether a layer is a tied module, whose parameters go by the module's name: it has them all, and they are its
-    master weights, rounded. No file says so."""
+    """Whether `layer` is the tied `module`, under whose name its parameters go. No file says so.
+
+    It is if it has all of the module's parameters, and they begin like the module's master weights, rounded.
+    """
     for inner, master in module.items():
         tensor = layer.get(inner)
         if tensor is None or tensor.shape != master.shape:
@@ -125,9 +128,9 @@ def _unite_groups(groups: list[dict[str, Any]], more: Sequence[Mapping[str, Any]
 
 
 class Table(Generic[_T]):
-    """Values by patterns of names: regular expressions that match the beginning of a name.
+    """Values by patterns of names: regular expressions that match at the start of a name.
 
-    Raises CorruptError for what is no pattern, UnsupportedError for one that is not known here.
+    Raises CorruptError for an invalid pattern, UnsupportedError for one that is not supported here.
     """
 
     def __init__(self, entries: Iterable[tuple[str, _T]], where: str) -> None:
@@ -136,7 +139,7 @@ class Table(Generic[_T]):
         patterns: list[str] = []
         self._values: list[_T] = []
         for pattern, value in entries:
-            # One pattern for every parameter is what AutoTP writes: thousands of them, all exact.
+            # AutoTP writes one exact pattern for every parameter: thousands of them.
             name = re.sub(r"\\(.)", r"\1", pattern[1:-1], flags=re.DOTALL)
             if pattern == f"^{re.escape(name)}$":
                 self._exact.setdefault(name, value)
@@ -150,7 +153,7 @@ class Table(Generic[_T]):
             raise self._unknown(patterns[number], why) from None
 
     def get(self, name: str) -> _T | None:
-        """The value of the first pattern that matches `name`."""
+        """Return the value of the first pattern that matches `name`, or None."""
         if name in self._exact or not self._values:
             return self._exact.get(name)
         try:
@@ -174,7 +177,7 @@ class Table(Generic[_T]):
 
 
 class Piece(NamedTuple):
-    """A part of a parameter: from index `start` of the whole, `length` of them, at `at` in the slice of `rank`."""
+    """A part of a parameter: `length` indices from `start` of the whole, and from `at` of the slice of `rank`."""
 
     start: int
     length: int
@@ -184,7 +187,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class PieceMap:
-    """Where a parameter's slices lie in it, along one dimension: `slices` are their shapes by rank."""
+    """Where a parameter's slices lie in it, along dimension `dim`. `slices` are their shapes, by rank."""
 
     dim: int
     shape: Shape
@@ -194,10 +197,11 @@ class PieceMap:
 
 @dataclass(frozen=True)
 class SubParameters:
-    """Parameters that are several, joined along `dim` before they were cut.
+    """Several parameters that were joined along `dim` before they were cut.
 
-    `shape` is how they are seen; -1 is whatever is left. `sizes` are theirs along `dim`, or their number; `widths` by
-    sub-parameter and rank what each rank has of them, None where all have the same.
+    `shape` is that in which they are joined; -1 stands for the remaining elements. `sizes` lists the parameters' sizes
+    along `dim`, or is their number. `widths` gives each rank's share of each, by sub-parameter and rank; None if all
+    ranks have equal shares.
     """
 
     shape: Shape
@@ -208,7 +212,7 @@ class SubParameters:
 
 @dataclass(frozen=True)
 class Patterns:
-    """How parameters were cut for tensor parallelism."""
+    """How parameters were cut for tensor parallelism: values by patterns of their names."""
 
     replicated: Table[bool]
     averaged: Table[bool]
@@ -231,7 +235,7 @@ _LISTS = {
 
 
 def read_patterns(info: Mapping[str, Any], where: str) -> Patterns:
-    """What `universal_checkpoint_info` says. Raises CorruptError where that is not what DeepSpeed writes."""
+    """Read `universal_checkpoint_info`. Raises CorruptError where it is not what DeepSpeed writes."""
     tables: dict[str, Any] = {}
     for name, key in _LISTS.items():
         values = info.get(key) or ()
@@ -267,7 +271,7 @@ def _dict(info: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def _sub_parameters(part: Any, widths: Mapping[str, Any], where: str) -> Iterator[tuple[str, SubParameters]]:
-    """{patterns, shape, partition_dim}; a size in the shape that is a tuple lists what was joined there."""
+    """Read {patterns, shape, partition_dim}. A tuple in the shape lists the sizes that were joined there."""
     try:
         shape, dim = part["shape"], part["partition_dim"]
         listed = isinstance(shape[dim], (tuple, list))
@@ -282,12 +286,12 @@ def _sub_parameters(part: Any, widths: Mapping[str, Any], where: str) -> Iterato
 
 
 def merge_ranks(ranks: Sequence[Weights], patterns: Patterns) -> Weights:
-    """The tensor-parallel ranks as one, every parameter and state joined as its name's pattern says."""
+    """Merge tensor-parallel ranks: join every parameter and state as the pattern for its name says."""
     merger = _Merger(ranks, patterns)
     merger.check_names()
     first = ranks[0]
     merged = merger.merged
-    # A rank that has none of an unevenly cut parameter may list it with the frozen ones.
+    # A rank without a part of an unevenly cut parameter may list it as frozen.
     names = dict.fromkeys(name for rank in ranks for name in rank.trainable)
     for name in names:
         merged.trainable[name] = merger.join(name, [_parameter(rank, name) for rank in ranks])
@@ -296,8 +300,8 @@ def merge_ranks(ranks: Sequence[Weights], patterns: Patterns) -> Weights:
             merged.frozen[name] = merger.join(name, [_parameter(rank, name) for rank in ranks])
     for name in first.buffers:
         merged.buffers[name] = merger.equal(name, [rank.buffers[name] for rank in ranks])
-    # Every rank sums the gradients of a replicated parameter for itself: its states may differ by a rounding. The first
-    # rank's are taken.
+    # Each rank sums the gradients of a replicated parameter by itself, so its states may differ by a rounding. Those of
+    # the first rank are kept.
     merger.pairs = merged.alike
     for name in names:
         merged.states[name] = dict(merger.states(name))
@@ -354,17 +358,17 @@ class _Merger:
                     )
 
     def equal(self, name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
-        """The first of tensors that must all be the same."""
+        """Return the first of `tensors`, and note that the others must equal it."""
         self.pairs.extend((name, tensors[0], other) for other in tensors[1:])
         return tensors[0]
 
     def states(self, name: str) -> Iterator[tuple[str, Any]]:
-        """The joined optimizer states of a parameter."""
+        """Yield the joined optimizer states of a parameter."""
         held = [(_parameter(rank, name), rank.states.get(name, {})) for rank in self.ranks]
         fullest = max((state for _, state in held), key=len)
         for key, value in fullest.items():
             slices: list[Any] = [
-                # A rank that has none of the parameter has no state of it.
+                # A rank without elements of the parameter has no state for it.
                 state.get(key, Inline(b"", value.dtype, tensor.shape) if _is_empty(tensor, value) else None)
                 for tensor, state in held
             ]
@@ -380,7 +384,7 @@ class _Merger:
             yield key, joined
 
     def join(self, name: str, slices: Sequence[LazyTensor]) -> LazyTensor:
-        """The slices of all ranks as one tensor."""
+        """Join the slices of all ranks into one tensor."""
         patterns = self.patterns
         reason = patterns.unsupported.get(name)
         if reason is not None:
@@ -452,7 +456,7 @@ def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> La
     if not 0 <= dim < len(sub.shape):
         raise ValueError(f"there is no dimension {brief(dim)} of {brief(list(sub.shape))}")
     if isinstance(sizes, int):
-        # Before tuples were written this was the size of one, or the number of several of one size.
+        # Before DeepSpeed wrote tuples, an int was the size of one parameter, or the number of several equal ones.
         whole = sum(part.shape[dim] for part in slices) if len(slices[0].shape) > dim else sizes
         if sizes < 1 or whole % sizes:
             raise ValueError(f"{brief(sizes)} sub-parameters do not divide {brief(whole)}")
@@ -484,8 +488,10 @@ def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> La
 
 
 def _interleave(slices: Sequence[LazyTensor], dim: int, widths: Sequence[Sequence[int]]) -> LazyTensor:
-    """Every rank holds a part of each of several parameters, `widths` by parameter and rank: first all parts of the
-    first, then of the second, …"""
+    """Join slices that each hold a part of several parameters: all parts of the first, then of the second, and so on.
+
+    `widths` are the parts' sizes along `dim`, by parameter and rank. Raises ValueError if they do not fit the slices.
+    """
     for rank, part in enumerate(slices):
         if sum(each[rank] for each in widths) != part.shape[dim]:
             raise ValueError(f"parts of {[each[rank] for each in widths]} do not make up {part.shape[dim]}")
@@ -499,11 +505,10 @@ def _interleave(slices: Sequence[LazyTensor], dim: int, widths: Sequence[Sequenc
 
 
 def read_map(described: Any, ranks: int) -> PieceMap:
-    """The blocks of an affine map as pieces along one dimension.
+    """Convert the blocks of an affine map to pieces along one dimension.
 
-    A block is a shape with an offset and strides (elements) in the parameter and in the slice. Raises ValueError for
-    what is no such map, UnsupportedError for blocks that do not lie beside each other along one dimension, or are
-    scaled.
+    A block is a shape with an offset and strides (in elements), in the parameter and in the slice. Raises ValueError
+    for a malformed map, UnsupportedError for blocks that are scaled, or not side by side along one dimension.
     """
     try:
         shape = _sizes(described["logical_shape"])
@@ -540,7 +545,10 @@ def _sizes(values: Any) -> Shape:
 
 
 def _along(shape: Shape, block: Shape, dim: int, place: Any) -> int:
-    """The index along `dim` of `shape` where a block begins that lies in it as rows do."""
+    """Return the index along `dim` of `shape` at which a block begins.
+
+    Raises UnsupportedError if the block's strides differ from those of `shape`, ValueError for a bad offset.
+    """
     offset, strides = int(place[0]), [int(stride) for stride in place[1]]
     expected = contiguous_strides(shape)
     if len(strides) != len(shape) or any(

@@ -1,6 +1,6 @@
-"""How ZeRO cuts parameters into the partitions of its ranks, and how they are joined again. Pure arithmetic.
+"""Computes how ZeRO cuts parameters into the partitions of its ranks, and joins them again. Pure arithmetic.
 
-The same walk applies to the master weights and to every optimizer state that is partitioned like them.
+The same layout applies to the master weights and to every optimizer state that is partitioned like them.
 Sources: DeepSpeed's runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py and utils/zero_to_fp32.py.
 """
 
@@ -17,17 +17,19 @@ from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow, Partitioned, Store
 
 Shape = tuple[int, ...]
 
-# Lists that can be divided in more ways than this are not.
+# Give up on a list of parameters that could be divided into groups in more ways than this.
 MOST_WAYS = 1000
 
-# What the names of modules begin with that several layers of a pipeline share.
+# Prefix of the names of modules that several layers of a pipeline share.
 TIED = "tied_modules."
 _EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 
 
 class Slice(NamedTuple):
-    """A parameter's place: `offset` elements into the flat vector (ZeRO-1/2) or into every rank's partition (ZeRO-3,
-    where `piece` elements of it lie on each rank)."""
+    """A parameter's place: `offset` elements into the flat vector (ZeRO-1/2), or into each rank's partition (ZeRO-3).
+
+    Under ZeRO-3 each rank holds `piece` elements of the parameter.
+    """
 
     name: str
     shape: Shape
@@ -36,7 +38,7 @@ class Slice(NamedTuple):
 
 
 def walk_flat(shapes: Mapping[str, Shape], paddings: Sequence[int] = ()) -> tuple[list[Slice], int]:
-    """Parameters one after the other in one flat vector, each followed by its alignment padding; and where they end."""
+    """Place parameters consecutively in one flat vector, each followed by its alignment padding. Return its end too."""
     slices, offset = [], 0
     for index, (name, shape) in enumerate(shapes.items()):
         slices.append(Slice(name, shape, offset))
@@ -45,7 +47,7 @@ def walk_flat(shapes: Mapping[str, Shape], paddings: Sequence[int] = ()) -> tupl
 
 
 def walk_pieces(shapes: Mapping[str, Shape], world: int) -> tuple[list[Slice], int]:
-    """Parameters cut into equal pieces for `world` ranks; and where a rank's pieces end."""
+    """Cut parameters into equal pieces for `world` ranks. Return also where a rank's pieces end."""
     slices, offset = [], 0
     for name, shape in shapes.items():
         piece = -(-math.prod(shape) // world)
@@ -55,15 +57,17 @@ def walk_pieces(shapes: Mapping[str, Shape], world: int) -> tuple[list[Slice], i
 
 
 def cut_flat(slices: Sequence[Slice], partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
-    """The parameters in the flat vector that the ranks' 1-D `partitions` make up together."""
+    """Yield the parameters in the flat vector that is the concatenation of the ranks' 1-D `partitions`."""
     flat = partitions[0] if len(partitions) == 1 else Concat(tuple(partitions))
     for name, shape, offset, _ in slices:
         yield name, _shaped(Narrow(flat, 0, offset, math.prod(shape)), shape)
 
 
 def whole_in(slices: Sequence[Slice], start: int, size: int) -> list[Slice]:
-    """The parameters of which a partition, `size` elements of the flat vector from `start` on, has a part; `offset` is
-    theirs where each lies whole, one after the other."""
+    """Return the parameters that overlap a partition: `size` elements of the flat vector from `start`.
+
+    Their `offset` is their place in a vector of these parameters alone, each of them whole.
+    """
     found, at = [], 0
     for piece in slices:
         numel = math.prod(piece.shape)
@@ -74,11 +78,11 @@ def whole_in(slices: Sequence[Slice], start: int, size: int) -> list[Slice]:
 
 
 def cut_pieces(slices: Sequence[Slice], partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
-    """The parameters whose pieces lie in the ranks' 1-D `partitions`."""
+    """Yield the parameters whose pieces lie in the ranks' 1-D `partitions`."""
     dtype = partitions[0].dtype
     stored = [part for part in partitions if isinstance(part, Stored) and part.contiguous]
     simple = len(stored) == len(partitions)
-    # All parameters of a group share these two.
+    # All parameters of a group share these two tuples.
     files = tuple(part.file for part in stored)
     bases = tuple(part.offset for part in stored)
     for name, shape, offset, piece in slices:
@@ -94,14 +98,14 @@ def _shaped(flat: LazyTensor, shape: Shape) -> LazyTensor:
 
 
 def split_list(sizes: Sequence[int], held: Sequence[tuple[int, int]]) -> list[range] | None:
-    """Which of a list of parameters of `sizes` elements are in each group, for releases before 0.5.4, which wrote one
-    list for all groups.
+    """Divide a list of parameters with `sizes` elements into groups: return the indices that belong to each.
 
-    `held` tells of every group its elements, of which some may be padding up to the next multiple of a second number.
-    None where there is no way to do it, or more than one.
+    Releases before 0.5.4 wrote one list for all groups. `held` has for each group its number of elements, and a unit:
+    padding may extend the group to the next multiple of the unit. Return None if there is no way to divide the list,
+    more than one, or too many to try.
     """
     ends = list(itertools.accumulate(sizes, initial=0))
-    # By how many parameters are taken already: where the groups before ended; None if they may have in several ways.
+    # From the number of parameters assigned so far to the ends of the groups so far; None if several divisions fit.
     ways: dict[int, list[int] | None] = {0: []}
     for size, unit in held:
         after: dict[int, list[int] | None] = {}
@@ -109,7 +113,7 @@ def split_list(sizes: Sequence[int], held: Sequence[tuple[int, int]]) -> list[ra
             for stop in range(bisect.bisect_right(ends, ends[start] + size) - 1, start - 1, -1):
                 if size > -(-(ends[stop] - ends[start]) // unit) * unit:
                     break
-                if stop == len(sizes) or sizes[stop]:  # what has no elements goes with those before it
+                if stop == len(sizes) or sizes[stop]:  # empty parameters belong to the group before them
                     after[stop] = None if stop in after or cuts is None else [*cuts, stop]
         ways = after
         if len(ways) > MOST_WAYS:
@@ -122,7 +126,7 @@ def split_list(sizes: Sequence[int], held: Sequence[tuple[int, int]]) -> list[ra
 
 
 class Expert(NamedTuple):
-    """What a parameter of an expert is called: `layer`, the expert's number, `rest`."""
+    """The parts of the name of an expert's parameter: `layer`, the expert's number, `rest`."""
 
     layer: str
     number: int
@@ -133,13 +137,13 @@ class Expert(NamedTuple):
 
 
 def expert_of(name: str) -> Expert | None:
-    """The expert that a parameter belongs to by its name; None if to none."""
+    """Return the expert to which the parameter `name` belongs; None if it belongs to none."""
     match = _EXPERT.fullmatch(name)
     return Expert(match[1], int(match[2]), match[3]) if match else None
 
 
 def expert_numbers(names: Iterable[str]) -> dict[str, set[int]]:
-    """The numbers of experts that occur in names, by layer."""
+    """Return the numbers of the experts that occur in `names`, by layer."""
     found: dict[str, set[int]] = {}
     for expert in filter(None, map(expert_of, names)):
         found.setdefault(expert.layer, set()).add(expert.number)
@@ -147,9 +151,9 @@ def expert_numbers(names: Iterable[str]) -> dict[str, set[int]]:
 
 
 def global_names(names: Iterable[str], ep_rank: int, local: Mapping[str, int]) -> dict[str, str]:
-    """Names with local expert numbers → names with global ones, for the experts of `ep_rank`.
+    """Map names with the local expert numbers of `ep_rank` to names with global numbers.
 
-    `local` says how many experts of a layer every expert-parallel rank holds.
+    `local` is the number of experts of each layer that one expert-parallel rank holds.
     """
     experts = {name: expert_of(name) for name in names}
     return {
@@ -159,8 +163,11 @@ def global_names(names: Iterable[str], ep_rank: int, local: Mapping[str, int]) -
 
 
 def ranks_of_group(world: int, partitions: int, data_first: bool = False) -> list[list[int]]:
-    """The data-parallel ranks that hold one copy of a group each: [[0, 1, …]], or for experts one list for every
-    expert-parallel rank. Those are neighbours, unless with `data_first` the ranks that share experts are."""
+    """Return, for each copy of a group, the data-parallel ranks that hold it.
+
+    There is one copy, [[0, 1, …]], but for experts one per expert-parallel rank. Expert-parallel ranks are neighbours;
+    with `data_first`, the ranks that share experts are.
+    """
     copies = world // partitions
     if data_first:
         return [list(range(copy * partitions, (copy + 1) * partitions)) for copy in range(copies)]
@@ -168,7 +175,7 @@ def ranks_of_group(world: int, partitions: int, data_first: bool = False) -> lis
 
 
 def join_experts(parts: Sequence[LazyTensor], experts: Sequence[Sequence[int]]) -> LazyTensor:
-    """Fused experts in the order of their numbers: part r holds `experts[r]`, one after the other along dimension 0."""
+    """Join fused experts in the order of their numbers. `parts[r]` holds `experts[r]` along dimension 0."""
     places = {number: (rank, at) for rank, held in enumerate(experts) for at, number in enumerate(held)}
     pieces: list[LazyTensor] = []
     for number in range(len(places)):

@@ -1,8 +1,8 @@
-"""Regular expressions that a file holds, matched in time that grows with a name's length and no faster.
+"""Matches regular expressions from a file against names, in time linear in the length of a name.
 
-Python's `re` tries one way after the other, and there may be more than anyone can wait for. Here all ways are followed
-at once, of all expressions together (Thompson 1968, doi:10.1145/363347.363387), and sets of places that came before are
-remembered. What needs more than that, such as references back and looking ahead, is refused. Pure.
+Python's `re` backtracks, which may take forever. This module follows all alternatives of all expressions at once
+(Thompson 1968, doi:10.1145/363347.363387), and caches the sets of places that it reaches. It refuses what needs more,
+such as backreferences and lookahead. Pure.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-# Places in all expressions of a list together, groups inside one another, and what is remembered at a time.
+# Limits: places in all expressions of a list together, nesting of groups, and cached sets of places.
 MOST_PLACES, DEPTH, REMEMBERED = 20_000, 50, 20_000
-# Steps from one place to the next that a list of expressions may take for all names, of some 2 million a second.
+# Steps between places that a list of expressions may take for all names; some 2 million take a second.
 MOST_STEPS = 10_000_000
-# What a way that is remembered counts as.
+# Steps for which one newly computed transition counts, beside its places.
 _EACH = 8
 
 _REPEAT = re.compile(r"[*+?]|\{(?P<least>\d*)(?P<range>,(?P<most>\d*))?\}")
@@ -31,13 +31,14 @@ _Test: TypeAlias = Callable[[str], bool]
 
 
 class PatternError(ValueError):
-    """An expression is none that is known here; the text says why."""
+    """An expression is invalid or not supported; the text says why."""
 
 
 class _Place(NamedTuple):
-    """A place in an expression: its `test` of the next character, or of where this is in the name; and those after it.
+    """A place (a state of the automaton): a `test`, and the places `after` it.
 
-    Without a test it takes no character. `number` is that of the expression that ends here, else -1.
+    The test is of the next character, or an anchor; without a test, the place consumes no character. `number` is that
+    of the expression that ends here, else -1.
     """
 
     test: _Test | str | None
@@ -46,7 +47,7 @@ class _Place(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """A part of an expression: "test", "all" of several one after the other, "any" of several, or "repeat" of one."""
+    """A part of an expression: a "test", "all" of several in sequence, "any" of several, or a "repeat" of one."""
 
     kind: str
     test: _Test | str | None = None
@@ -55,13 +56,16 @@ class _Item(NamedTuple):
     most: int | None = 0
 
 
-# No number of an expression.
+# Stands for no expression.
 _NONE = 1 << 62
 
 
 class _Set:
-    """Places where a name may have got to; the number of the first expression that ends at one; and, as far as that is
-    known, where each next character leads."""
+    """A set of places that a prefix of a name reaches.
+
+    `ended` is the number of the first expression that ends at one of them; `ways` caches the sets that follow, by the
+    next character.
+    """
 
     __slots__ = ("ended", "places", "ways")
 
@@ -71,7 +75,7 @@ class _Set:
 
 
 class Expressions:
-    """A list of expressions. Raises PatternError for one that is not known, with its number first in `args`."""
+    """A list of expressions. Raises PatternError for an unsupported one, with its number first in `args`."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._places: list[_Place] = []
@@ -88,13 +92,13 @@ class Expressions:
         self._empty = self._closed(starts, frozenset((_BEGIN, _END, _LAST)))
 
     def first(self, name: str) -> int | None:
-        """The number of the first expression that matches a beginning of `name`, as `re.match` does; None if none.
+        """Return the number of the first expression that matches at the start of `name`, as `re.match` does, or None.
 
-        Raises PatternError where that takes too long.
+        Raises PatternError when matching takes too long.
         """
         found = _NONE
         here = self._start if name else self._empty
-        # The end is also before a line's end that is the last character.
+        # `$` also matches before a newline that is the last character.
         before = len(name) - 1 if name.endswith("\n") else -1
         for at, character in enumerate(name):
             if at == before:
@@ -119,7 +123,7 @@ class Expressions:
         return len(self._places) - 1
 
     def _add(self, item: _Item, after: int) -> int:
-        """Where `item` begins, which is followed by what is at `after`."""
+        """Add `item`, which continues at place `after`. Return the place where it begins."""
         if item.kind == "test":
             return self._place(_Place(item.test, [after]))
         if item.kind == "all":
@@ -158,7 +162,7 @@ class Expressions:
         return after
 
     def _closed(self, places: Iterable[int], here: frozenset[str]) -> _Set:
-        """`places`, and all that are reached from there without a character, `here` being what is so."""
+        """Return the set of `places` and all that they reach without a character. `here`: the anchors that match."""
         reached: set[int] = set()
         stack = list(places)
         while stack:
@@ -226,7 +230,7 @@ class _Parser:
             most = int(told) if told else None
         if least > MOST_PLACES or (most or 0) > MOST_PLACES or (most is not None and most < least):
             raise PatternError(f"it repeats {match[0][:40]}")
-        self._takes("?")  # fewer first, which is the same to who asks only whether
+        self._takes("?")  # lazy: does not change whether it matches
         if self._repeat() is not None or _repeats(item):
             raise PatternError("it repeats what is repeated already")
         return _Item("repeat", inner=(item,), least=least, most=most)
@@ -277,7 +281,7 @@ class _Parser:
         return lambda each: any(test(each) for test in tests) != negated
 
     def _in_class(self) -> str | _Test:
-        """A character, or a test for one of a kind."""
+        """Read a character, or a test for a kind of characters."""
         character = self._text[self._at]
         self._at += 1
         if character != "\\":
@@ -290,7 +294,7 @@ class _Parser:
         return anchors.get(letter) or self._kind(letter) or _equals(_CONTROLS.get(letter, letter))
 
     def _letter(self, more: dict[str, str] | None = None) -> str:
-        """What follows a backslash."""
+        """Read the character after a backslash."""
         letter = self._text[self._at : self._at + 1]
         self._at += 1
         known = letter.lower() in _KINDS or letter in _CONTROLS or letter in (more or {})
@@ -311,7 +315,7 @@ class _Parser:
         return True
 
 
-# What `re` warns of inside a class, as it may come to mean something else.
+# `re` warns of these inside a class, as they may get another meaning.
 _SETS = ("--", "&&", "~~", "||")
 
 

@@ -1,10 +1,10 @@
-"""What torch writes into pickles, understood as data: tensors, their storages, and the constants around them.
+"""Turns what torch pickles into data: tensors, their storages, and constants such as dtypes and devices.
 
-The names and argument lists are those of `torch/_utils.py`, `torch/_tensor.py` and `torch/serialization.py`, from the
-first releases to torch 2.13. The containers (zip, stream, tar) differ only in where a storage lies; each gives
-`vocabulary` a function that resolves a storage, and shares everything else.
+The names and argument lists come from `torch/_utils.py`, `torch/_tensor.py` and `torch/serialization.py`, from the
+first releases to torch 2.13. The containers (zip, stream, tar) differ only in where a storage lies. Each passes
+`vocabulary` a function that resolves a storage, and shares the rest.
 
-Nothing that a pickle says about a tensor is believed: its view must lie inside its storage.
+Nothing that a pickle says about a tensor is trusted: each view must lie inside its storage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ckptconv.text import brief
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _HOOKS = Global("collections", "OrderedDict")
-# Shapes are few and tensors are many: so many shapes are kept and shared.
+# Tensors are many and their shapes few: tensors share the tuples of up to this many shapes.
 _SHAPES_KEPT = 1024
 
 
@@ -42,12 +42,12 @@ _SHAPES_KEPT = 1024
 class Storage(Tagged):
     """The memory that tensors are views of: `size` bytes from byte `offset` of `file`.
 
-    A pickle may hold it bare: then it is a leaf itself, flat, of the dtype of its class (uint8 for an untyped one).
-    `identity` is what the tensors that share it have in common, and no others. `meta`: it has no data.
-    `swapped`: the file's byte order is not little-endian.
+    A pickle may contain a bare storage. It is then a leaf itself: one-dimensional, with the dtype of its class (uint8
+    for an untyped storage). Tensors have the same `identity` if, and only if, they share a storage. `meta`: it has no
+    data. `swapped`: the byte order of the file is not little-endian.
     """
 
-    # Most are never leaves: the tensor and its facts are made when they are asked for, and not compared.
+    # Most storages are never leaves: `tensor` and `facts` are computed on demand, and not compared.
     __slots__ = ("dtype", "file", "identity", "key", "meta", "offset", "size", "swapped")
     __setattr__ = object.__setattr__
     __eq__ = object.__eq__
@@ -84,9 +84,9 @@ class Storage(Tagged):
 
 
 class StorageId(NamedTuple):
-    """A persistent id: which storage is meant, by `key`. `numel` counts elements of `dtype`.
+    """The parts of a persistent id. `key` names the storage; `numel` is its size in elements of `dtype`.
 
-    `view` is the rest of the id, which only the stream format has.
+    `view` is the sixth part of the id, which only the stream format has.
     """
 
     dtype: DType
@@ -96,8 +96,8 @@ class StorageId(NamedTuple):
     view: Any = None
 
 
-# Where storages that are alike but for their keys lie: by the key, the file, the byte at which one begins, and its
-# identity; None, for one or all of them, where it takes more than that to tell.
+# For persistent ids that differ only in the key: a function from a key to the storage's file, byte offset and identity.
+# None, for all keys or for one, where the storage must be resolved in full.
 Places: TypeAlias = Callable[[StorageId], Callable[[str], tuple[File, int, Hashable] | None] | None]
 
 _STORAGE_DTYPES = {
@@ -121,7 +121,7 @@ _STORAGE_DTYPES = {
     "Untyped": "uint8",
     "_Untyped": "uint8",
 }
-# The classes of tensors, which were saved by their names until torch 0.1.10, and of Variables, until 0.3.
+# Tensor classes, which torch pickled by name until 0.1.10, and classes of Variables, until 0.3.
 _TENSOR_DTYPES = {
     Global(module, f"{kind}Tensor"): DTYPES[_STORAGE_DTYPES[kind]]
     for module in ("torch", "torch.cuda")
@@ -132,7 +132,7 @@ _STORAGE_CLASS = re.compile(r"(\w+?)Storage(?:Base)?")
 
 
 def storage_dtype(cls: Any) -> DType | None:
-    """The dtype of a storage class, such as torch.FloatStorage or torch.cuda.HalfStorage; None for any other thing."""
+    """Return the dtype of a storage class, such as torch.FloatStorage or torch.cuda.HalfStorage; None for others."""
     return _storage_dtype(cls) if type(cls) is Global else None
 
 
@@ -143,14 +143,17 @@ def _storage_dtype(cls: Global) -> DType | None:
 
 
 def storage_id(pid: Any) -> StorageId:
-    """Read a persistent id ("storage", class, key, location, numel[, view]). Raises MalformedError for any other."""
+    """Parse a persistent id ("storage", class, key, location, numel[, view]).
+
+    Raises MalformedError for any other, RefusedError for an unknown storage class.
+    """
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
         raise MalformedError("has a persistent id that is not one of a storage")
     _, cls, key, location, numel = pid[:5]
     dtype = storage_dtype(cls)
     if dtype is None:
         raise RefusedError(f"has a storage of class {brief(cls, 200)}, which is not known")
-    # Keys are text; the oldest files have numbers.
+    # Keys are text, but integers in the oldest files.
     if type(key) is int and -MAX_BYTES < key < MAX_BYTES:
         key = str(key)
     if type(key) is not str or type(location) is not str or type(numel) is not int:
@@ -161,20 +164,20 @@ def storage_id(pid: Any) -> StorageId:
 
 
 class FirstDtypes:
-    """The dtype as which each of `count` storages, by number, was asked for first.
+    """The dtype with which a pickle first refers to each of `count` storages, by the storage's number.
 
-    torch.load makes a storage when it first meets it, and gives that one back for every later id of the same key,
-    whatever dtype this one says.
+    torch.load creates a storage when it first meets its key, and returns it for every later id with that key, whatever
+    dtype the later id states.
     """
 
-    # A byte for each, as there may be a million.
+    # One byte per storage: there may be a million.
     _CODES: ClassVar[dict[str, int]] = {name: code for code, name in enumerate(DTYPES, 1)}
 
     def __init__(self, count: int) -> None:
         self._codes = bytearray(count)
 
     def agrees(self, number: int, dtype: DType) -> bool:
-        """Whether storage `number` was not asked for before, or as `dtype`."""
+        """Whether this is the first reference to storage `number`, or `dtype` is that of the first; remember it."""
         code = self._CODES[dtype.name]
         known = self._codes[number]
         if not known:
@@ -183,7 +186,7 @@ class FirstDtypes:
 
 
 def _in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:
-    """`tensor`, a view of `storage`, in little-endian order."""
+    """Return `tensor`, a view of `storage`, in little-endian byte order."""
     if not storage.swapped or itemsize_of_components(tensor.dtype) == 1:
         return tensor
     return Convert(tensor, Swap(itemsize_of_components(tensor.dtype)), tensor.dtype)
@@ -198,11 +201,11 @@ class _Geometry(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     numel: int
-    extent: int  # elements from the first to the last, both included
+    extent: int  # elements from the first to the last, inclusive
 
 
 def _geometry(size: Any, stride: Any) -> _Geometry:
-    """Check a size and strides, which may be anything. Raises MalformedError."""
+    """Check a size and strides, which may be of any type. Raises MalformedError."""
     if not isinstance(size, tuple) or not isinstance(stride, tuple):
         raise MalformedError("has a tensor whose size or stride is not a tuple")
     if len(size) != len(stride) or len(size) > MAX_DIMS:
@@ -218,9 +221,9 @@ def _geometry(size: Any, stride: Any) -> _Geometry:
 
 
 def _start(dtype: DType, geometry: _Geometry, offset: int, size: int, key: str) -> int:
-    """The byte of its storage at which a tensor begins that has element `offset` first; 0 if it has none.
+    """Return the byte offset in its storage of a tensor whose first element is `offset`; 0 for an empty tensor.
 
-    Raises MalformedError unless all of it is among the storage's `size` bytes.
+    Raises MalformedError unless the whole tensor lies within the storage's `size` bytes.
     """
     shape, strides, numel, extent = geometry
     item = dtype.itemsize
@@ -236,13 +239,13 @@ def _start(dtype: DType, geometry: _Geometry, offset: int, size: int, key: str) 
 
 
 class _Tensors:
-    """The rebuilding of tensors. It keeps the shapes it has met: tensors of one shape share the tuples."""
+    """Rebuilds tensors. Remembers the shapes it has met, so that tensors of one shape share the tuples."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, Any], _Geometry] = {}
 
     def geometry(self, size: Any, stride: Any) -> _Geometry:
-        # Tuples of anything but plain integers are not hashed: that could take forever.
+        # Tuples are hashed only if all their elements are plain integers: hashing others could take forever.
         if type(size) is tuple and type(stride) is tuple and len(size) == len(stride) <= MAX_DIMS:
             for number in size:
                 if type(number) is not int:
@@ -270,7 +273,7 @@ class _Tensors:
         dtype: DType | None = None,
         metadata: Any = None,
     ) -> Any:
-        """A tensor of `size` and `stride` (elements) from element `offset` of `storage`."""
+        """Return a tensor of `size` and `stride` (in elements) that begins at element `offset` of `storage`."""
         if type(storage) is not Storage:
             return _unknown("a tensor", storage)
         geometry = self.geometry(size, stride)
@@ -300,7 +303,11 @@ class _Tensors:
         return Tagged(tensor, facts)
 
     def phrase(self, phrase: Phrase, places: Places) -> Maker | None:
-        """What `rebuild_tensor_v2` makes of storages that are alike but for their keys, where `places` knows them."""
+        """Return a function from a key to the tensor that `rebuild_tensor_v2` makes of the storage with that key.
+
+        The function returns None for a key that it cannot locate. There is no function (None) if `phrase` is another
+        call or an invalid one, or if `places` cannot locate its storages.
+        """
         if phrase.function != _REBUILD or phrase.hooks != _HOOKS:
             return None
         offset, flag = phrase.offset, phrase.flag
@@ -329,14 +336,14 @@ class _Tensors:
 
         return make
 
-    # Each takes the arguments of torch's function of that name.
+    # Each of these takes the arguments of torch's function of the same name.
 
     def rebuild_tensor(self, args: tuple[Any, ...]) -> Any:
         _arguments(args, "_rebuild_tensor", 4)
         return self.view(*args)
 
     def build_typed(self, value: Opaque, state: Any) -> Any:
-        """State of a torch.FloatTensor and its like, until torch 0.1.10: (storage, offset, size, stride)."""
+        """Set the state (storage, offset, size, stride) of a torch.FloatTensor or the like, until torch 0.1.10."""
         if value.args or value.state or type(state) is not tuple or len(state) != 4:
             raise MalformedError(f"has a {value.name} whose state is not that of a tensor")
         if type(state[0]) is not Storage:
@@ -356,7 +363,7 @@ class _Tensors:
         return self.view(storage, offset, size, stride, requires_grad, _dtype(dtype), *metadata)
 
     def rebuild_qtensor(self, args: tuple[Any, ...]) -> Any:
-        """Of torch 1.1 and 1.2, with the scale and the zero point as arguments of their own; later as one."""
+        """Take seven arguments, one of them the quantizer; or eight, as torch 1.1 and 1.2 split it into two."""
         _arguments(args, "_rebuild_qtensor", 7, 8)
         if len(args) == 8:
             args = (*args[:4], (TorchConstant("qscheme", "per_tensor_affine"), *args[4:6]), *args[6:])
@@ -365,7 +372,7 @@ class _Tensors:
             return _unknown("a quantized tensor", storage)
         packed: dict[str, Any] = {}
         if storage.dtype.name in PACKED:
-            # Several values in a byte: the bytes are taken as they are.
+            # Several values share a byte: take the bytes as they are.
             shape, strides, _, extent = self.geometry(size, stride)
             if offset != 0 or extent > storage.size * PACKED[storage.dtype.name]:
                 raise MalformedError("has a quantized tensor that goes beyond its storage")
@@ -414,15 +421,15 @@ class _Tensors:
 
 
 def _arguments(args: tuple[Any, ...], name: str, *counts: int) -> None:
-    """Raise MalformedError unless there are as many arguments as some release of torch gives to `name`."""
+    """Raise MalformedError unless the number of arguments is one that some release of torch passes to `name`."""
     if len(args) not in counts:
         raise MalformedError(f"calls {name} with {len(args)} arguments; it takes {' or '.join(map(str, counts))}")
 
 
 def _unknown(what: str, value: Any) -> Any:
-    """NotImplemented for `what` is made of something that is itself not known: it is kept, and told of, as that is.
+    """Return NotImplemented if `value`, which `what` is made of, is Opaque: the call then becomes an `Opaque` too.
 
-    Raises MalformedError for a value that `what` cannot be made of.
+    Raises MalformedError for any other value: `what` cannot be made of it.
     """
     if type(value) is Opaque:
         return NotImplemented
@@ -430,7 +437,7 @@ def _unknown(what: str, value: Any) -> Any:
 
 
 def _composite(kind: str, parts: dict[str, Any]) -> Any:
-    """A tensor that is made of `parts`. Raises MalformedError where they do not fit one another."""
+    """Return a tensor made of `parts`; NotImplemented if one is Opaque. Raises MalformedError if they do not fit."""
     for part in parts.values():
         if type(part) is Opaque:
             return NotImplemented
@@ -455,7 +462,7 @@ def _meta(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], requires
 
 
 def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
-    """`tensor` with the flags of its metadata, torch's lazy conjugate and negation, carried out."""
+    """Apply torch's lazy conjugate and negation, the flags in `metadata`, to `tensor`."""
     if type(metadata) is not dict:
         raise MalformedError("has a tensor whose metadata is not a dictionary")
     for name, value in metadata.items():
@@ -463,7 +470,7 @@ def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
             raise MalformedError("has a tensor whose metadata has names that are not text")
         if name not in ("conj", "neg"):
             raise RefusedError(f"has a tensor with metadata {brief(name)}, which is not known")
-        # torch takes a flag that is there as one that is set, whatever its value.
+        # torch takes a flag that is present as set, whatever its value.
         if value is not True:
             raise MalformedError(f"has a tensor whose {name} flag is not True")
     dtype = tensor.dtype
@@ -487,7 +494,7 @@ _KINDS = {
 
 
 def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
-    """`leaf` as a tensor of this kind, with attributes of its own. None keeps its requires_grad."""
+    """Return `leaf` as a tensor of `kind` with `attributes`. `requires_grad` None keeps that of `leaf`."""
     fault = attributes_fault(kind, attributes)
     if fault:
         raise MalformedError(f"has a tensor with {fault}")
@@ -520,7 +527,7 @@ def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any
 
 
 def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
-    """(data, requires_grad, hooks[, state])"""
+    """Take (data, requires_grad, hooks[, state])."""
     _arguments(args, "_rebuild_parameter", 3, 4)
     if type(args[1]) is not bool:
         raise MalformedError("has a parameter whose requires_grad is not a bool")
@@ -528,15 +535,15 @@ def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
 
 
 def _made_without_state(cls: Global) -> Constructor:
-    """For a tensor, Variable or Parameter of torch before 0.4, which is complete only after its BUILD."""
+    """Return a constructor for a tensor, Variable or Parameter of torch before 0.4; its BUILD completes it."""
     return lambda args: Opaque(cls, args)
 
 
 def _build_variable(value: Opaque, state: Any) -> Any:
-    """State of a Variable or Parameter of torch before 0.4, as torch.Tensor.__setstate__ takes it.
+    """Set the state of a Variable or Parameter of torch before 0.4, as torch.Tensor.__setstate__ does.
 
-    (requires_grad, volatile, hooks) for one that is made of its tensor, and until torch 0.1.9, for one that is made of
-    nothing, (tensor, gradient, hooks, requires_grad, volatile), of which torch takes no gradient.
+    The state is (requires_grad, volatile, hooks) if it was constructed from its tensor. Until torch 0.1.9, if it was
+    constructed from nothing, it is (tensor, gradient, hooks, requires_grad, volatile); torch ignores the gradient.
     """
     if type(state) is tuple and len(state) == 5 and not value.args:
         data, _, _, requires_grad, _ = state
@@ -550,14 +557,14 @@ def _build_variable(value: Opaque, state: Any) -> Any:
 
 
 def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]) -> Any:
-    """(function, class, its arguments, state)"""
+    """Take (function, class, arguments of the function, state)."""
     _arguments(args, "_rebuild_from_type", 4)
     function, cls, inner, state = args
     if type(cls) is not Global:
         return _unknown("a tensor of a class", cls)
     construct = rebuild.get(function) if type(function) is Global else None
     if construct is None:
-        # By a function of the user's, or a call of one.
+        # A function of the user's own, or one that a call returned.
         return NotImplemented if type(function) is Global else _unknown("a tensor by a function", function)
     if type(inner) is not tuple:
         raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments are not a tuple")
@@ -580,7 +587,7 @@ _SPARSE_PARTS = {
 
 
 def _rebuild_sparse_tensor(args: tuple[Any, ...]) -> Any:
-    """(layout, (indices, values, size[, coalesced])) or (layout, (compressed indices, indices, values, size))"""
+    """Take (layout, (indices, values, size[, coalesced])) or (layout, (compressed indices, indices, values, size))."""
     _arguments(args, "_rebuild_sparse_tensor", 2)
     layout, data = args
     names = _SPARSE_PARTS.get(layout.name, ()) if type(layout) is TorchConstant and layout.kind == "layout" else ()
@@ -597,7 +604,7 @@ def _rebuild_nested_tensor(args: tuple[Any, ...]) -> Any:
 
 
 def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
-    """(data, dtype, device, requires_grad): a tensor of a device without storages, as a tensor or numpy array."""
+    """Take (data, dtype, device, requires_grad). `data` is a tensor or numpy array: such a device has no storages."""
     _arguments(args, "_rebuild_device_tensor", 4)
     data, dtype, _device, requires_grad = args
     if type(requires_grad) is not bool:
@@ -610,7 +617,7 @@ def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
     else:
         return _unknown("a tensor", data)
     if tensor.dtype != target:
-        # bfloat16 goes through float32 on its way to numpy.
+        # torch converts bfloat16 to float32 for numpy.
         if (tensor.dtype.name, target.name) != ("float32", "bfloat16"):
             raise MalformedError(f"has a tensor of {target} whose elements are of {tensor.dtype}")
         tensor = Convert(tensor, Cast(tensor.dtype.name, target.name), target)
@@ -620,7 +627,7 @@ def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
 
 # ------------------------------------------------------------------------------------------------ constants of torch
 
-# Integers of odd widths exist by name only: tensors of them are subclasses.
+# Integers of 1 to 7 bits exist by name only: tensors of them are subclasses.
 _DTYPE_NAMES = [*DTYPES, *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))]
 _CONSTANT_NAMES = {
     "dtype": _DTYPE_NAMES,
@@ -634,7 +641,7 @@ _CONSTANT_NAMES = {
     "memory_format": ["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"],
     "layout": ["strided", "_mkldnn", "jagged", *_SPARSE_PARTS],
 }
-# Other names of the same dtypes.
+# Other names of these dtypes.
 _ALIASES = {
     "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16",
     "cfloat": "complex64", "cdouble": "complex128", "chalf": "complex32",
@@ -645,7 +652,7 @@ CONSTANTS: dict[tuple[str, str], Any] = {
 }
 
 
-# As torch spells a device: its index is in the name, or an argument of its own.
+# The syntax of a torch.device: the index is part of the name, or a second argument.
 _DEVICE = re.compile("[a-z][a-z0-9_]{0,50}(:(?:0|[1-9][0-9]{0,3}))?")
 
 
@@ -664,7 +671,7 @@ def _device(args: tuple[Any, ...]) -> Any:
 
 
 def _layout(args: tuple[Any, ...]) -> Any:
-    """("torch.strided",)"""
+    """Take the name of a layout, such as ("torch.strided",)."""
     named = args[0].removeprefix("torch.") if len(args) == 1 and type(args[0]) is str else ""
     constant = CONSTANTS.get(("torch", named))
     if constant is None or constant.kind != "layout":
@@ -675,11 +682,11 @@ def _layout(args: tuple[Any, ...]) -> Any:
 # ------------------------------------------------------------------------------------------------------------ numpy
 
 _NUMPY_DTYPE = re.compile(r"([<>|=]?)([biufcSUVmM])(0|[1-9][0-9]{0,8})")
-# The bytes that an element of these kinds may have.
+# Element sizes in bytes that numpy has for each kind.
 _NUMPY_SIZES = {
     "b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 12, 16), "c": (8, 16, 24, 32), "m": (8,), "M": (8,)
 }  # fmt: skip
-# What dates and times count.
+# Units of dates and times.
 _UNITS = frozenset({"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"})
 _NUMPY_DTYPE_CLASS, _NUMPY_ARRAY_CLASS = Global("numpy", "dtype"), Global("numpy", "ndarray")
 _NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
@@ -693,7 +700,7 @@ _TORCH_OF_NUMPY = {
 
 
 def _made_dtype(args: tuple[Any, ...]) -> Opaque:
-    """What is made from ("f8", align, copy); it is complete only after its BUILD."""
+    """Return the value of numpy.dtype("f8", align, copy), which its BUILD completes."""
     named = args[0] if 1 <= len(args) <= 3 else None
     if type(named) not in (str, Global, Opaque) or any(type(flag) not in (bool, int) for flag in args[1:]):
         raise MalformedError("has a numpy.dtype that is none")
@@ -704,7 +711,7 @@ def _made_dtype(args: tuple[Any, ...]) -> Opaque:
 
 
 def _made_array(cls: Global) -> Constructor:
-    """For (class, shape, kind of element), an array that is complete only after its BUILD."""
+    """Return a constructor that takes (class, shape, element type) and gives an array that its BUILD completes."""
 
     def construct(args: tuple[Any, ...]) -> Opaque:
         if len(args) != 3 or type(args[0]) not in (Global, Opaque):
@@ -715,11 +722,11 @@ def _made_array(cls: Global) -> Constructor:
 
 
 def numpy_dtype(value: Any) -> tuple[str, int] | None:
-    """A dtype of plain elements as numpy writes it, such as "<f8", and the bytes of an element; None for others.
+    """Return a dtype of plain elements in numpy's notation, such as "<f8", and its element size in bytes; else None.
 
-    `value` is what the pickle made of numpy.dtype("f8", align, copy), and its state (version, byte order, subdtype,
-    names, fields, size, alignment, flags; for dates and times also what they count). Raises MalformedError for what is
-    no dtype at all, and for one that says two things.
+    `value` is what the pickle made of numpy.dtype("f8", align, copy) and its state (version, byte order, subdtype,
+    names, fields, size, alignment, flags; for dates and times also the unit). Raises MalformedError for a value that is
+    no dtype, and for a dtype whose statements contradict each other.
     """
     if type(value) is not Opaque:
         raise MalformedError("has a numpy value whose dtype is none")
@@ -738,10 +745,10 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
         if len(state) < 8 or any(part is not None for part in state[2:5]):
             return None
         order = state[1]
-        # Where the size is not in the name alone, the state decides.
+        # numpy takes the size of kinds S, U and V from the state.
         if type(order) is not str or order not in ("<", ">", "|", "=") or (kind in "SUV" and state[5] != size):
             raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
-        # The state of one that is not a copy changes nothing: numpy has one object for all of them.
+        # Without `copy`, the state changes nothing: numpy has one shared object for such a dtype.
         if ">" in (order, named[1]) and order != named[1] and not (len(value.args) == 3 and value.args[2]):
             raise MalformedError(f"has a numpy.dtype {value.args[0]!r} whose byte order is said twice, and differs")
         if kind in "mM":
@@ -756,8 +763,10 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
 
 
 def _unit(state: tuple[Any, ...]) -> str | None:
-    """What dates or times count, as numpy writes it, of ((metadata, (unit, how many, divided by, event)),); "" for
-    nothing in particular, None for what is unknown."""
+    """Return the unit of dates or times in numpy's notation; "" for the generic unit, None for an unknown one.
+
+    `state` is ((metadata, (unit, multiple, divisor, event)),).
+    """
     metadata, counted = state[0] if len(state) == 1 and type(state[0]) is tuple and len(state[0]) == 2 else (1, ())
     if metadata or type(counted) is not tuple or len(counted) != 4 or counted[2:] != (1, 1):
         return None
@@ -771,7 +780,7 @@ def _unit(state: tuple[Any, ...]) -> str | None:
 
 
 def _raw(data: Any, nbytes: int) -> bytes | None:
-    """The bytes of an array; a pickle of Python 2 has them as a string, which may have passed for text."""
+    """Return the bytes of an array, `nbytes` long, else None. Python 2 pickles a str, which may have become text."""
     if type(data) is str:
         data = data.encode("utf-8", "surrogatepass")
     return bytes(data) if type(data) in (bytes, bytearray) and len(data) == nbytes else None
@@ -793,7 +802,7 @@ def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
 
 
 def _build_array(value: Opaque, state: Any) -> Any:
-    """State of an array: (version, shape, dtype, is in Fortran order, data), at first without a version."""
+    """Set the state of an array: (version, shape, dtype, is Fortran-ordered, data). numpy's oldest has no version."""
     if type(value.args) is not tuple or value.args[:1] != (_NUMPY_ARRAY_CLASS,) or value.state:
         return NotImplemented
     if type(state) is tuple and len(state) == 4:
@@ -806,7 +815,7 @@ def _build_array(value: Opaque, state: Any) -> Any:
 
 
 def _native(array: NumpyArray) -> NumpyArray:
-    """A big-endian array in little-endian order, which numpy brings it into when it is given its state."""
+    """Convert a big-endian array to little-endian, as numpy does when it sets the array's state."""
     kind, size = array.dtype[1], int(re.match("[0-9]+", array.dtype[2:])[0])  # type: ignore[index]
     unit = 4 if kind == "U" else size // 2 if kind == "c" else size
     data = bytearray(len(array.data))
@@ -816,14 +825,14 @@ def _native(array: NumpyArray) -> NumpyArray:
 
 
 def _frombuffer(args: tuple[Any, ...]) -> Any:
-    """(data, dtype, shape, order): an array at protocol 5."""
+    """Take (data, dtype, shape, order), as protocol 5 pickles an array."""
     if len(args) != 4 or args[3] not in ("C", "F"):
         raise MalformedError("has a numpy array that is made of nothing that one is made of")
     return _array(args[2], args[1], args[3], args[0])
 
 
 def _scalar(args: tuple[Any, ...]) -> Any:
-    """(dtype, data)"""
+    """Take (dtype, data)."""
     if len(args) != 2:
         raise MalformedError("has a numpy scalar that is made of nothing that one is made of")
     plain = numpy_dtype(args[0])
@@ -836,7 +845,7 @@ def _scalar(args: tuple[Any, ...]) -> Any:
 
 
 def _from_numpy(array: NumpyArray) -> LazyTensor:
-    """The array as a tensor. Raises MalformedError for one of a dtype that torch lacks."""
+    """Return the array as a tensor. Raises MalformedError if torch lacks its dtype."""
     name = _TORCH_OF_NUMPY.get(array.dtype[1:])
     if name is None:
         raise MalformedError(f"has a tensor made of a numpy array of {array.dtype[:40]}")
@@ -855,11 +864,11 @@ def _from_numpy(array: NumpyArray) -> LazyTensor:
 
 
 def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> Vocabulary:
-    """Everything torch writes, as data. `storage` resolves a persistent id, usually through `storage_id`; `places` does
-    so for many at a time.
+    """Return the vocabulary that reads all that torch writes as data.
 
-    Tensors become `Tagged` leaves whose facts name the storage by (path of the file, key); those that are made of
-    several (sparse, quantized, nested, of a wrapper subclass) or of nothing (meta) become `Composite`s.
+    `storage` resolves a persistent id, usually with `storage_id`; `places` resolves many alike at once. Tensors become
+    `Tagged` leaves whose facts name the storage by its identity. Tensors made of several (sparse, quantized, nested,
+    of a wrapper subclass) or without data (meta) become `Composite`s.
     """
     tensors = _Tensors()
     utils: dict[str, Constructor] = {

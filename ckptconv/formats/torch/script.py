@@ -1,11 +1,11 @@
-"""The weights of TorchScript archives (torch.jit.save): what `torch.jit.load(…).state_dict()` gives, from data alone.
+"""Reads the weights of TorchScript archives (torch.jit.save): what `torch.jit.load(…).state_dict()` gives, from data.
 
-Source: `torch/csrc/jit/serialization/{export_module,pickler,python_print}.cpp`. Such an archive is a zip archive like
-any other, whose `data.pkl` holds the module as an object: its class is named `__torch__.…`, and its state is a dict of
-its attributes in the order of their slots. What is a parameter and what a buffer only its class says, which is source
-text under `code/`: a class that begins `class NAME(Module):` and then names both in two lists. The text is searched for
-these lines, and nothing in it is run. The first releases name only the parameters, or neither: there every other
-attribute that is a tensor is a buffer, as it was for them.
+Source: `torch/csrc/jit/serialization/{export_module,pickler,python_print}.cpp`. Such an archive is an ordinary zip
+archive. Its `data.pkl` holds the module as an object: the class is named `__torch__.…`, and the state is a dict of the
+attributes in slot order. Only the class says which attributes are parameters and which are buffers. It is source text
+under `code/`: a class that begins `class NAME(Module):`, followed by a list of each. This module searches the text for
+these lines, and runs nothing in it. The first releases list only the parameters, or neither; in their archives every
+other tensor attribute is a buffer.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
 
 _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
 _MODULE = re.compile(r"class ([^()]+)\(Module\):")
-# Objects of these classes are made by C++ code, from a state of their own.
+# C++ code creates objects of these classes, from a state of its own format.
 _NATIVE = "__torch__.torch.classes"
 _ADVICE = "If you have the model that it was made from, save its state_dict() with torch.save, and convert that."
 _SHOWN = 5
 MAX_DEPTH = 200
-# Characters in all paths together; those of a million tensors are a few ten millions.
+# Characters in all paths together. A million tensors have a few ten million.
 _MAX_PATHS = 1 << 27
 
 
 class Weights(NamedTuple):
-    """Parameters and buffers by the path of attributes, and the paths of other attributes that hold tensors."""
+    """Parameters and buffers by attribute path, and the paths of other attributes that hold tensors."""
 
     tensors: OrderedDict[str, Any]
     others: list[str]
 
 
 class _Class(NamedTuple):
-    """The names of parameters and buffers; without those of buffers, they are all other tensors."""
+    """Names of a class's parameters and buffers. `buffers` None: every other tensor attribute is a buffer."""
 
     parameters: frozenset[str]
     buffers: frozenset[str] | None
 
 
 def weights(value: Any, read: Callable[[str], bytes | None], where: str) -> Weights:
-    """The state dict of the module `value`, the content of data.pkl. `read` gives the members of the archive `where`.
+    """Return the state dict of the module `value`, the content of data.pkl.
 
-    Raises UnsupportedError where it cannot be told what torch would give, or where that would lack weights.
+    `read` returns a member of the archive `where` by its name, None if there is none. Raises UnsupportedError if the
+    result of torch cannot be determined, or would lack weights.
     """
     modules = _Modules(read, where)
     if not modules.is_module(value):
@@ -60,15 +61,15 @@ def weights(value: Any, read: Callable[[str], bytes | None], where: str) -> Weig
 
 
 def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> Weights:
-    """The weights `found` of the archive `where`, and which of its other attributes, `rest`, hold further tensors.
+    """Return the weights `found` in archive `where`, and the names of other attributes, from `rest`, that hold tensors.
 
-    Raises UnsupportedError if there are no weights, or some that only C++ code can get out.
+    Raises UnsupportedError if there are no weights, or weights that only C++ code can extract.
     """
     if not found:
         raise unsupported(where, "its modules have neither parameters nor buffers; frozen modules have none")
     known = {same_bytes(tensor) for tensor in found.values() if isinstance(tensor, LazyTensor)}
-    # What several attributes share is looked at once, and told of with the first: they may be very many. All is looked
-    # at, as what is packed is refused.
+    # Very many attributes may share a value: search it once, and report its tensors under the first attribute.
+    # `sum` searches a value to its end, to refuse packed weights anywhere in it.
     seen: set[int] = set()
     others = [
         name
@@ -79,7 +80,7 @@ def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> 
 
 
 def told(others: list[str]) -> str:
-    """What to say of tensors that are no weights."""
+    """Return the warning about tensors that are neither parameters nor buffers."""
     some = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")
     return (
         f"{len(others)} attributes hold tensors that are neither parameters nor buffers, and are not converted: {some}."
@@ -95,14 +96,14 @@ def is_tensor(value: Any) -> bool:
 
 
 class Paths:
-    """Joins names to paths. Few names and modules, shared, could make more paths than there is room for."""
+    """Joins names to paths. A few shared names and modules could make more paths than memory can hold."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._room = _MAX_PATHS
 
     def join(self, prefix: str, name: str) -> str:
-        """Raises LimitError when all paths together have more than `_MAX_PATHS` characters."""
+        """Return `prefix` + `name`. Raises LimitError if all paths together exceed `_MAX_PATHS` characters."""
         self._room -= len(prefix) + len(name)
         if self._room < 0:
             raise LimitError(f"{self._where} is a TorchScript archive whose paths have over {_MAX_PATHS} characters.")
@@ -116,14 +117,14 @@ def _detached(tensor: Any) -> Any:
 
 
 class _Modules:
-    """The modules of an archive, and what its code says of their classes."""
+    """The modules of an archive, and the parameters and buffers that its code gives their classes."""
 
     def __init__(self, read: Callable[[str], bytes | None], where: str) -> None:
         self._read = read
         self._where = where
         self._paths = Paths(where)
         self._classes: dict[Global, _Class | None] = {}
-        # Of each file of code, the modules that it describes.
+        # By file of code, the classes of modules that it defines.
         self._files: dict[str, dict[str, dict[str, str]]] = {}
 
     def unsupported(self, reason: str) -> UnsupportedError:
@@ -138,7 +139,7 @@ class _Modules:
         return self._classes[cls]
 
     def _described(self, cls: Global) -> _Class | None:
-        """What the code says of a class; None if it is no module."""
+        """Return what the code says of a class; None if it is no module."""
         if cls.module.partition(".")[0] != "__torch__":
             return None
         if cls.module not in self._files:
@@ -160,7 +161,7 @@ class _Modules:
     def collect(
         self, module: Opaque, prefix: str, found: dict[str, Any], rest: dict[str, Any], above: list[Opaque]
     ) -> None:
-        """Put the parameters and buffers of a module and those in it into `found`, all other attributes into `rest`."""
+        """Add the parameters and buffers of `module` and its submodules to `found`, all other attributes to `rest`."""
         if any(each is module for each in above):
             raise CorruptError(f"{self._where} has a module, {prefix[:200].rstrip('.')}, that contains itself.")
         if len(above) > MAX_DEPTH:
@@ -192,13 +193,13 @@ class _Modules:
 
 
 def _modules_in(code: str) -> dict[str, dict[str, str]]:
-    """The modules that a file of code describes, and of each the lists of its parameters and buffers, as text."""
+    """Return, by the name of each module class in `code`, the text of its lists of parameters and buffers."""
     found: dict[str, dict[str, str]] = {}
     lists: dict[str, str] = {}
     for line in code.splitlines():
         begins = _MODULE.fullmatch(line)
         if begins:
-            # Of two with one name the first counts.
+            # If a name occurs twice, the first counts.
             lists = {}
             found.setdefault(begins[1], lists)
         elif line.strip() and not line.startswith("  "):
@@ -211,9 +212,9 @@ def _modules_in(code: str) -> dict[str, dict[str, str]]:
 
 
 def _tensors_in(name: str, value: Any, where: str, seen: set[int]) -> Iterator[LazyTensor]:
-    """The tensors in a value of any kind, but for those in what was `seen` already.
+    """Yield the tensors in a value of any type. Skip containers whose ids are in `seen`, and add others to it.
 
-    Raises UnsupportedError if it has some that only C++ code can get out.
+    Raises UnsupportedError for an object whose weights only C++ code can extract.
     """
     pending = [value]
     while pending:
@@ -243,7 +244,7 @@ def _first(args: tuple[Any, ...]) -> Any:
     return args[0] if args else NotImplemented
 
 
-# Lists and dicts whose elements have a type that TorchScript must not forget.
+# Lists and dicts that carry the types of their elements for TorchScript.
 CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
     ("torch.jit._pickle", name): _first
     for name in ("build_boollist", "build_doublelist", "build_intlist", "build_tensorlist", "restore_type_tag")

@@ -1,10 +1,10 @@
-"""The weights of TorchScript archives of torch 1.0 to 1.2, whose modules and tensors `model.json` describes.
+"""Reads the weights of TorchScript archives of torch 1.0 to 1.2, whose `model.json` describes modules and tensors.
 
 Source: `caffe2/proto/torch.proto` and `torch/csrc/jit/{export,import_legacy,pickler}.cpp` of these releases. The text
-is a ModelDef in protobuf's JSON: 64-bit integers are text, and fields may be missing. It has a table of tensors, each a
-view of a member under `tensors/`, and a tree of modules whose parameters are places in that table. Other attributes are
-places in `attributes.pkl`, a pickle that refers to the table too: buffers are among them since torch 1.2, and nothing
-tells them from other tensors.
+is a ModelDef in protobuf's JSON: 64-bit integers may be text, and fields may be missing. It has a table of tensors,
+each a view of a member under `tensors/`, and a tree of modules whose parameters are indices into that table. Other
+attributes are indices into `attributes.pkl`, a pickle that refers to the same table. Since torch 1.2 buffers are among
+the attributes, and nothing distinguishes them from other tensors.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DESCRIPTION = "model.json"
 ATTRIBUTES = "attributes.pkl"
 RECORDS = "tensors/"
 
-# Versions of the description: the last one, and the first with attributes.pkl.
+# Versions of the description: the last one, and the first that has attributes.pkl.
 _NEWEST, _WITH_ATTRIBUTES = 5, 2
-# Kinds of storages by the data types of caffe2.
+# From caffe2's data types to the prefixes of storage classes.
 _KINDS = {
     "FLOAT": "Float",
     "DOUBLE": "Double",
@@ -47,15 +47,15 @@ _QUANTIZED = {"Char": "QInt8", "Byte": "QUInt8", "Int": "QInt32"}
 _ITEM_SIZES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "QInt32": 4, "Half": 2, "Short": 2}
 _INTEGER = re.compile("-?[0-9]{1,19}")
 _TENSOR_FROM_ID = ("torch.jit._pickle", "build_tensor_from_id")
-# What torch 1.1 has for them: objects whose state is the number of a tensor, or a list.
+# Objects of torch 1.1, whose state is the index of a tensor, or a list.
 _TENSOR_ID, _INT_LIST = ("__main__", "TensorID"), ("__main__", "IntList")
 
 
 class Archive(NamedTuple):
-    """What is needed of an archive.
+    """The access to an archive that `weights` needs.
 
-    `size` gives the bytes of a record by its key without `RECORDS`, None if there is none; `attributes` what
-    `ATTRIBUTES` holds, read with a vocabulary. `words` resolves the persistent ids of records.
+    `size` returns the bytes of a record by its key without `RECORDS`, None if there is none. `words` resolves the
+    persistent ids of records. `attributes` reads `ATTRIBUTES` with a vocabulary.
     """
 
     path: str
@@ -65,10 +65,10 @@ class Archive(NamedTuple):
 
 
 def weights(description: bytes, archive: Archive) -> tuple[Weights, Loaded]:
-    """The weights that a `description` tells of, and what the attributes are.
+    """Return the weights that `description` lists, and the attributes.
 
-    Raises CorruptError for one that contradicts itself or the archive, UnsupportedError for one that is not known, or
-    that lacks weights which only the program can make.
+    Raises CorruptError if it contradicts itself or the archive, UnsupportedError if its version or contents are
+    unknown, or if it lacks weights that only the program can create.
     """
     try:
         model = _object(_parsed(description))
@@ -104,14 +104,14 @@ def _parsed(description: bytes) -> Any:
 
 
 def _tensor(told: dict[str, Any], archive: Archive) -> Any:
-    """The tensor that a TensorDef describes: a view of a record, by elements."""
+    """Return the tensor that a TensorDef describes: a view of a record, with offset and strides in elements."""
     kind = _KINDS.get(_text(told, "dataType"))
     quantized = _flag(told, "isQuantized")
     if quantized:
         kind = _QUANTIZED.get(kind or "")
     if kind is None:
         raise RefusedError(f"has a tensor of type {brief(told['dataType'])}, which is not known")
-    # torch takes none without.
+    # torch rejects a tensor without a device.
     _text(told, "device")
     named = _text(_object(told.get("data")), "key")
     key = named.removeprefix(RECORDS)
@@ -134,7 +134,7 @@ def _tensor(told: dict[str, Any], archive: Archive) -> Any:
 
 
 def _with_table(words: Vocabulary, table: Sequence[Any]) -> Vocabulary:
-    """The vocabulary of attributes.pkl, which has numbers for the tensors of the table."""
+    """Return the vocabulary for attributes.pkl, which refers to tensors by their index in `table`."""
 
     def numbered(number: Any) -> Any:
         if type(number) is not int or not 0 <= number < len(table):
@@ -162,7 +162,7 @@ def _with_table(words: Vocabulary, table: Sequence[Any]) -> Vocabulary:
 
 
 class _Modules:
-    """Parameters and buffers by path, and other attributes, of the modules collected so far."""
+    """Collects the parameters and buffers of modules by path in `found`, and their other attributes in `rest`."""
 
     def __init__(self, table: Sequence[Any], attributes: Sequence[Any], where: str) -> None:
         self.found: OrderedDict[str, Any] = OrderedDict()
@@ -173,7 +173,7 @@ class _Modules:
         self._paths = Paths(where)
 
     def collect(self, module: dict[str, Any], prefix: str, depth: int) -> None:
-        """Take what a ModuleDef has: parameters, then buffers, other attributes that are tensors, and submodules."""
+        """Add a ModuleDef's parameters, then its buffers, its other attributes, and its submodules."""
         if depth > MAX_DEPTH:
             raise unsupported(self._where, f"its modules are nested more than {MAX_DEPTH} levels deep")
         if "getStateAttributeId" in module:
@@ -188,7 +188,7 @@ class _Modules:
                     self._add(self._paths.join(prefix, name), _place(self._table, _integer(each, "tensorId"), "tensor"))
                     names.add(name)
         for each in map(_object, _list(module, "attributes")):
-            # Buffers are attributes again in torch 1.1. -1 stands for no value.
+            # torch 1.1 lists buffers again among the attributes. Id -1 means no value.
             name, number = _text(each, "name"), _integer(each, "id")
             if name not in names and number != -1:
                 value = _place(self._attributes, number, "attribute")
@@ -216,7 +216,7 @@ def _place(values: Sequence[Any], number: int, what: str) -> Any:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """A message. Raises MalformedError for what is none, and for a second spelling of names, which protobuf knows."""
+    """Check a message. Raises MalformedError for another type, and for protobuf's alternative field names (`a_b`)."""
     if type(value) is not dict:
         raise MalformedError(f"has {brief(value)} where an object should be")
     odd = next((name for name in value if "_" in name), None)
@@ -258,7 +258,7 @@ def _integer(message: dict[str, Any], name: str) -> int:
 
 
 def _whole(value: Any) -> int:
-    """An integer of 64 bits, as a number or as text."""
+    """Return a 64-bit integer, given as a number or as text. Raises MalformedError for anything else."""
     if type(value) is str and _INTEGER.fullmatch(value):
         value = int(value)
     if type(value) is not int or not -1 << 63 <= value < 1 << 63:

@@ -1,12 +1,12 @@
 """Reads torch's stream format (before torch 1.6, and since then with `_use_new_zipfile_serialization=False`).
 
 Source: `_legacy_save` and `_legacy_load` in `torch/serialization.py`, and `torch/csrc/generic/serialization.cpp`.
-Pickles follow one another: a magic number, the version, facts about the machine, the object, and the keys of the
-storages. After them come the storages in the order of the keys, each as a count of elements (int64) and its bytes.
+The file is a sequence of pickles: a magic number, the version, facts about the machine, the object, and the keys of the
+storages. The storages follow in the order of the keys, each as an element count (int64) and its bytes.
 
-Nothing says where a pickle ends but the pickle itself, and the object comes before the keys that tell where its
-storages lie. So the object is read twice: once for its end and the sizes of its storages, from which everything else
-follows by arithmetic, and then for what it says. Elements are little-endian whatever the machine that wrote them.
+Only a pickle itself says where it ends, and the object precedes the keys that determine where its storages lie. So the
+object is read twice: first for its end and the sizes of its storages, from which all offsets follow, and then for its
+content. Elements are little-endian, whatever the machine that wrote them.
 """
 
 from __future__ import annotations
@@ -33,24 +33,23 @@ from ckptconv.text import brief
 
 MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
-# The magic number as protocols 2 and up have it, and as protocol 1 does.
+# The magic number as pickled by protocols 2 and up, and by protocol 1.
 _MAGICS = (b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b".", b"L%dL\n." % MAGIC)
-# Protocol and frame come before it.
+# Bytes at the start of a file that hold the magic number: the protocol and a frame may precede it.
 HEAD = 40
 _COUNT = struct.Struct("<q")
 
 
 def is_stream(head: bytes) -> bool:
-    """Whether a file that begins with `head` (HEAD bytes) is in this format."""
+    """Whether a file that begins with `head` (HEAD bytes) is in the stream format."""
     return any(magic in head[:HEAD] for magic in _MAGICS)
 
 
 def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
-    """Open a file in the stream format: its pickles are read, and the counts before its storages; no data.
+    """Read a file in the stream format: its pickles and the counts before its storages, but no elements.
 
-    What follows the last storage is an error: torch.load would pass over it without a word. Raises CorruptError for a
-    file that contradicts itself or is truncated, UnsupportedError for a version that is not known, and for a file of
-    several objects.
+    Raises CorruptError for a file that is truncated, contradicts itself, or has data after the last storage, which
+    torch.load would ignore silently. Raises UnsupportedError for an unknown version, and for a file of several objects.
     """
     pickles = Pickles(reader, 0, reader.file.size, limits)
     if pickles.load("the magic number").value != MAGIC:
@@ -84,7 +83,7 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
 
 
 def _surveyed(storages: _Storages) -> Vocabulary:
-    """The vocabulary of a reading that only notes the storages: what tensors are made of is not looked at."""
+    """Return the vocabulary of the first reading, which only notes the storages and does not rebuild tensors."""
     words = vocabulary(storages.note)
     rebuilding = {name for name in words.constructors if name[0].startswith("torch._")}
     building = {name for name in words.builders if name[0].startswith("torch")}
@@ -99,16 +98,16 @@ def _surveyed(storages: _Storages) -> Vocabulary:
 
 
 class _Noted(NamedTuple):
-    """What the object says of a storage each time: all of it must be the same, or torch takes what is said first."""
+    """What a persistent id says of a storage. All ids of a key must agree, as torch would believe the first one."""
 
     dtype: DType
     numel: int
     meta: bool
-    of_number: bool  # whether the key is a number, as in the oldest files
+    of_number: bool  # whether the key is an integer, as in the oldest files
 
 
 class _View(NamedTuple):
-    """A part of a storage, in elements, with an identity of its own."""
+    """A part of a storage, in elements, with its own identity."""
 
     root: str
     offset: int
@@ -118,26 +117,26 @@ class _View(NamedTuple):
 
 
 class _Storages:
-    """The storages of a file: first noted as the object mentions them, then placed by the keys, then resolved."""
+    """The storages of a file. `note` each that the object mentions, `place` all, then `resolve` persistent ids."""
 
     def __init__(self, file: File, swapped: bool) -> None:
         self.file = file
-        # Of each key that was met.
+        # What the object says of each key.
         self.noted: dict[str, _Noted] = {}
-        # What recurs among them, once.
+        # Equal values in `noted` share one object.
         self._kinds: dict[_Noted, _Noted] = {}
-        # The place of each key in the file, and there of its bytes, in the order of the keys.
+        # `rows`: each key's index in the list of keys. `offsets`, `sizes`: the bytes of each storage, by that index.
         self.rows: dict[str, int] = {}
         self.offsets = array.array("Q")
         self.sizes = array.array("Q")
         self.end = 0
-        # Written by a big-endian machine.
+        # A big-endian machine wrote the file.
         self.swapped = swapped
         self._first = first_identity()
         self._views: dict[str, _View] = {}
 
     def note(self, pid: Any) -> Any:
-        """Remember the storage that is meant; a persistent id may also stand for a class, beside its source code."""
+        """Note the storage of a persistent id. An id ("module", class, file, source) stands for its class instead."""
         if type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[1]) is Global:
             return pid[1]
         wanted = storage_id(pid)
@@ -153,7 +152,7 @@ class _Storages:
         return None
 
     def place(self, keys: list[str], start: int) -> None:
-        """Work out where the storages lie, in the order of `keys` from byte `start` on."""
+        """Compute the offsets of the storages, which begin at byte `start` in the order of `keys`."""
         for key in keys:
             dtype, numel, *_ = self.noted[key]
             self.rows[key] = len(self.rows)
@@ -163,7 +162,7 @@ class _Storages:
         self.end = start
 
     def resolve(self, pid: Any) -> Any:
-        """The storage that a persistent id means, once all are placed."""
+        """Return the storage, or the class, of a persistent id. Call `place` first."""
         if pid[0] == "module":
             return pid[1]
         wanted = storage_id(pid)
@@ -177,7 +176,7 @@ class _Storages:
         return Storage(self.file, offset, size, wanted.dtype, wanted.key, identity, meta=wanted.location == "meta")
 
     def _view(self, wanted: StorageId) -> _View:
-        """The part of a storage that is meant: (key of the view, offset, elements)."""
+        """Return the part of a storage that `wanted.view` describes: (key of the view, offset, element count)."""
         view = wanted.view
         if type(view) is not tuple or len(view) != 3 or type(view[1]) is not int or type(view[2]) is not int:
             raise MalformedError("has a view of a storage whose parts are of the wrong types")
@@ -185,7 +184,7 @@ class _Storages:
         if key is None:
             raise MalformedError("has a view of a storage whose key is neither text nor an address")
         if key in self.rows:
-            # torch has one table for both, and takes what it met first.
+            # torch keeps storages and views in one table, and uses whichever it met first.
             raise MalformedError(f"has a view of a storage with the key of a storage, {brief(key)}")
         if offset < 0 or numel < 0 or offset + numel > wanted.numel:
             raise MalformedError(
@@ -204,14 +203,14 @@ class _Storages:
 
 
 def _name(key: Any) -> str | None:
-    """A key as text; those of the oldest files are addresses. None for what is neither."""
+    """Return a key as text. The oldest files use addresses, which are integers; None for any other type."""
     if type(key) is int and -MAX_BYTES < key < MAX_BYTES:
         return str(key)
     return key if type(key) is str else None
 
 
 def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]:
-    """The list of keys: those that the object mentions, each once."""
+    """Check the list of keys: it must contain each key that the object mentions once, and no others."""
     named = [_name(key) for key in keys] if type(keys) is list else [None]
     names = [name for name in named if name is not None]
     if len(names) < len(named):
@@ -225,7 +224,7 @@ def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]
         )
     if len(set(names)) != len(names):
         raise pickles.corrupt("it names a storage twice")
-    # torch tells the number 1 from the text "1".
+    # torch distinguishes the integer 1 from the text "1".
     odd = next((key for key in keys if storages.noted[str(key)].of_number != (type(key) is int)), None)
     if odd is not None:
         raise pickles.corrupt(f"its object and the list of its storages do not write the key {brief(odd)} alike")
@@ -233,12 +232,12 @@ def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]
 
 
 def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None:
-    """Check the count of elements before every storage, and that the file ends with the last."""
+    """Check the element count before each storage, and that the file ends with the last storage."""
     size = reader.file.size
     noted = iter((*storages.noted[key][:2], key) for key in storages.rows)
     for offset, count in _counts(reader, storages, pickles):
         dtype, numel, key = next(noted)
-        # Of a big-endian machine some releases wrote the elements little-endian, but not their number.
+        # Some releases on big-endian machines wrote little-endian elements after a big-endian count.
         if count != _COUNT.pack(numel) and not (storages.swapped and count == _COUNT.pack(numel)[::-1]):
             (found,) = _COUNT.unpack(count)
             raise pickles.corrupt(
@@ -259,7 +258,7 @@ def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None
 
 
 def _counts(reader: Reader, storages: _Storages, pickles: Pickles) -> Iterator[tuple[int, bytes]]:
-    """Where the counts are, and what they are, as far as the file goes; those that are near are read together."""
+    """Yield the offset and the bytes of each count within the file. Counts that lie close together share a read."""
     width = _COUNT.size
     inside = (offset - width for offset in storages.offsets if offset <= reader.file.size)
     for offsets in coalesced(inside, width, reader.file):

@@ -2,12 +2,12 @@
 
 Source: `legacy_load` in `torch/serialization.py`, and `torch/csrc/generic/serialization.cpp`. The archive, in the
 format of POSIX.1-2001 (pax), has three members. `storages`: their number; for each a pickle with its key, location and
-class, an int64 count, and its elements; at the end, which storages are parts of others. `tensors`: their number; for
-each a pickle with its key, storage and class, then dimensions, sizes, strides and offset. `pickle`: the object, with
-keys for persistent ids. Numbers and elements are little-endian.
+class, an int64 count, and its elements; at the end, a list of storages that are parts of others. `tensors`: their
+number; for each a pickle with its key, storage and class, then dimensions, sizes, strides and offset. `pickle`: the
+object, whose persistent ids are keys of these. Numbers and elements are little-endian.
 
-torch.load reads it with Python's tarfile, which knows types of members, and headers for the next, that no file of torch
-has: what it makes of them is worked out here only to tell whether a file is meant for torch, and then it is refused.
+torch.load reads it with Python's tarfile, which supports member types and extension headers that no file of torch has.
+This module interprets them as tarfile does, but only to decide whether the file is meant for torch; it then refuses it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 
-# How much of a file tells whether it is in this format.
+# Bytes at the start of a file that tell whether it is in this format: a tar header.
 HEAD = 512
 _BLOCK = 512
 _NAME, _SIZE, _SUM, _KIND = slice(0, 100), slice(124, 136), slice(148, 156), slice(156, 157)
 _LINK, _PREFIX = slice(157, 257), slice(345, 500)
-# Mode, owners, times and devices: tarfile takes a header with something else there for the end.
+# Mode, owners, times and devices. tarfile ends the archive at a header where one of them is not a number.
 _NUMBERS = (slice(100, 108), slice(108, 116), slice(116, 124), slice(136, 148), slice(329, 337), slice(337, 345))
 _FILES, _PAX, _PAX_FOR_ALL = (b"0", b"\0"), b"x", b"g"
-# Other types that tarfile knows: GNU's and Sun's headers for the next member, and what has no data whatever its size.
+# Other types that tarfile supports: GNU's and Sun's headers for the next member, and types without data, whatever size.
 _LONG_NAME, _LONG_LINK, _SOLARIS_PAX = b"L", b"K", b"X"
 _HEADERS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL, _SOLARIS_PAX)
 _LINKS = (b"1", b"2")
@@ -45,29 +45,31 @@ _NO_DATA = (*_LINKS, b"3", b"4", _DIRECTORY, b"6")
 _KNOWN = (*_HEADERS, *_NO_DATA)
 _MAX_PAX = 1 << 20
 _RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
-# What an extended header may say of where a member is; that of one member, of its path and size only.
+# Pax keys that affect a member's name or extent, and those that a header for a single member may have.
 _TELLING, _OWN = ("path", "size", "linkpath", "GNU."), ("path", "size")
-# torch writes three members.
+# torch writes these members.
 _PARTS = ("storages", "tensors", "pickle")
 _MAX_MEMBERS = 100
-# Archives end with zeros, to full records of 10 KiB by default.
+# Zeros end an archive; they fill a record, of 10 KiB by default.
 _MAX_PADDING = 1 << 20
-# A pickle of a storage takes a hundred bytes, and data follows.
+# Bytes first read for a pickle: that of a storage takes about a hundred, and the storage's data follows.
 _WINDOW = 1 << 10
 _COUNT = struct.Struct("<q")
 _DIMENSIONS = struct.Struct("<i4x")
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file that begins with `head` (HEAD bytes) is a tar archive: what tarfile, and so torch, goes by is the
-    checksum of a header."""
+    """Whether a file that begins with `head` (HEAD bytes) is a tar archive.
+
+    The checksum of the header decides, as it does for tarfile and so for torch.
+    """
     return len(head) == HEAD and any(head) and _checksum(head[_SUM]) in _checksums(head)
 
 
 def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
-    """Open a file in the tar format: everything is read but the elements.
+    """Read a file in the tar format: everything but the elements.
 
-    Raises CorruptError for a file that contradicts itself, is truncated, or has more in it than torch.save writes;
+    Raises CorruptError for a file that contradicts itself, is truncated, or contains more than torch.save writes;
     UnsupportedError for a tar archive of anything else.
     """
     listing = _listed(reader)
@@ -85,7 +87,7 @@ def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
         for name in _PARTS:
             if name in members:
                 start, stop = members[name]
-                # A number comes first in two of them, and then what it counts.
+                # Two of the members begin with a count; their first item is the second pickle.
                 refuse_attack(reader.read_at(start, min(SCANNED, stop - start)), f"{reader.file.path} ({name})", most=2)
         raise odd
     pickles = {name: Pickles(reader, span.start, span.stop, limits, _WINDOW) for name, span in members.items()}
@@ -110,7 +112,7 @@ def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
 
 
 class _Contents:
-    """Storages and tensors by their keys."""
+    """The storages and tensors of a file, by key."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -182,7 +184,7 @@ class _Contents:
         _check_end(pickles, stop, "tensors")
 
     def resolve(self, pid: Any) -> Any:
-        """What a persistent id stands for: a key, or a class beside its source code."""
+        """Return what a persistent id stands for: the object with that key, or a class given with its source code."""
         if type(pid) is tuple and len(pid) == 3 and type(pid[0]) is Global:
             return pid[0]
         if type(pid) is str and pid.isdecimal() and len(pid) < 20:
@@ -197,7 +199,7 @@ class _Contents:
 
 
 def _tensor(pickles: Pickles, storage: Storage, rebuild: Constructor) -> Any:
-    """The tensor whose geometry comes next: a view of `storage`."""
+    """Return a view of `storage` with the geometry that `pickles` holds next."""
     (dimensions,) = _DIMENSIONS.unpack(pickles.take(_DIMENSIONS.size, "a tensor"))
     if not 0 <= dimensions <= MAX_DIMS:
         raise MalformedError(f"has a tensor of {dimensions} dimensions")
@@ -213,7 +215,7 @@ def _count(pickles: Pickles, what: str) -> int:
 
 
 def _triple(pickles: Pickles, what: str) -> tuple[int, Any, Any]:
-    """A key and two more things."""
+    """Read a tuple of a key and two other values."""
     value = pickles.load(what).value
     if type(value) is not tuple or len(value) != 3 or type(value[0]) is not int:
         raise MalformedError(f"describes {what} by something other than a key, where it belongs, and a class")
@@ -236,9 +238,9 @@ class _Span(NamedTuple):
 
 
 class _Listing:
-    """The members of a tar archive by name, as tarfile finds them: of two with one name, the last.
+    """The members of a tar archive by name, as tarfile finds them: of two with the same name, the last.
 
-    `odd` is the error for the first thing in it that is not as torch.save writes it.
+    `odd` is the error for the first thing in the archive that torch.save would not write.
     """
 
     def __init__(self, path: str) -> None:
@@ -250,7 +252,7 @@ class _Listing:
         return CorruptError(f"{self._path} is not a sound tar archive: {reason}.", hint)
 
     def note(self, reason: str) -> None:
-        """Something is odd."""
+        """Remember the error for an oddity, unless there is an earlier one."""
         self.odd = self.odd or self.corrupt(reason, AGAIN)
 
     def add(self, name: str, span: _Span | None) -> None:
@@ -261,10 +263,10 @@ class _Listing:
 
 
 def _listed(reader: Reader) -> _Listing:
-    """List a tar archive as tarfile does, and note what no file of torch has: only that can be read in two ways."""
+    """List a tar archive as tarfile does. Note as odd what no file of torch has: only that can be read in two ways."""
     listing = _Listing(reader.file.path)
     at, size = 0, reader.file.size
-    # From headers before: what holds for all members, for the next one, and its long name.
+    # Values of preceding headers: for all members, for the next member, and the next member's long name.
     for_all: dict[str, str] = {}
     for_next: dict[str, str] = {}
     named = ""
@@ -311,7 +313,7 @@ def _listed(reader: Reader) -> _Listing:
                 telling = sorted(key for key in found if key.startswith(_TELLING) and (kind != _PAX or key not in _OWN))
                 if telling:
                     listing.note(f"the extended header at byte {here} says {brief(telling[0])}")
-                # Of two before one member, tarfile applies the first after the second.
+                # If two precede one member, tarfile applies the first one last.
                 for_all, for_next = (for_all | found, for_next) if kind == _PAX_FOR_ALL else (for_all, found | for_next)
             continue
         pax = for_all | for_next
@@ -327,7 +329,7 @@ def _listed(reader: Reader) -> _Listing:
 
 
 def _number(field: bytes) -> int | None:
-    """A number: octal digits, or if the first bit is set the rest of the bits; None if it is neither."""
+    """Parse a number field: octal digits, or a big-endian binary number after a byte 0x80. None if it is neither."""
     if field[:1] == b"\x80":
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
@@ -338,7 +340,7 @@ def _number(field: bytes) -> int | None:
 
 
 def _checksum(field: bytes) -> int | None:
-    """A number as tarfile reads it, which is less strict: up to a NUL, and whatever else Python takes for octal."""
+    """Parse a checksum field as tarfile does, less strictly: up to a NUL, and any octal that Python's `int` accepts."""
     if field[0] in (0x80, 0xFF):
         return int.from_bytes(field, "big", signed=True) if field[0] == 0xFF else int.from_bytes(field[1:], "big")
     try:
@@ -348,7 +350,7 @@ def _checksum(field: bytes) -> int | None:
 
 
 def _checksums(header: bytes) -> tuple[int, int]:
-    """The sums of a header, of unsigned and of signed bytes, that stand for it; its checksum counts as spaces."""
+    """Return the sums of a header's unsigned and signed bytes, with spaces for its checksum. Either is a valid one."""
     counted = header[: _SUM.start] + b" " * (_SUM.stop - _SUM.start) + header[_SUM.stop :]
     unsigned = sum(counted)
     return unsigned, unsigned - 256 * sum(byte > 127 for byte in counted)
@@ -359,7 +361,7 @@ def _text(field: bytes) -> str:
 
 
 def _pax(data: bytes) -> tuple[dict[str, str], int]:
-    """The records of an extended header, each "LENGTH KEY=VALUE\\n", as far as they are sound, and where they end."""
+    """Parse the records "LENGTH KEY=VALUE\\n" of an extended header, up to a malformed one. Return their end too."""
     found: dict[str, str] = {}
     at = 0
     while record := _RECORD.match(data, at):

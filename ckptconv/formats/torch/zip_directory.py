@@ -1,9 +1,9 @@
-"""Where the directory of a zip archive is, and what its names and extra fields mean to different readers.
+"""Locates the directory of a zip archive, and gives the names that different readers take from an entry.
 
-Readers disagree: torch (miniz) takes the last end record that it finds, whether or not its comment reaches the end of
-the file; Python's zipfile takes the zip64 record before the locator, and miniz the one that the locator points to;
-miniz looks up names without regard to case, and zipfile may see another name in an extra field. What two of them would
-read differently is refused here, or told to the caller. Source: PKWARE's APPNOTE.TXT, miniz 3.0, CPython's zipfile.
+Readers disagree. torch (miniz) takes the last end record that it finds, whether or not its comment reaches the end of
+the file. Python's zipfile takes the zip64 record before the locator, miniz the one that the locator points to. miniz
+looks up names without regard to case, and zipfile may take another name from an extra field. Where two readers would
+disagree, this module raises an error or tells its caller. Source: PKWARE's APPNOTE.TXT, miniz 3.0, CPython's zipfile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-# The parts of a zip archive, and what each begins with.
+# The records of a zip archive, and their signatures.
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 LOCAL_SIGNATURE = b"PK\x03\x04"
 ENTRY = struct.Struct("<4s6H3I5H2I")
@@ -27,27 +27,27 @@ END64 = struct.Struct("<4sQ2H2I4Q")
 END64_SIGNATURE = b"PK\x06\x06"
 _FIELD = struct.Struct("<2H")
 ZIP64_FIELD, _UNICODE_FIELD = 1, 0x7075
-# In place of a number that needs more bits, and stands in a zip64 record or field.
+# Replaces a number that needs more bits, which a zip64 record or field then holds.
 ZIP64 = 0xFFFFFFFF
 _ZIP64_COUNT = 0xFFFF
-# The end record and the zip64 records before it; and with the longest comment after it.
+# Bytes of the end record with the zip64 records before it, and of these with the longest comment after them.
 END_RECORDS = END64.size + LOCATOR.size + END.size
 TAIL = END_RECORDS + (1 << 16)
-# Names that file systems and Python's zipfile spell in another way: \\ for /, and parts that are left out.
+# Names that file systems and Python's zipfile rewrite: they turn \\ into /, and drop empty parts, `.` and `..`.
 _ODD = re.compile(r"\\|^/|//|(?:^|/)\.\.?(?:/|$)", re.MULTILINE)
 _LEFT_OUT = ("", ".", "..")
 
 
 class ContradictionError(Exception):
-    """What is wrong with the end of an archive: the reason only."""
+    """The end of an archive contradicts itself. Holds the reason only."""
 
 
 class DisksError(Exception):
-    """The archive is one of several files."""
+    """The archive is one file of several."""
 
 
 class Directory(NamedTuple):
-    """Bytes `start` to `start` + `size` of an archive, with an entry for each of `members`."""
+    """The directory: bytes `start` to `start` + `size` of an archive, with `members` entries."""
 
     start: int
     size: int
@@ -55,19 +55,19 @@ class Directory(NamedTuple):
 
 
 def find_end(tail: bytes) -> int:
-    """Where in `tail`, the end of an archive, the last end record is, as torch finds it; -1 if there is none."""
+    """Return the offset of the last end record in `tail`, the end of an archive, as torch finds it; -1 if none."""
     return tail.rfind(END_SIGNATURE, 0, max(len(tail) - END.size, 0) + len(END_SIGNATURE))
 
 
 def ends_there(tail: bytes, at: int) -> bool:
-    """Whether the end record at byte `at` of `tail` ends the archive with its comment."""
+    """Whether the end record at byte `at` of `tail`, with its comment, extends to the end of the archive."""
     return at >= 0 and at + END.size + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail)
 
 
 def directory_of(tail: bytes, at: int, position: int) -> Directory:
-    """The directory that the end record at byte `at` of `tail`, byte `position` of the archive, tells of.
+    """Return the directory to which the end record at byte `at` of `tail`, byte `position` of the archive, points.
 
-    Raises ContradictionError where readers would find another one, or none, DisksError for a part of an archive.
+    Raises ContradictionError if some reader would find another directory or none, DisksError for a multi-part archive.
     """
     _, disk, first_disk, here, count, size, start, _ = END.unpack_from(tail, at)
     limit = position
@@ -91,8 +91,8 @@ def directory_of(tail: bytes, at: int, position: int) -> Directory:
             raise DisksError
     if disk or first_disk or here != count:
         raise DisksError
-    # Nothing lies between the directory and the end records; what was put before the archive, or an archive after
-    # another, moves one and not the other.
+    # Nothing may lie between the directory and the end records. Data put before an archive, or another archive, shifts
+    # one of `start + size` and `limit` and not the other.
     if start + size != limit or count * ENTRY.size > size:
         raise ContradictionError(
             f"its directory of {count} members and {size} bytes at byte {start} does not end at byte {limit}, where it "
@@ -102,7 +102,7 @@ def directory_of(tail: bytes, at: int, position: int) -> Directory:
 
 
 def extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """The extra fields of a member: kind and content, as far as they are sound."""
+    """Yield the kind and content of each extra field of a member, up to a malformed one."""
     while len(extra) >= _FIELD.size:
         kind, length = _FIELD.unpack_from(extra)
         if length > len(extra) - _FIELD.size:
@@ -115,9 +115,10 @@ def extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def decoded(raw: bytes, is_utf8: bool) -> str:
-    """The name of a member. torch compares bytes, and looks for UTF-8, whatever the flag says.
+    """Decode the name of a member: as UTF-8 if it is valid UTF-8, else as code page 437.
 
-    Raises UnicodeDecodeError for a name that is not in UTF-8, and says that it is.
+    The flag `is_utf8` does not decide, as torch compares bytes and looks for UTF-8. Raises UnicodeDecodeError if the
+    flag is set and the name is not UTF-8.
     """
     try:
         return raw.decode()
@@ -128,9 +129,10 @@ def decoded(raw: bytes, is_utf8: bool) -> str:
 
 
 def other_names(raw: bytes, is_utf8: bool, extra: bytes) -> Iterator[str]:
-    """What zipfile and other readers may take for the name of a member, where that is not plain ASCII.
+    """Yield the names that zipfile and other readers may take instead of the decoded bytes.
 
-    Without the flag for UTF-8 it is in code page 437, or else in an extra field, with a checksum of the name.
+    They are the bytes in code page 437, if not ASCII and not flagged as UTF-8, and the name in an extra field for
+    Unicode, if that has the CRC of `raw`.
     """
     if not is_utf8 and not raw.isascii():
         yield raw.decode("cp437")
@@ -142,20 +144,20 @@ def other_names(raw: bytes, is_utf8: bool, extra: bytes) -> Iterator[str]:
 
 
 def normal(name: str) -> str:
-    """How a name reads for whoever ignores case, and what file systems ignore; directories without the last slash."""
+    """Return `name` as seen by readers that ignore case, and by file systems; without the slash after a directory."""
     if not _ODD.search(name):
         return name.lower()
     return "/".join(part for part in name.lower().replace("\\", "/").split("/") if part not in _LEFT_OUT)
 
 
 def same_inside(name: str, other: str) -> bool:
-    """Whether two names are the same below the outermost directory, as far as that is written in ASCII."""
+    """Whether two names are equal below the outermost directory, or `name` is not ASCII there."""
     own = name.partition("/")[2]
     return own == other.partition("/")[2] or not own.isascii()
 
 
 def are_plain(names: Collection[str], prefix: str) -> bool:
-    """Whether `names` all begin with `prefix`, the rest of each is what `normal` makes of it, and none has a NUL."""
+    """Whether all `names` begin with `prefix`, contain no NUL, and have a rest that `normal` would not change."""
     lines = "\n" + "\n".join(names)
     if not lines.count("\n") == lines.count("\n" + prefix) == len(names):
         return False

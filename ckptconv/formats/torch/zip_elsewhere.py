@@ -1,7 +1,7 @@
-"""What other readers find in a file that is refused, or is not read as a zip archive: to tell attacks and second faces.
+"""Finds what other readers see in a file that is refused or not read as a zip archive: an attack, or a second format.
 
-`torch_zip` refuses whatever two readers read differently. Here the file is read as torch reads it (miniz, in
-`mz_zip_reader_read_central_dir`), which believes more; nothing that is found is ever converted.
+`zip.py` refuses whatever two readers read differently. This module reads the file as torch does (miniz, in
+`mz_zip_reader_read_central_dir`), which checks less. Nothing that it finds is converted.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ckptconv.formats.torch.zip_directory import (
 from ckptconv.storage.files import Reader
 
 _PICKLE = b"/data.pkl"
-# How much of a directory is looked at.
+# At most so many bytes of a directory are searched.
 _DIRECTORY = 1 << 24
 
 
 class _Entry(NamedTuple):
-    """A member as the directory has it; `packed` is its size in the archive."""
+    """An entry of the directory. `packed` is the member's size in the archive, `header` the offset of its header."""
 
     name: bytes
     method: int
@@ -42,17 +42,17 @@ class _Entry(NamedTuple):
 
 
 def ends_as_zip(reader: Reader) -> bool:
-    """Whether a file that does not begin as a zip archive ends as one: zipfile opens those too, wherever they begin."""
+    """Whether a file that does not begin as a zip archive ends as one. zipfile opens those, wherever they begin."""
     directory = _directory(reader)
     if directory is None or directory.size < ENTRY.size:
         return False
-    # Where the numbers say, or before the end record, if something was put before the archive.
+    # At the offset it states, or directly before the end record if something was put before the archive.
     places = directory.start, directory.end - directory.size
     return any(place >= 0 and _part(reader, place, len(ENTRY_SIGNATURE)) == ENTRY_SIGNATURE for place in places)
 
 
 def pickles_for_torch(reader: Reader) -> Iterator[bytes]:
-    """The beginning of each member that torch may take for the description of an archive."""
+    """Yield the beginning of each member that torch may take for data.pkl."""
     entries = _entries(reader)
     top, slash, _ = entries[0].name.partition(b"/") if entries else (b"", b"", b"")
     for entry in entries:
@@ -61,7 +61,7 @@ def pickles_for_torch(reader: Reader) -> Iterator[bytes]:
 
 
 class _Found(NamedTuple):
-    """A directory of `members`, `size` bytes from byte `start`, and where the end records begin."""
+    """A directory of `members` entries, `size` bytes from byte `start`. The end records begin at byte `end`."""
 
     start: int
     size: int
@@ -70,7 +70,7 @@ class _Found(NamedTuple):
 
 
 def _directory(reader: Reader) -> _Found | None:
-    """Where torch looks for the directory; None if there is no end record."""
+    """Return the directory that torch would read; None if there is no end record."""
     length = min(TAIL, reader.file.size)
     tail = reader.read_at(reader.file.size - length, length)
     at = find_end(tail)
@@ -89,7 +89,7 @@ def _directory(reader: Reader) -> _Found | None:
 
 
 def _entries(reader: Reader) -> list[_Entry]:
-    """The members in the directory that torch takes, as far as it is sound."""
+    """Return the entries of the directory that torch would read, up to a malformed one."""
     found = _directory(reader)
     if found is None:
         return []
@@ -108,7 +108,7 @@ def _entries(reader: Reader) -> list[_Entry]:
 
 
 def _content(reader: Reader, entry: _Entry) -> bytes:
-    """How the content of a member begins; nothing, if it is nowhere."""
+    """Return the beginning of a member's content; empty if it cannot be found."""
     header = _part(reader, entry.header, LOCAL_HEADER.size)
     if len(header) < LOCAL_HEADER.size or not header.startswith(LOCAL_SIGNATURE):
         return b""
@@ -124,6 +124,6 @@ def _content(reader: Reader, entry: _Entry) -> bytes:
 
 
 def _part(reader: Reader, start: int, length: int) -> bytes:
-    """Bytes of a file, as many as there are."""
+    """Read `length` bytes from byte `start`, or as many as the file has."""
     stop = min(start + length, reader.file.size)
     return reader.read_at(start, stop - start) if start < stop else b""
