@@ -13,7 +13,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 
 
 def parse_size(text: str, option: str) -> int:
-    """The number of bytes that `text` says. Raises UsageError, naming `option`, where it says none."""
+    """Return the number of bytes that `text` says. Raises UsageError, naming `option`, if it is not a size."""
     match = _SIZE.fullmatch(text)
     if match:
         number, letter, binary, _ = match.groups()
@@ -25,14 +25,14 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_count(text: str, option: str, most: int) -> int:
-    """The number from 1 to `most` that `text` is. Raises UsageError, naming `option`, where it is none."""
+    """Return the number from 1 to `most` that `text` is. Raises UsageError, naming `option`, if it is none."""
     if text.isdecimal() and len(text) < 20 and 1 <= int(text) <= most:
         return int(text)
     raise UsageError(f"{option} {text!r} is not a number from 1 to {most}.")
 
 
 def format_size(count: float) -> str:
-    """`count` bytes in decimal units with three digits: 1.67 GB."""
+    """Return `count` bytes in decimal units with three digits: 1.67 GB."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             break
@@ -43,7 +43,7 @@ def format_size(count: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """A time as people say it: 90 s, 12 min 5 s, 3 h 20 min."""
+    """Return a time as people say it: 90 s, 12 min 5 s, 3 h 20 min."""
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
@@ -55,7 +55,7 @@ def format_time(seconds: float) -> str:
 
 
 def format_memory(count: float) -> str:
-    """`count` bytes of memory, in MiB or GiB."""
+    """Return `count` bytes of memory, in MiB or GiB."""
     mib = count / (1 << 20)
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
 
@@ -65,10 +65,10 @@ _SHOWN = 8
 
 
 def brief(value: object, limit: int = 60) -> str:
-    """Any value of a file as a message shows it: in at most `limit` characters, all of them printable.
+    """Return any value of a file as a message shows it: in at most `limit` characters, all of them printable.
 
-    Never raises: Python itself does not print integers of more than some thousand digits. A class is shown as its
-    dotted name, text and bytes as Python writes them, and what has no short form as the name of its type.
+    Never raises, even for integers of more than some thousand digits, which Python itself does not print. A class is
+    shown as its dotted name, text and bytes as Python writes them, a value without a short form as its type's name.
     """
     shown = _shown(value, limit, 2)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
