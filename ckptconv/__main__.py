@@ -1,4 +1,4 @@
-"""`ckptconv`, and `python -m ckptconv`: ready for a signal before anything large is imported."""
+"""The entry point of `ckptconv` and `python -m ckptconv`. It handles signals before it imports anything large."""
 
 from __future__ import annotations
 

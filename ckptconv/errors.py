@@ -1,7 +1,7 @@
-"""The closed set of errors a user can meet, each with its exit code.
+"""The closed set of errors that a user can meet, each with its exit code.
 
-Every error is one short paragraph: what is wrong, in which file, what was expected and what was found; `hint` says
-what to do next. Nothing else ever leaves a conversion: anything not listed here is a bug.
+Every error is one short paragraph: what is wrong, in which file, what was expected and what was found; `hint` says what
+to do next. A conversion raises nothing else: any exception that is not listed here is a bug.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 
 class CkptconvError(Exception):
-    """Base of all errors: `message` is the paragraph, `hint` the advice, `exit_code` what the process returns."""
+    """Base of all errors: `message` is the paragraph, `hint` the advice, `exit_code` the exit code of the process."""
 
     exit_code: int = 1
     kind: ClassVar[str] = "failed"
@@ -29,9 +29,9 @@ class FailedError(CkptconvError):
 
 
 class DifferenceError(CkptconvError):
-    """A verification found that the output is not the source.
+    """A verification found that the output differs from the source.
 
-    `difference` says what differs: "what" ("value", "dtype", "missing", "file", …) and, as far as they apply, "tensor",
+    `difference` describes it: "what" ("value", "dtype", "missing", "file", …) and, as far as they apply, "tensor",
     "file", "index" (one number for each dimension), "expected" and "found".
     """
 
@@ -43,14 +43,14 @@ class DifferenceError(CkptconvError):
 
 
 class UsageError(CkptconvError):
-    """What was asked for makes no sense, or names something that is not there."""
+    """The request makes no sense, or names something that does not exist."""
 
     exit_code = 2
     kind = "usage"
 
 
 class UnsafeError(CkptconvError):
-    """The input carries an attack, or points outside the place it may point to."""
+    """The input contains an attack, or points outside the place it may point to."""
 
     exit_code = 3
     kind = "unsafe"
@@ -70,7 +70,7 @@ class LimitError(CorruptError):
 
 
 class UnsupportedError(CkptconvError):
-    """The input is of a layout that is recognised but not converted."""
+    """The input has a layout that is recognised but not converted."""
 
     exit_code = 5
     kind = "unsupported"

@@ -118,7 +118,7 @@ def _checked_part(number: int, count: int, where: str) -> tuple[int, int]:
 
 
 def format_size(count: float) -> str:
-    """`count` bytes in decimal units with three digits: 1.67 GB."""
+    """Return `count` bytes in decimal units with three digits: 1.67 GB."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             break
@@ -129,7 +129,7 @@ def format_size(count: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """A time as people say it: 90 s, 12 min 5 s, 3 h 20 min."""
+    """Return a time as people say it: 90 s, 12 min 5 s, 3 h 20 min."""
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
@@ -141,7 +141,7 @@ def format_time(seconds: float) -> str:
 
 
 def format_memory(count: float) -> str:
-    """`count` bytes of memory, in MiB or GiB."""
+    """Return `count` bytes of memory, in MiB or GiB."""
     mib = count / (1 << 20)
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
 
@@ -151,10 +151,10 @@ _SHOWN = 8
 
 
 def brief(value: object, limit: int = 60) -> str:
-    """Any value of a file as a message shows it: in at most `limit` characters, all of them printable.
+    """Return any value of a file as a message shows it: in at most `limit` characters, all of them printable.
 
-    Never raises: Python itself does not print integers of more than some thousand digits. A class is shown as its
-    dotted name, text and bytes as Python writes them, and what has no short form as the name of its type.
+    Never raises, even for integers of more than some thousand digits, which Python itself does not print. A class is
+    shown as its dotted name, text and bytes as Python writes them, a value without a short form as its type's name.
     """
     shown = _shown(value, limit, 2)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"

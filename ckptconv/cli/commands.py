@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.console import output_of
-from ckptconv.cli.options import CONVERTING, SHOWING, TENSORS, Destination, Input, named, taking
+from ckptconv.cli.options import CONVERTING, SHOWING, TENSORS, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
 from ckptconv.cli.typer_compat import Command, Group
 from ckptconv.errors import UsageError
@@ -46,8 +45,6 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from ckptconv.cli.commands import versions
-
         typer.echo("\n".join(versions()))
         raise typer.Exit
 

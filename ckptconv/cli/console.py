@@ -1,4 +1,4 @@
-"""All that is shown: reports on stdout; progress, warnings and errors on stderr; one JSON object with --json."""
+"""All that is printed: reports on stdout; progress, warnings and errors on stderr; one JSON object with --json."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from ckptconv.rows.check import CheckReport
     from ckptconv.verification.verify import Verification
 
-# Seconds between two lines of progress where there is no terminal.
+# Seconds between two lines of progress if there is no terminal.
 INTERVAL = 5.0
-# Of a file's name, so much stands before a bar, where the terminal is as wide as this.
+# Cells of a file's name that stand before a bar, and the narrowest terminal on which they do.
 SHORT, WIDE_ENOUGH = 24, 72
-# Of so many output files each gets a line.
+# Up to so many output files get a line each.
 FEW = 3
-# Of the keys that lead to recorded values so many are named, and so much of each.
+# Most keys of recorded values that are named, and most cells of each.
 KEYS, KEY = 5, 60
-# How the styles of an overview look on a terminal.
+# The styles of an overview on a terminal.
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
 
 @dataclasses.dataclass
 class Output:
-    """Where and how a command shows what it does."""
+    """Where and how a command prints what it does."""
 
     command: str = ""
     json: bool = False
@@ -57,7 +57,7 @@ class Output:
         remote.on_wait = self.note
 
     def note(self, text: str) -> None:
-        """Something worth knowing, unless quiet."""
+        """Print something worth knowing, unless quiet."""
         if not self.quiet:
             say(text)
 
@@ -65,13 +65,13 @@ class Output:
         say(f"warning: {text}")
 
     def progress(self) -> Progress:
-        """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
+        """Return a bar on a terminal, plain lines elsewhere, and nothing if quiet."""
         if self.quiet or self.no_progress:
             return Progress()
         return Bar() if _can_rewrite(sys.stderr) else Lines()
 
     def done(self, report: Report) -> None:
-        """The end of a conversion, whose outputs are complete whatever becomes of the report."""
+        """Report the end of a conversion. If that fails it only warns, because the outputs are complete."""
         for warning in report.warnings:
             self.warn(warning)
         try:
@@ -83,7 +83,7 @@ class Output:
             self.warn(str(error))
 
     def verified(self, done: Verification) -> None:
-        """The end of a verification that found no difference."""
+        """Report a verification that found no difference."""
         for warning in done.warnings:
             self.warn(warning)
         if self.json:
@@ -92,7 +92,7 @@ class Output:
             self._print(_verified_lines(done, self.verbose))
 
     def rows_checked(self, report: CheckReport) -> None:
-        """The end of a check of rows that found nothing wrong."""
+        """Report a check of rows that found nothing wrong."""
         for warning in report.warnings:
             self.warn(warning)
         if self.json:
@@ -101,7 +101,7 @@ class Output:
             self._print(_rows_lines(report))
 
     def inspected(self, path: str, summary: dict[str, Any], depth: int | None = None) -> None:
-        """What is inside a checkpoint, its modules to `depth` levels."""
+        """Print what is inside a checkpoint, with its modules to `depth` levels."""
         if self.json:
             self._print_json({"ok": True, "command": self.command, "input": path, **summary})
         else:
@@ -111,7 +111,7 @@ class Output:
                 self._show(overview(path, summary, width=_width(), depth=depth, verbose=self.verbose))
 
     def _show(self, lines: Iterable[Line]) -> None:
-        """Print styled lines: in colours on a terminal that has them, else as they are."""
+        """Print styled lines: in colours on a terminal that has them, else as plain text."""
         if not sys.stdout.isatty():
             self._print(["".join(span.text for span in line) for line in lines])
             return
@@ -127,7 +127,7 @@ class Output:
                 raise FailedError(f"The report cannot be written: {reason(error)}.") from error
 
     def failed(self, error: CkptconvError) -> None:
-        """The end of a command that could not do its work."""
+        """Report the error that ended a command."""
         described = {"exit_code": error.exit_code, "kind": error.kind, "message": error.message, "hint": error.hint}
         if isinstance(error, DifferenceError):
             described["difference"] = error.difference
@@ -141,18 +141,18 @@ class Output:
         self._print([json.dumps(value, ensure_ascii=True, allow_nan=False, default=str)])
 
     def _print(self, lines: list[str]) -> None:
-        """Print to stdout. Raises FailedError where that cannot be written; a reader that has seen enough is none."""
+        """Print to stdout. Raises FailedError if that fails, but not if the reader has closed the pipe."""
         try:
             print("\n".join(map(printable, lines)), flush=True)
         except OSError as error:
-            # Python would try again at its end.
+            # Python would try again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
                 raise FailedError(f"The report cannot be written: {reason(error)}.") from error
 
 
 def _can_rewrite(stream: TextIO) -> bool:
-    """Whether a line can be written over: on a terminal that has commands for it, and says how large it is."""
+    """Whether a line can be overwritten: on a terminal that has commands for it, and that says how large it is."""
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         return False
     with contextlib.suppress(OSError, ValueError):
@@ -161,18 +161,18 @@ def _can_rewrite(stream: TextIO) -> bool:
 
 
 def _width() -> int | None:
-    """How many cells wide the terminal is; None where there is none."""
+    """Return the width of the terminal in cells; None if there is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def say(text: str) -> None:
-    """A line on stderr; no work ends because nobody listens there any more."""
+    """Print a line to stderr. The work goes on if stderr is closed."""
     with contextlib.suppress(OSError):
         print(f"ckptconv: {printable(text)}", file=sys.stderr, flush=True)
 
 
 class Progress:
-    """Counts bytes written; called from any thread. Shows nothing itself."""
+    """Counts bytes written, from any thread. Shows nothing itself."""
 
     def __init__(self) -> None:
         self.total = self.done = 0
@@ -181,7 +181,7 @@ class Progress:
         self._lock = threading.Lock()
 
     def begin(self, total: int) -> None:
-        """The work starts, or starts again: `total` bytes are to be written."""
+        """Start, or start again, with `total` bytes to be written."""
         self.total, self.done = total, 0
         self.started = time.monotonic()
 
@@ -191,7 +191,7 @@ class Progress:
             self.show(count)
 
     def working(self, name: str) -> None:
-        """The output file `name` is begun."""
+        """Note that the output file `name` is begun."""
         self.current = printable(name.removesuffix(".safetensors"))
 
     def show(self, count: int) -> None:
@@ -205,7 +205,7 @@ class Progress:
 
 
 class Lines(Progress):
-    """A plain line every few seconds, for logs."""
+    """Prints a plain line every few seconds, for logs."""
 
     def begin(self, total: int) -> None:
         super().begin(total)
@@ -299,7 +299,7 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         asked = " ".join(map(shlex.quote, report.finish))
         lines.append(f"this was part {report.part}; when all are done: ckptconv finish {asked}")
     if not report.dry_run and not report.finished:
-        # Descriptions may be read twice, and are most of a small file.
+        # Descriptions may be read twice, and are most of a small file: more may be read than there is.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
         lines.append(
             f"read {read} {format_size(report.input_bytes)}, wrote {format_size(report.bytes_written)} "
@@ -309,7 +309,8 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
 
 
 def _gathered(path: str) -> str:
-    """The directory under which a file is told of: a universal checkpoint has one for every parameter."""
+    """Return the directory to report a file under. A universal checkpoint has a directory for each parameter: for
+    these it is the one that contains `zero`."""
     directory = os.path.dirname(path) or "."
     above, slash, _ = f"{directory}/".rpartition("/zero/")
     return above if slash and path.endswith(".pt") else directory
@@ -339,7 +340,7 @@ def _contents(size: int, tensors: int) -> str:
 
 
 def _duration(seconds: float, size: int) -> str:
-    """How long it took, and how fast that was where it took long enough to tell."""
+    """Return how long it took, and the rate if it took a second or more."""
     if seconds < 1:
         return f"{max(seconds, 0.01):.2f} s"
     shown = f"{seconds:.1f} s" if seconds < 10 else format_time(seconds)
@@ -364,9 +365,3 @@ def _rows_lines(report: CheckReport) -> list[str]:
         f"peak memory {format_memory(report.peak_rss_bytes)}"
     )
     return lines
-
-
-def output_of(command: str, options: dict[str, Any]) -> Output:
-    """How `command` shows what it does; takes what says so out of `options`."""
-    shown = {name: options.pop(name) for name in ("json", "quiet", "verbose", "no_progress") if name in options}
-    return Output(command, **shown)

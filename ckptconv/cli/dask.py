@@ -1,4 +1,4 @@
-"""Runs a conversion's tasks on a dask.distributed cluster. dask is imported here, when it is asked for."""
+"""Run a conversion's tasks on a dask.distributed cluster. dask is imported only if the user requests it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptconv.errors import FailedError, UsageError
 
-# How often a task is tried again that did not come to an end. It takes over nothing: a file is made anew.
+# How often a task that did not end is retried. A retry takes over nothing: it makes the file anew.
 RETRIES = 3
 # Seconds in which a scheduler has to answer.
 PATIENCE = 30
@@ -20,9 +20,10 @@ _ADDRESS = "Give the address that it shows when it starts, such as tcp://10.0.0.
 
 @contextlib.contextmanager
 def dask_executor(address: str) -> Iterator[Executor]:
-    """An executor of the cluster whose scheduler is at `address`, such as tcp://10.0.0.1:8786.
+    """Yield an executor of the cluster whose scheduler is at `address`, such as tcp://10.0.0.1:8786.
 
-    Raises UsageError where dask.distributed is not installed, FailedError where no scheduler answers.
+    Raises UsageError if distributed is not installed or `address` is not an address, FailedError if no scheduler
+    answers.
     """
     try:
         from distributed import Client
@@ -41,7 +42,7 @@ def dask_executor(address: str) -> Iterator[Executor]:
             f"The dask scheduler at {address} does not answer: {' '.join(str(error).split()) or type(error).__name__}.",
             _ADDRESS,
         ) from error
-    # What goes wrong is said in one paragraph, and not in its log too.
+    # Errors are reported in one paragraph, not in dask's log too.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     with client:
         yield client.get_executor(retries=RETRIES, pure=False)

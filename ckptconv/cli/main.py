@@ -1,4 +1,4 @@
-"""Runs a command and ends the process: exit codes, and streams that somebody closed."""
+"""Run a command and end the process: exit codes, and standard streams that were closed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import NoReturn
 
 from ckptconv.cli import signals
 from ckptconv.cli.commands import app
-from ckptconv.cli.console import output_of
 from ckptconv.cli.failures import failure_of
+from ckptconv.cli.options import output_of
 from ckptconv.errors import StoppedError, UsageError
 
 
 def _mend_streams() -> None:
-    """Streams that take anything: what goes to a closed one is lost, what an encoding lacks is escaped."""
+    """Make the standard streams take anything: discard output to a closed one, escape what an encoding lacks."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number there is: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             code = _run(arguments)
         finally:
             signals.ignore()
-    except StoppedError as error:  # it came beside the work: before, after, or while something else went wrong
+    except StoppedError as error:  # it came outside the command: before, after, or while another error was handled
         signals.ignore()
         output_of("", {"json": "--json" in arguments}).failed(error)
         code = error.exit_code
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run a command; its exit code. Whatever goes wrong becomes one paragraph."""
+    """Run a command and return its exit code. Every error becomes one paragraph."""
     if not arguments:
         app(["--help"], standalone_mode=False, prog_name="ckptconv")
         return UsageError.exit_code

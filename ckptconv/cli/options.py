@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptconv.options import COMMAND, FLAG, OPTIONS, Option, RowOptions
+
+if TYPE_CHECKING:
+    from ckptconv.cli.console import Output
 
 Input = Annotated[
     str, typer.Argument(metavar="INPUT", show_default=False, help="The file, sharded set or its index; - is a pipe.")
@@ -70,3 +73,11 @@ def _parameter(option: Option) -> inspect.Parameter:
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[words, taken]
     )
+
+
+def output_of(command: str, options: dict[str, Any]) -> Output:
+    """Return how `command` prints what it does. Remove the options that say so from `options`."""
+    from ckptconv.cli.console import Output  # --help needs none of it
+
+    shown = {name: options.pop(name) for name in ("json", "quiet", "verbose", "no_progress") if name in options}
+    return Output(command, **shown)

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.console import output_of
-from ckptconv.cli.options import LAYOUT, MAKING, SHOWING, Tables, named, taking
+from ckptconv.cli.options import LAYOUT, MAKING, SHOWING, Tables, named, output_of, taking
 from ckptconv.cli.typer_compat import Command, Group
 from ckptconv.options import PACKING, ROWS
 

@@ -1,8 +1,9 @@
-"""SIGINT and SIGTERM: each ends the work with one sentence and one exit code, whenever it comes and however often.
+"""Handle SIGINT and SIGTERM: each ends the work with one sentence and one exit code, whenever and however often it
+comes.
 
-Before there is any work, the process ends at once. Then the first signal raises StoppedError, so that what was begun is
-cleaned up, and those that follow do not disturb that, unless it takes so long that they mean it. When outputs get their
-names, signals are ignored: 143 means that nothing new is there.
+Before the work begins, a signal ends the process at once. After that, the first signal raises StoppedError, so that the
+work is cleaned up. Later ones do not disturb the cleanup, unless it takes more than `_PATIENCE` seconds: then they end
+the process. While outputs get their final names, signals are ignored: exit code 143 means that nothing new is there.
 """
 
 from __future__ import annotations
@@ -18,31 +19,32 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
-# After so many seconds of cleaning up, another signal ends the process.
+# Seconds of cleaning up after which another signal ends the process.
 _PATIENCE = 5.0
 _NOTHING = "Nothing was put under a final name."
 
 
 def leave_at_once() -> None:
-    """Until `raise_stopped` is called, a signal ends the process. Imports nothing: much is imported after this."""
+    """Let a signal end the process, until `raise_stopped` is called. Imports nothing: it runs before all large
+    imports."""
     _handle(_leave)
 
 
 def raise_stopped() -> None:
-    """From here on the first signal raises StoppedError in the main thread."""
+    """From now on, the first signal raises StoppedError in the main thread."""
     sys.unraisablehook = _not_lost
     _handle(_stop)
 
 
 def ignore() -> None:
-    """From here on signals change nothing any more."""
+    """From now on, ignore signals."""
     for number in _NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _handle(handler: Callable[[int, FrameType | None], object]) -> None:
     for number in _NUMBERS:
-        # Whoever started this may have had it ignore a signal, as the shell does with jobs in the background.
+        # The parent process may have set a signal to be ignored, as shells do for jobs in the background.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
@@ -58,10 +60,10 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _write(number: int, text: str) -> None:
-    # Nothing is imported here: a signal may come in the middle of any import.
+    # Imports nothing: a signal may come in the middle of any import.
     try:  # noqa: SIM105
         os.write(number, text.encode())
-    except OSError:  # nobody listens
+    except OSError:  # the stream is closed
         pass
 
 
@@ -81,7 +83,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _not_lost(lost: sys.UnraisableHookArgs) -> None:
-    """A signal that came where Python drops exceptions, such as a finalizer, comes once more."""
+    """Send a signal again that came where Python drops exceptions, such as in a finalizer."""
     import threading
 
     from ckptconv.errors import StoppedError
@@ -92,6 +94,6 @@ def _not_lost(lost: sys.UnraisableHookArgs) -> None:
         again = threading.Timer(0.01, os.kill, (os.getpid(), error.exit_code - 128))
         again.daemon = True
         again.start()
-    # Python says so of a signal that came while it was told to ignore it.
+    # Python reports this for a signal that comes while the process begins to ignore it.
     elif not (isinstance(error, OSError) and "ignored due to race condition" in str(error)):
         sys.__unraisablehook__(lost)

@@ -1,4 +1,4 @@
-"""What of typer and click has to be other than it comes: the words of errors, quick starts."""
+"""Changes to typer and click: the words of errors and help, and a faster start."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any, get_args
 
 import typer
 
-# What typer raises about a command line, and does not name publicly.
+# The class of typer's errors about a command line, which has no public name.
 WRONG_USAGE: type[Any] = typer.BadParameter.__bases__[0]
 
 
 class _Words:
     """Takes words of the command line, and defaults, as they are.
 
-    typer has each value checked by pydantic, whose import takes as long as all else before a conversion begins. Here,
-    words that are no choice are left to it, to say so.
+    typer has pydantic check each value, and the import of pydantic takes as long as all else before a conversion
+    begins. Here only words that are not a valid choice go to pydantic, for its error message.
     """
 
     def __init__(self, parameter: Any) -> None:
@@ -30,10 +30,11 @@ class _Words:
 
 
 class _Quick:
-    """A command that is ready sooner where typer does as it did when this was written (0.29), and else like any."""
+    """A command that starts faster where typer works as when this was written (0.29), and is like any other
+    elsewhere."""
 
     def get_help(self, ctx: Any) -> str:
-        """The help, in which arguments are called by their names alone, without braces and types."""
+        """Return the help, in which arguments have their names alone, without braces and types."""
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
             if hasattr(parameter, "_usage_display_name") and parameter.metavar:
                 name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
@@ -49,7 +50,7 @@ class _Quick:
         try:
             return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
         except WRONG_USAGE as error:
-            # Of an option that lacks its value, the parser does not say to which command it belongs.
+            # If an option lacks its value, the parser does not say which command it belongs to.
             error.ctx = error.ctx or ctx
             raise
 

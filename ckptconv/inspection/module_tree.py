@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-# Deeper names are not taken apart further.
+# Most dots at which a name is split.
 DEEPEST = 60
-# The place of a tensor in the module that is named as it is: no part of a name has a dot.
+# Key of a tensor inside the module of the same name. No part of a name has a dot.
 _ITSELF = "."
 _NUMBER = re.compile(r"\d{1,9}")
 
 
 @dataclass(slots=True)
 class Module:
-    """A module: how many tensors, elements and bytes are in it, and what it consists of.
+    """A module: how many tensors, elements and bytes it holds, and its children.
 
-    A tensor is a module without children, with a `shape`; `tied` names the one that it is, where its bytes are counted.
-    Two modules with the same `form` hold tensors of the same names, dtypes and shapes.
+    A tensor is a module with a `shape` and without children. `tied` is the name that it is an alias of, where its bytes
+    are counted. Two modules with the same `form` hold tensors of the same names, dtypes and shapes.
     """
 
     name: str
@@ -35,9 +35,9 @@ class Module:
 
 
 class Row(NamedTuple):
-    """A line of the tree: how deep it is, its label, the module, and how many modules alike it stands for.
+    """A line of the tree: its depth, its label, the module, and how many modules alike it stands for.
 
-    Of what is not shown, `module` is None, and `hidden` the modules.
+    For modules that are not shown, `module` is None, and `hidden` has them.
     """
 
     depth: int
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def tree(tensors: Sequence[Mapping[str, Any]], aliases: Mapping[str, str]) -> Module:
-    """The tree of `tensors`, rows with name, dtype, shape and bytes, by the dots in their names."""
+    """Return the tree of `tensors`, rows with name, dtype, shape and bytes, by the dots in their names."""
     root = Module("")
     for row in tensors:
         path = [root]
@@ -79,7 +79,7 @@ def tree(tensors: Sequence[Mapping[str, Any]], aliases: Mapping[str, str]) -> Mo
 
 
 def _move_inside(module: Module) -> None:
-    """Give a tensor that is named as a module is a place in that module, under no name."""
+    """Move a tensor that has the name of a module into that module, under an empty name."""
     own = replace(module, name="", children={}, dtypes=dict(module.dtypes))
     module.children[_ITSELF] = own
     module.shape, module.tied = None, ""
@@ -97,9 +97,9 @@ def _number_forms(root: Module) -> None:
 
 
 def rows(root: Module, depth: int | None, most: int | None = None, fold: bool = True) -> Iterator[Row]:
-    """The tree to `depth` levels (None: all), in the order of the names; at most `most` children of a module.
+    """Yield the rows of the tree to `depth` levels (None: all), by name; at most `most` children of a module.
 
-    With `fold`, numbered modules that follow one another and are alike, such as layers, become one row.
+    With `fold`, consecutive numbered modules that are alike, such as layers, become one row.
     """
     stack = _children(root, 1, most, fold)[::-1]
     while stack:
@@ -114,7 +114,7 @@ def _children(module: Module, depth: int, most: int | None, fold: bool) -> list[
     for group in _groups(module, fold):
         first, alike = group[0], len(group)
         label = _label(group)
-        # A module that holds but one other, or several alike, takes no line of its own.
+        # A module with only one child, or several that are alike, gets no line of its own.
         while first.shape is None and len(inside := list(_groups(first, fold))) == 1:
             (group,) = inside
             label += f".{_label(group)}"
@@ -131,7 +131,7 @@ def _label(group: Sequence[Module]) -> str:
 
 
 def _groups(module: Module, fold: bool) -> Iterator[list[Module]]:
-    """The modules in `module`, of which those that become one row are together."""
+    """Yield the children of `module`, in groups that each become one row."""
 
     def key(numbered: tuple[int, Module]) -> Any:
         place, child = numbered
@@ -144,7 +144,7 @@ def _groups(module: Module, fold: bool) -> Iterator[list[Module]]:
 
 
 def fitting_depth(root: Module, lines: int, most: int | None) -> int:
-    """The greatest depth at which the tree takes no more than so many lines, and at least one."""
+    """Return the greatest depth at which the tree takes at most `lines` lines; at least 1."""
     counts: dict[int, int] = {}
     for row in rows(root, None, most):
         counts[row.depth] = counts.get(row.depth, 0) + 1

@@ -1,4 +1,4 @@
-"""What is inside a checkpoint, laid out for a screen or a log: lines of styled text. Pure; prints nothing."""
+"""Lay out what is inside a checkpoint as lines of styled text, for a screen or a log. Pure; prints nothing."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 from ckptconv.inspection.module_tree import Row, fitting_depth, rows, tree
 from ckptconv.text import format_size
 
-# Lines of the tree by default, and children of one module that are shown.
+# Most lines of the tree by default, and most children shown of one module.
 LINES, CHILDREN = 40, 20
-# How wide a label is without a screen to fit into, before it is no longer lined up.
+# Most cells to which labels are aligned if there is no screen to fit into.
 WIDE = 60
-# A label gets at least this much of a screen.
+# Fewest cells of a screen that a label gets.
 _NARROW = 16
-# Cells of a size, of a share with the blanks before it, and of a bar.
+# Cells of a size, of a percentage with the blanks before it, and of a bar.
 _SIZE, _PERCENT, _BAR = 9, 6, 10
 _FEW = 5
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class Span(NamedTuple):
-    """Text, and how it is meant: "title", "name", "dim", "good", "warning" or "" for plain."""
+    """Text and its style: "title", "name", "dim", "good", "warning" or "" for plain."""
 
     text: str
     style: str = ""
@@ -39,7 +39,7 @@ def overview(
     depth: int | None = None,
     verbose: bool = False,
 ) -> Iterator[Line]:
-    """The lines that show `summary`, each at most `width` cells wide (None: as wide as it takes)."""
+    """Yield the lines that show `summary`, each at most `width` cells wide (None: as wide as needed)."""
     if not all(row["name"].isprintable() for row in summary["tensors"]):
         summary = _printable(summary)
     yield [Span(path, "name"), Span(": "), Span(summary["format"], "title")]
@@ -54,7 +54,7 @@ def overview(
 
 
 def _printable(value: Any) -> Any:
-    """`value` with control characters escaped in all of its text: what is escaped later would not fit any more."""
+    """Return `value` with control characters escaped in all of its text: escaped later, it might not fit its line."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -97,7 +97,7 @@ def _table_of_dtypes(summary: Mapping[str, Any], width: int | None) -> Iterator[
 
 
 def _share(part: int, whole: int, room: int | None) -> Line:
-    """The share in percent, and a bar, as far as there is room for them."""
+    """Return the share in percent, and a bar, as far as `room` cells are enough for them."""
     if not whole:
         return []
     eighths = round(part / whole * _BAR * 8)
@@ -151,7 +151,7 @@ def _tree(summary: Mapping[str, Any], width: int | None, depth: int | None, verb
 
 
 def _described(row: Row, depth: int | None) -> tuple[str, str, str]:
-    """Label, dtypes and shape of a row."""
+    """Return the label, dtypes and shape of a row."""
     if row.module is None:
         return "", "", ""
     module = row.module
@@ -168,7 +168,7 @@ def _described(row: Row, depth: int | None) -> tuple[str, str, str]:
 
 
 def _label(label: str, alike: int, width: int) -> str:
-    """A label of at most `width` cells. How many modules it stands for takes little room before its name is cut."""
+    """Shorten a label to `width` cells: first the number of modules that it stands for, then the name."""
     if cells(label) > width and alike > 1:
         count = f" ×{alike:,}"
         return cut(label.removesuffix(_alike(alike)), width - len(count)) + count
@@ -233,12 +233,12 @@ def _conversion(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]
     files = len(made["files"])
     told = f"as {made['dtype']}: {format_size(made['bytes'])} in {count_of(files, 'file')}"
     told += f" ({count_of(made['shards'], 'shard')})" if made["shards"] > 1 else ""
-    # Descriptions may be read twice, and are most of a small file.
+    # Descriptions may be read twice, and are most of a small file: more may be read than there is.
     read = f"{format_size(made['bytes_to_read'])} of" if made["bytes_to_read"] < made["input_bytes"] else "all"
     told += f"; reads {read} {format_size(made['input_bytes'])}"
     yield []
     yield from _wrapped([told], " ", width, "title")
-    # Whole, to be copied.
+    # Not cut, so that users can copy it.
     yield [Span(f"    {made['command']}", "name")]
 
 
@@ -250,30 +250,30 @@ def _after(start: str, words: Sequence[str]) -> list[str]:
 
 
 def count_of(number: int, noun: str) -> str:
-    """A number, and what there are so many of."""
+    """Return a number and its noun, in the plural if needed."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:
-    """`text` with control characters escaped: names come from files, and must not steer the terminal."""
+    """Return `text` with control characters escaped: names come from files, and must not control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal `text` takes."""
+    """Return how many cells of a terminal `text` takes."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def padded(text: str, width: int, right: bool = False) -> str:
-    """`text` with blanks to be `width` cells wide, put to the right of them if asked."""
+    """Return `text` padded with blanks to `width` cells, aligned left, or right if `right`."""
     blanks = " " * (width - cells(text))
     return blanks + text if right else text + blanks
 
 
 def cut(text: str, width: int) -> str:
-    """`text`, without its middle if it takes more than `width` cells; blanks that it begins with stay."""
+    """Return `text`, without its middle if it takes more than `width` cells. Blanks that it begins with stay."""
     if cells(text) <= width:
         return text
     indent = text[: min(len(text) - len(text.lstrip(" ")), width // 2)]
@@ -292,7 +292,7 @@ def cut(text: str, width: int) -> str:
 
 
 def _fitted(line: Line, width: int | None) -> Line:
-    """`line`, with its end cut off where it is wider than `width`."""
+    """Return `line`, with its end cut off if it is wider than `width`."""
     if width is None:
         return line
     left, fitted = width, []
@@ -314,15 +314,15 @@ def _fitted(line: Line, width: int | None) -> Line:
 
 
 def _wrapped(words: Iterable[str], separator: str, width: int | None, style: str) -> Iterator[Line]:
-    """`words` in lines that are indented, as many in each as fit."""
+    """Yield `words` in indented lines, as many in each as fit."""
     line = ""
     for word in words:
         joined = f"{line}{separator}{word}" if line else f"  {word}"
-        # There has to be room for the separator, should another word follow in the next line.
+        # Leave room for the separator, in case another word follows in the next line.
         if width is not None and line and cells(joined) + cells(separator.rstrip()) > width:
             yield [Span(line.rstrip() + separator.rstrip(), style)]
             joined = f"    {word}"
         line = joined
     if line.strip():
-        # A word that is wider than the screen is broken by the terminal.
+        # The terminal breaks a word that is wider than the screen.
         yield [Span(line, style)]

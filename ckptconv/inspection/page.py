@@ -1,7 +1,7 @@
-"""One HTML page that shows what is inside a checkpoint: a map of where the bytes are, and all tensors to search.
+"""Make one HTML page that shows what is inside a checkpoint: a map of where the bytes are, and all tensors to search.
 
-The page is one file and loads nothing. Its policy allows the one script and the one style that are in it, by their
-hashes, and names from the checkpoint get into it as JSON only: whatever they hold, they are text.
+The page is one file and loads nothing. Its content security policy allows only its own script and style, by their
+hashes. Names from the checkpoint are embedded as JSON only, so that they are text whatever they contain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIELD = re.compile(r"\{\{(policy|title|data)\}\}")
 
 
 def page_of(path: str, summary: Mapping[str, Any]) -> str:
-    """The page that shows `summary`, which is of the checkpoint under `path`."""
+    """Return the page that shows `summary`, of the checkpoint at `path`."""
     template = resources.files(__package__).joinpath(_TEMPLATE).read_text("utf-8")
     hashes = {kind: _hash_of(text) for kind, text in _BLOCK.findall(template)}
     template = _BLOCK.sub(lambda match: match[2], template)
@@ -49,10 +49,10 @@ def page_of(path: str, summary: Mapping[str, Any]) -> str:
 
 
 def write_page(target: str, path: str, summary: Mapping[str, Any], read: Iterable[str] = ()) -> int:
-    """Write the page to the file `target`, which has its name only when it is whole; its size in bytes.
+    """Write the page to the file `target`, which gets its name only when it is complete. Return its size in bytes.
 
-    `read` are the files of the checkpoint. Raises UsageError for what can be no such file, FailedError where it cannot
-    be written.
+    `read` are the files of the checkpoint, which the page may not replace. Raises UsageError if `target` cannot be such
+    a file, FailedError if it cannot be written.
     """
     target = normalize(target)
     if is_remote(target):
@@ -71,18 +71,18 @@ def write_page(target: str, path: str, summary: Mapping[str, Any], read: Iterabl
 
 
 def _hash_of(text: str) -> str:
-    """What a policy calls a script or a style by."""
+    """Return the hash by which a policy allows a script or a style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _embedded(value: Any) -> str:
-    """JSON that no HTML parser finds anything in, for an element of the page."""
+    """Return JSON in which no HTML parser finds markup, for an element of the page."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _data_of(path: str, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page's script gets. Dtypes and shapes are few: tensors have their numbers."""
+    """Return the data for the page's script. Dtypes and shapes are few, so tensors refer to them by number."""
     dtypes: dict[str, int] = {}
     shapes: dict[tuple[int, ...], int] = {}
     rows = summary["tensors"]

@@ -62,7 +62,7 @@ def parse_json(data: bytes) -> Any:
 def description(
     data: bytes, plan_id: str, kinds: Collection[str], is_file: Callable[[str], bool], last: str
 ) -> Description:
-    """Parse the description of a plan, read from the staging directory of `plan_id` and `kind`.
+    """Parse the description of a plan, read from a staging directory of `plan_id`, of an output of one of `kinds`.
 
     `is_file(name)` tells which names an output directory may have; `last` is the name of its index.
     """

@@ -1,17 +1,17 @@
-"""Tells attacks from odd files: what no checkpoint has a reason to call.
+"""Decide whether a pickle is an attack, by tables of names that no checkpoint has a reason to call.
 
-Nothing that a pickle names is ever imported or called, here or anywhere; safety does not rest on these tables, and
-what they lack is kept as inert data like everything else that is not known. They only decide whether a file is called
-what it is: who meets an attack wants to hear of it, not to see its tensors converted as if nothing were wrong.
+Safety does not rest on these tables. No code here or elsewhere imports or calls what a pickle names, and a name that
+the tables lack stays inert data like every other unknown name. The tables only decide what a file is called: a user who
+receives an attack should be told so, and not see its tensors converted as if nothing were wrong.
 
-A pickle is an attack if it names something of the tables and calls anything that is not known to be data, or is
-broken: some run before they break. A name by itself does nothing; handed to `functools.partial`, `map` or
-`_rebuild_from_type_v2` it is as good as called, and so is one that lies in the state of an object. The order of the
-two does not matter.
+A pickle is an attack if it names an entry of the tables and either calls anything that is not known to be data, or is
+broken: some attacks run before the pickle breaks. A name by itself does nothing. But `functools.partial`, `map` or
+`_rebuild_from_type_v2` may call a name that they are given, and so may an object that has one in its state. The order
+of the name and the call does not matter.
 
-getattr is not in the tables, nor torch.storage._load_from_bytes: honest enums, bound methods and tensors that were
-pickled without torch.save bring them. To get an attribute is an attack only where that leads out of an object into the
-interpreter, or is something that runs programs.
+The tables lack `getattr` and `torch.storage._load_from_bytes`, because honest enums, bound methods and tensors that
+were pickled without torch.save contain them. Getting an attribute is an attack only if the attribute leads out of an
+object into the interpreter, or runs programs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ckptconv.errors import UnsafeError
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.text import brief
 
-# Modules of which nothing belongs into a checkpoint: they start programs, run code, or reach for files, networks and
-# the interpreter; Python 2's too. Packages are meant with all that is in them; a module of such a name in a package of
-# the user's own, or the other way round, is another thing.
+# Modules and packages of which a checkpoint needs nothing: they start programs, run code, or access files, networks or
+# the interpreter. Python 2's are included. A package stands for all its submodules. Entries match from the top-level
+# name on: a user's own package may hold a module of such a name, or share the name of an entry of `_MODULES`.
 _MODULES = frozenset(
     """
     _aix_support _android_support _apple_support _bootsubprocess _ctypes _dbm _frozen_importlib
@@ -59,7 +59,7 @@ _PACKAGES = frozenset(
     urllib urllib3 venv wsgiref xmlrpc zipfile
     """.split()  # noqa: SIM905
 )
-# Of these, what is data: answers of the system, and enums.
+# Plain data within these modules: results of system calls, and enums.
 _HARMLESS = frozenset(
     """
     grp.struct_group os.stat_result os.statvfs_result os.terminal_size platform.uname_result posix.stat_result
@@ -67,7 +67,7 @@ _HARMLESS = frozenset(
     socket.SocketKind urllib.parse.ParseResult urllib.parse.SplitResult
     """.split()  # noqa: SIM905
 )
-# Of other modules, what runs code or reaches for files and networks.
+# Names in other modules that run code or access files and networks.
 _NAMES = frozenset(
     f"{module}.{name}"
     for modules, names in (
@@ -142,7 +142,8 @@ _NAMES = frozenset(
     for module in modules.split()
     for name in names.split()
 )  # fmt: skip
-# Of libraries, what reads or writes files wherever it stands: it is a method of many classes, or has many names.
+# By top-level package: last parts of names that read or write files in any of its modules. Many classes have such a
+# method, or one function has many paths.
 _VERBS = {
     "numpy": frozenset(
         """
@@ -169,8 +170,8 @@ _VERBS = {
         """.split()  # noqa: SIM905
     ),
 }
-# What makes a function of code that a pickle holds, and types by what they are called. A function is data; to call one
-# that was made so runs the code.
+# Callables that make a function from code in the pickle, and those that look up a type by its name. A function made so
+# is data; calling it runs the code.
 _FUNCTIONS = frozenset(
     f"{module}.{name}"
     for modules, names in (
@@ -188,7 +189,7 @@ _FUNCTIONS = frozenset(
     for name in names.split()
 )  # fmt: skip
 _TYPES_BY_NAME = frozenset({"_builtin_type", "_load_type", "_get_type"})
-# What calls its first argument.
+# Callables that call their first or second argument.
 _CALLERS = frozenset(
     f"{module}.{name}"
     for modules, names in (
@@ -200,14 +201,15 @@ _CALLERS = frozenset(
     for module in modules.split()
     for name in names.split()
 )
-# Modules that are met as a name in another module, which imports them. Others may be what a function is called.
+# Modules that other modules import, so that an attribute path may pass through them. Other modules are left out,
+# because a function may have the same name.
 _IMPORTED = frozenset(
     """
     __builtin__ __builtins__ builtins ctypes importlib nt os pip posix pty runpy shutil subprocess sys
     """.split()  # noqa: SIM905
 )
-# Attributes that lead from any object to all others, and those that are only ever got to run something. No class has
-# another one in it of such a name.
+# Attributes that lead from any object to every other one, and attributes that are fetched only to run something. No
+# class has a nested class of such a name.
 _WAYS_OUT = frozenset(
     """
     __base__ __bases__ __builtins__ __class__ __closure__ __code__ __dict__ __func__ __getattribute__ __globals__
@@ -224,9 +226,9 @@ _GETTERS = frozenset(
     """.split()  # noqa: SIM905
 )
 _GETTER_NAMES = frozenset(name.rpartition(".")[2] for name in _GETTERS)
-# Longer names are none that anything has.
+# Characters of a module path or name that are compared. No real one is longer.
 _LONGEST = 1000
-# No entry of the tables has more parts, and no name of an attack needs to be looked at further.
+# One part more than the longest entry of the tables. Further parts of a name cannot matter.
 _CLOSED = _MODULES | _PACKAGES
 _PARTS = 1 + max(name.count(".") + 1 for table in (_MODULES, _PACKAGES, _HARMLESS, _NAMES) for name in table)
 
@@ -235,7 +237,7 @@ _refusing: ContextVar[bool] = ContextVar("refusing", default=False)
 
 @contextlib.contextmanager
 def refused(wanted: bool = True) -> Iterator[None]:
-    """While this lasts, to read a pickle that is an attack raises UnsafeError; else it is only kept from running."""
+    """While active and `wanted`, reading an attack raises UnsafeError. Otherwise it is read as inert data."""
     token = _refusing.set(wanted)
     try:
         yield
@@ -244,26 +246,26 @@ def refused(wanted: bool = True) -> Iterator[None]:
 
 
 def are_refused() -> bool:
-    """Whether `refused` is in force."""
+    """Whether reading an attack raises an error, because `refused` is active."""
     return _refusing.get()
 
 
 def is_suspect(named: Global) -> bool:
-    """Whether no checkpoint has a reason to call what is named so."""
+    """Whether `named` is in the tables, or is a path of attributes that leads to an entry of them."""
     module, name = named.module[:_LONGEST], named.name[:_LONGEST]
     if _leads_out(name) or _is_listed(module, name):
         return True
     steps = name.count(".") + 1
     if steps == 1:
         return False
-    # A path of attributes: honest ones lead to a class inside a class, and through no module. It may be a path from a
-    # module by itself ...
+    # `name` is a path of attributes. Honest ones lead to a nested class and pass through no module. A dishonest one may
+    # begin with a module of its own …
     if name.rpartition(".")[2] in _VERBS.get(name.partition(".")[0], ()):
         return True
     heads = _heads(name)
     if name in _NAMES or (name not in _HARMLESS and not _CLOSED.isdisjoint(heads[: steps - 1])):
         return True
-    # ... or lead from the module to what is listed, and then on.
+    # … or lead from `module` to an entry of the tables, and perhaps on from there.
     verbs = _VERBS.get(module.partition(".")[0])
     if verbs and not verbs.isdisjoint(name.split(".")):
         return True
@@ -278,19 +280,19 @@ def is_suspect(named: Global) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _leads_out(name: str) -> bool:
-    """Whether a path of attributes has a module in it that is imported elsewhere, or a way out."""
+    """Whether an attribute path contains a module of `_IMPORTED`, or, if of several parts, one of `_WAYS_OUT`."""
     steps = name.split(".")
     return not _IMPORTED.isdisjoint(steps) or (len(steps) > 1 and not _WAYS_OUT.isdisjoint(steps))
 
 
 @functools.lru_cache(maxsize=4096)
 def _steps_out(path: str) -> tuple[str, ...]:
-    """The ways out in a path of attributes."""
+    """Return the parts of an attribute path that are in `_WAYS_OUT`."""
     return tuple(step for step in path.split(".") if step in _WAYS_OUT)
 
 
 def _heads(path: str) -> list[str]:
-    """The first part of a dotted path, the first two, and so on: as many as an entry of the tables may have."""
+    """Return the first part of a dotted path, the first two, and so on, up to `_PARTS` parts."""
     return list(itertools.accumulate(path.split(".", _PARTS)[:_PARTS], "{}.{}".format))
 
 
@@ -302,7 +304,8 @@ def _is_listed(module: str, name: str) -> bool:
 
 
 def ways_out(function: Global, args: tuple[Any, ...]) -> Iterator[Global]:
-    """What a call of `function` gets from its first argument, if that leads out of it."""
+    """Yield the `_WAYS_OUT` attributes that `function` fetches, if it is `getattr` or alike, as `Global`s of the
+    object."""
     if function.name in _GETTER_NAMES and str(function) in _GETTERS:
         for arg in args[:3]:
             if type(arg) is str:
@@ -311,7 +314,10 @@ def ways_out(function: Global, args: tuple[Any, ...]) -> Iterator[Global]:
 
 
 def code_called(function: Any, args: tuple[Any, ...]) -> Global | None:
-    """What made `function` out of code that the pickle holds, or its first argument, if that is what is called."""
+    """Return the callable that made a function from code in the pickle, if this call runs that function; else None.
+
+    The function is `function` itself, or one of the first two `args` if `function` is in `_CALLERS`.
+    """
     made = function if type(function) is Opaque else None
     if type(function) is Global and str(function) in _CALLERS:
         made = next((arg for arg in args[:2] if type(arg) is Opaque), None)
@@ -325,7 +331,7 @@ def code_called(function: Any, args: tuple[Any, ...]) -> Global | None:
 
 
 def error(where: str, suspects: Iterable[Global], called: Iterable[Global]) -> UnsafeError:
-    """What to raise for a pickle that names `suspects` and calls `called`, or is broken."""
+    """Return the error for a pickle that names `suspects` and calls `called`, or, if that is empty, is broken."""
     named, calls = (dict.fromkeys(brief(each, 100) for each in some) for some in (suspects, called))
     names = list(named)
     direct = [name for name in names if name in calls]

@@ -1,4 +1,4 @@
-"""Python's own containers and numbers, as a pickle makes them: none takes unreasonably long, or crashes Python."""
+"""Constructors of Python's own containers and numbers. None takes unreasonably long, or crashes Python."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ckptconv.text import brief
 
 _FREE = frozenset((str, bytes, bool, type(None), type(...), Composite))
 _TUPLES = frozenset((tuple, Size, Global, TorchConstant, NumpyScalar, frozenset))
-# Integers below this are their own hash.
+# Integers of a smaller magnitude are their own hash.
 _SMALL = 1 << 60
 _DEQUES_DEEP = 100
-# The memory of an empty one, in empty lists.
+# The memory of an empty set and of an empty deque, in empty lists.
 SET_COST, _DEQUE_COST = 3, 8
-# So many bytes that are copied count as one object.
+# Copied bytes that are charged as one object.
 _BYTES_EACH = 64
 
 
 def today(name: tuple[str, str]) -> tuple[str, str]:
-    """What Python 3 calls the class or function that a pickle of Python 2 calls `name` (module, name)."""
+    """Return the Python 3 (module, name) of what Python 2 calls `name`, which is (module, name) too."""
     module, attribute = NAME_MAPPING.get(name, name)
     return IMPORT_MAPPING.get(module, module), attribute
 
@@ -34,30 +34,34 @@ def today(name: tuple[str, str]) -> tuple[str, str]:
 
 
 class Keys:
-    """Admits keys to dictionaries and elements to sets, unless to hash or compare them would take unreasonably long.
+    """Admits keys to dictionaries and elements to sets, unless hashing or comparing them would take unreasonably long.
 
-    A tuple of two references to a tuple of two references to … is a few bytes in a pickle and takes forever to hash;
-    keys with equal hashes make every insertion a search.
+    A tuple of two references to a tuple of two references to … takes a few bytes in a pickle and forever to hash. Keys
+    with equal hashes turn every insertion into a search.
 
-    Keys that are equal are one key. Those that Python takes for equal and we do not are refused (`check`): a numpy
-    scalar is equal to the number it is, and a class to itself under its name in Python 2. What an object is equal to
-    is for its class to say. Two that are made by the same call are refused, as members of enums would be one; so is
-    what is called with another key alone, as for members of an IntEnum. All others count as different.
+    Keys that are equal are one key. `check` refuses keys that Python takes for equal and that differ here: a numpy
+    scalar equals the number of its value, and a class equals itself under its Python 2 name. Only its class knows what
+    an object equals. Two objects made by the same call are refused, because members of enums would be one key. An
+    object made by a call of another key alone is refused, because a member of an IntEnum would equal that key. All
+    other objects count as different.
     """
 
     def __init__(self, limits: Limits, size: int) -> None:
         self.limits = limits
-        # Hashes of tuples are not cached, and a reference to one costs two bytes: the sum is limited as well.
+        # Python does not cache hashes of tuples, and a reference to a tuple costs two bytes: their sum is limited too.
         self.budget = 1_000_000 + 2 * size
-        # By identity of a container: the container (so that it stays the same one), and how often each hash occurred.
+        # By identity of a container: the container (which keeps the identity in use), and how often each hash occurred.
         self.seen: dict[int, tuple[Any, dict[int, int]]] = {}
-        # By identity, containers with keys that Python may take for equal though we do not.
+        # By identity, containers with keys that Python may take for equal though they differ here.
         self._doubtful: dict[int, Any] = {}
-        # By identity, tensors that are keys, and what stands for them.
+        # By identity, tensors that are keys, and the `Opaque` that stands for each.
         self._tensors: dict[int, tuple[LazyTensor, Opaque]] = {}
 
     def admit(self, container: Any, key: Any) -> Any:
-        """`key`, if it may become a key or element of `container`; an `Opaque` in place of a tensor."""
+        """Return `key`, or the `Opaque` that stands for a tensor, if it may become a key or element of `container`.
+
+        Raises MalformedError if it may not.
+        """
         kind = type(key)
         if kind in _FREE or (kind is int and -_SMALL < key < _SMALL):
             return key
@@ -79,13 +83,13 @@ class Keys:
         return key
 
     def _tensor(self, tensor: LazyTensor) -> Opaque:
-        """What stands for a tensor as a key: torch compares them by identity."""
+        """Return the `Opaque` that stands for a tensor as a key. Each has its own: torch compares them by identity."""
         if isinstance(tensor, Tagged) and tensor.facts.kind == "storage":
             raise MalformedError("uses a storage as a key")
         return self._tensors.setdefault(id(tensor), (tensor, Opaque(Global("torch", "Tensor"), (tensor,))))[1]
 
     def _spend(self, container: Any, key: Any) -> list[NumpyScalar]:
-        """Count the parts of `key`, and look at each. Returns the numpy scalars among them."""
+        """Count the parts of `key` and check each. Return the numpy scalars among them."""
         nodes = 0
         level = [key]
         scalars: list[NumpyScalar] = []
@@ -136,9 +140,9 @@ class Keys:
             target.add(self.admit(target, item))
 
     def check(self) -> None:
-        """Raise MalformedError for keys of one container that are, or may be, equal to Python and are not to us.
+        """Raise MalformedError for keys of one container that are, or may be, equal in Python and differ here.
 
-        To be called when the pickle was read: no key is ever taken out of a container again.
+        Call this after the whole pickle was read: no key is ever removed from a container.
         """
         for container in self._doubtful.values():
             made_of: list[Any] = []
@@ -148,16 +152,17 @@ class Keys:
                 raise MalformedError("has keys that differ, and may be one to Python")
 
 
-# What an object is made of, if it is to be compared with others: so many values of these types.
+# An object is compared with others if its call has at most `_MADE_OF` arguments, all of these types.
 _VALUES = frozenset((str, bytes, bool, int, float, type(None), Global, TorchConstant))
 _MADE_OF = 16
 _CALL = object()
 
 
 def _as_python(key: Any, made_of: list[Any] | None = None, units: set[str] | None = None) -> Hashable:
-    """What is equal to other such forms where Python takes the keys for equal.
+    """Return a form of `key` that equals the form of another key if Python takes the two keys for equal.
 
-    Appends to `made_of` what alone an object is made of, and adds to `units` what dates and times count.
+    Appends to `made_of` the argument of an object that is made from one alone. Adds to `units` the dtypes, which
+    include the unit, of dates and times.
     """
     kind = type(key)
     if kind is NumpyScalar:
@@ -178,7 +183,7 @@ def _as_python(key: Any, made_of: list[Any] | None = None, units: set[str] | Non
 
 
 def _is_made_of_values(key: Opaque) -> bool:
-    """Whether an object is made by a call of values, by which it can be told from others."""
+    """Whether an object is made by a call with plain values only, which tell it from others."""
     if key.call != "reduce" or type(key.cls) is not Global or len(key.args) > _MADE_OF:
         return False
     return all(type(part) in _VALUES for part in key.args)
@@ -188,7 +193,8 @@ _FLOATS = {2: "e", 4: "f", 8: "d"}
 
 
 def _scalar(scalar: NumpyScalar) -> Hashable:
-    """The number, text or bytes that a numpy scalar is equal to, and has the hash of; dates and times as they are."""
+    """Return the number, text or bytes that a numpy scalar equals and hashes like; a date or time as it is. Raises
+    MalformedError for other dtypes."""
     order, kind, data = scalar.dtype[0], scalar.dtype[1], scalar.data
     byteorder: Literal["big", "little"] = "big" if order == ">" else "little"
     if kind in "iub":
@@ -213,7 +219,7 @@ def _scalar(scalar: NumpyScalar) -> Hashable:
 
 
 def _is_nan(scalar: NumpyScalar) -> bool:
-    """Whether a scalar is equal to no other, and maybe not to itself."""
+    """Whether a numpy scalar is a NaN or NaT, which equals no other, and maybe not itself."""
     if scalar.dtype[1] in "mM":
         return int.from_bytes(scalar.data, "big" if scalar.dtype[0] == ">" else "little", signed=True) == -1 << 63
     value = _scalar(scalar)
@@ -224,11 +230,11 @@ def _is_nan(scalar: NumpyScalar) -> bool:
 
 
 class Deques:
-    """Extends deques. Python frees a deque inside a deque by recursion in C, and crashes where there are too many."""
+    """Extends deques. Python frees nested deques by recursion in C, and crashes if they are nested too deep."""
 
     def __init__(self, charge: Callable[[int], None]) -> None:
         self.charge = charge
-        # By identity: how many deques are in one another, and which are inside another.
+        # By identity: how many levels of deques each has, and the deques that are inside another.
         self._levels: dict[int, int] = {}
         self._inner: set[int] = set()
 
@@ -239,7 +245,7 @@ class Deques:
                 if levels > _DEQUES_DEEP:
                     raise ExcessiveError(f"has more than {_DEQUES_DEEP} deques inside one another")
                 if id(target) in self._inner:
-                    # No pickler does; the levels of the outer one would have to be counted anew.
+                    # No pickler does this. The levels of the outer deque would have to be counted again.
                     raise MalformedError("adds a deque to a deque that is inside another already")
                 self._levels[id(target)] = max(levels, self._levels.get(id(target), 1))
                 self._inner.add(id(item))
@@ -248,10 +254,10 @@ class Deques:
 
 # ----------------------------------------------------------------------------------------- Python's own containers
 
-# In an order that is theirs; and others.
+# Containers with an order of their own, and containers without.
 _SEQUENCES = frozenset((list, tuple, deque, Size))
 _SETS = frozenset((set, frozenset))
-# Modules of the builtins in Python 3 and 2. Their names at protocols 0 to 2 are Python 2's.
+# The module of the builtins in Python 3 and in Python 2. Protocols 0 to 2 use the Python 2 name.
 BUILTINS = ("builtins", "__builtin__")
 _LATIN1 = frozenset(("latin1", "latin-1", "iso-8859-1", "iso8859-1"))
 _FACTORIES: dict[tuple[str, str], Any] = {
@@ -262,7 +268,7 @@ _FACTORIES: dict[tuple[str, str], Any] = {
     ("collections", "Counter"): Counter,
 }
 CONSTANTS: dict[tuple[str, str], Any] = {(module, "Ellipsis"): ... for module in BUILTINS}
-# What `__new__` alone makes of arguments what a call makes of them; without arguments, all classes do.
+# Classes whose `__new__` alone makes of arguments what a call makes of them. Without arguments, all classes' does.
 TAKES_ARGUMENTS = frozenset(
     [("builtins", made.__name__) for made in (tuple, frozenset, bytes, str, bool, int, float, complex, range, slice)]
     + [("torch", "Size"), ("torch", "device"), ("numpy", "dtype")]
@@ -274,7 +280,7 @@ def _odd(what: str) -> OddError:
 
 
 def _pairs(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
-    """What a dictionary can be made from: a dictionary, or a sequence of pairs. Raises MalformedError for others."""
+    """Return the pairs of a dictionary, or of a sequence of pairs. Raises OddError for anything else."""
     if isinstance(value, dict):
         return value.items()
     if type(value) in (list, tuple) and all(type(pair) in (list, tuple) and len(pair) == 2 for pair in value):
@@ -283,7 +289,7 @@ def _pairs(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
 
 
 class _Made:
-    """The constructors. What is given to one may be shared by many, and each of them copies it: all is counted."""
+    """The constructors. Many calls may share an argument, and each copies it, so every copy is charged."""
 
     def __init__(self, keys: Keys, deques: Deques, charge: Callable[[int], None]) -> None:
         self.keys = keys
@@ -313,7 +319,7 @@ class _Made:
         return target
 
     def sequence(self, made: Callable[[Any], Any]) -> Constructor:
-        """list(), list(items), of something that has an order."""
+        """list(), list(items), and the like, where `items` is a container with an order."""
         what = getattr(made, "__name__", "list")
 
         def construct(args: tuple[Any, ...]) -> Any:
@@ -336,7 +342,7 @@ class _Made:
         return frozenset(self.keys.set_of(self._items(args, _SEQUENCES | _SETS, "frozenset")))
 
     def bytes(self, args: tuple[Any, ...]) -> Any:
-        """bytes() or bytes(b"…"); never bytes(n), which would allocate what a few digits ask for."""
+        """bytes(), bytes(b"…") or bytes(text, "latin1"); never bytes(n), which would allocate as much as n says."""
         if not args:
             return b""
         if len(args) == 1 and type(args[0]) in (bytes, bytearray):
@@ -345,7 +351,7 @@ class _Made:
         return self.encoded(args)
 
     def encoded(self, args: tuple[Any, ...]) -> Any:
-        """The encoding of text that carries bytes in protocols without them."""
+        """Encode text as Latin-1: protocols that have no bytes carry them as text."""
         if len(args) != 2 or type(args[0]) is not str or type(args[1]) is not str:
             raise _odd("bytes")
         self.charge(len(args[0]) // _BYTES_EACH)
@@ -367,7 +373,7 @@ class _Made:
         raise _odd("str")
 
     def number(self, made: Callable[..., Any], most: int, *kinds: type) -> Constructor:
-        """A constructor of numbers from up to `most` arguments, of exactly these types."""
+        """Return a constructor of numbers from up to `most` arguments, each of exactly one of the types `kinds`."""
         what = getattr(made, "__name__", "number")
 
         def construct(args: tuple[Any, ...]) -> Any:
@@ -400,9 +406,9 @@ class _Made:
         return made
 
     def defaultdict(self, args: tuple[Any, ...]) -> Any:
-        """defaultdict(), defaultdict(factory), defaultdict(factory, pairs); the factory a builtin type or None.
+        """defaultdict(), defaultdict(factory), defaultdict(factory, pairs); the factory is in `_FACTORIES` or None.
 
-        NotImplemented for one with a class or function of the user's as its factory.
+        Returns NotImplemented for any other class or function as the factory.
         """
         factory = args[0] if args else None
         if len(args) > 2 or (factory is not None and type(factory) not in (Global, Opaque)):
@@ -416,14 +422,14 @@ class _Made:
 
 
 def _can_be_sliced(value: Any, levels: int = 4) -> bool:
-    """Whether a slice of `value` is harmless: Python frees slices, as it does deques, by recursion in C."""
+    """Whether a slice of `value` is harmless: Python frees slices, like deques, by recursion in C."""
     if type(value) is slice:
         return levels > 0 and all(_can_be_sliced(part, levels - 1) for part in (value.start, value.stop, value.step))
     return type(value) is not deque
 
 
 def python(keys: Keys, deques: Deques, charge: Callable[[int], None]) -> dict[tuple[str, str], Constructor]:
-    """The constructors of what Python itself has. All but that of defaultdict refuse what they do not understand."""
+    """Return the constructors of Python's own types. All but that of defaultdict refuse what they do not understand."""
     make = _Made(keys, deques, charge)
     builtins: dict[str, Constructor] = {
         "dict": make.mapping(dict),

@@ -1,7 +1,7 @@
-"""Reads what torch.save writes for a tensor at one match, where opcode by opcode it would be 25.
+"""Read what torch.save writes for one tensor with a single regular expression, instead of 25 opcodes one by one.
 
-The tensor, and what is left in the memo, are what the machine would make of the opcodes on a lean run. A phrase that is
-not exactly as expected is left to the machine.
+The tensor, and the entries added to the memo, equal what the machine makes of the opcodes in a lean run. A phrase that
+does not match exactly is left to the machine.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.pickles.vocabulary import Maker, Phrase
 
-# In the memo, what is not remembered.
+# Memo entry for a value that a lean run does not keep.
 HOLE: Any = object()
 
 _GET = rb"(?:h.|j....)"
 _INT = rb"(?:K.|M..|J....)"
 _INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
-# What torch.save writes for a tensor once the memo has 256 entries, after the function that makes it; or after the name
-# that a dict has for the tensor: then the name's place in the memo, if it was not there before, and the function.
+# The opcodes of one tensor, as torch.save writes them once the memo has 256 entries. They begin after the function that
+# makes the tensor. For an entry of a dict, they begin after the key: first comes its LONG_BINPUT, unless the key was in
+# the memo before, then the function.
 _PHRASE = re.compile(
     rb"(?:(r....)?(%(get)b))?\(\((%(get)b%(get)bX.\0\0\0)([0-9]{1,20})(r....)"
     rb"(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)(r....)?(%(int)b)t(r....)Q"
@@ -29,37 +30,38 @@ _PHRASE = re.compile(
 ).match
 _PIECES = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
 _GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
-# As numbers, by their length: so many LONG_BINPUTs from place 0 on, and what each place more adds.
+# By length in bytes, as little-endian integers: consecutive LONG_BINPUTs from memo index 0 on, and what to add to them
+# for each index that the first one is higher.
 _FIRST_PUTS = {5 * n: sum((0x72 | at << 8) << 40 * at for at in range(n)) for n in range(10)}
 _NEXT_PUTS = {5 * n: sum(1 << 40 * at + 8 for at in range(n)) for n in range(10)}
-# By the length of the LONG_BINPUTs of what a lean run does not remember.
+# By length in bytes of their LONG_BINPUTs: the holes for values that a lean run does not keep.
 _HOLES = {5 * n: [HOLE] * n for n in range(6)}
 _KINDS_KEPT = 4096
 
-# How tensors that are alike are spelled: the function, the storage but for its key, its location and size, the tensor's
-# offset, size, stride and flag, and its hooks.
+# The opcodes that tensors of one kind have in common: the function; the storage but for its key, its location and its
+# number of elements; the tensor's offset, size, stride and flag; and its hooks.
 _Spelled: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]
 
 
 def _in_order(puts: bytes, first: int) -> bool:
-    """Whether LONG_BINPUTs are to one place after the other, from `first` on."""
+    """Whether the LONG_BINPUTs in `puts` store at consecutive memo indices from `first` on."""
     return int.from_bytes(puts, "little") == _FIRST_PUTS[len(puts)] + first * _NEXT_PUTS[len(puts)]
 
 
 def _ints(opcodes: bytes) -> tuple[int, ...]:
-    """The integers that BININT1, BININT2 and BININT push."""
+    """Return the integers that BININT1, BININT2 and BININT opcodes push."""
     found = _PIECES.findall(opcodes)
     return tuple(int.from_bytes(a or b or c, "little", signed=bool(c)) for a, b, c in found)
 
 
 def _recalled(gets: bytes, memo: list[Any]) -> list[Any]:
-    """What BINGET and LONG_BINGET push, or a hole."""
+    """Return the values that BINGET and LONG_BINGET opcodes push; HOLE for an index beyond the memo."""
     places = (int.from_bytes(short or long, "little") for short, long in _GETS.findall(gets))
     return [memo[place] if place < len(memo) else HOLE for place in places]
 
 
 def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
-    """The name that is spelled or recalled at `pos`, or a hole; and where that ends."""
+    """Return the string that is spelled out or fetched from the memo at `pos`, or HOLE; and the position after it."""
     opcode = data[pos : pos + 1]
     if opcode == b"X":
         end = pos + 5 + int.from_bytes(data[pos + 1 : pos + 5], "little")
@@ -74,8 +76,8 @@ def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
 
 
 class _Kind(NamedTuple):
-    """Tensors that are alike: the function that a pickle calls for them, what makes them instead, how long the key of
-    their storage is, and the storage's location."""
+    """What tensors of one kind have in common: the function that the pickle calls for them, the `Maker` that makes them
+    instead, the length of their storage's key, and the storage's location."""
 
     function: Any
     make: Maker
@@ -84,27 +86,27 @@ class _Kind(NamedTuple):
 
 
 class Phrases:
-    """Reads the phrases of one pickle; `maker` says what makes the tensors of those that are alike."""
+    """Reads the phrases of one pickle. `maker` returns what makes the tensors of a kind, or None."""
 
     def __init__(self, maker: Callable[[Phrase], Maker | None]) -> None:
         self._maker = maker
         self._kinds: dict[_Spelled, _Kind | None] = {}
 
     def forget(self) -> None:
-        """What is in the memo was replaced, and what is spelled with its places may mean something else."""
+        """Clear the cache: a memo entry was replaced, so opcodes that fetch it may mean something else."""
         self._kinds.clear()
 
     def read(self, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> tuple[int, int]:
-        """Make the tensor of the phrase at `pos`, of the function on top of the stack, and those that follow it as
-        members of a dict, each after its name. Where the last of them ends, and how many they are: there may be none.
-        """
+        """Make the tensor of the phrase at `pos`, whose function is on top of `stack`, and those of the phrases that
+        follow it as values of a dict, each after its key. Return the position after the last, and how many they are;
+        maybe 0."""
         count, at, name = 0, pos, None
         while name is not HOLE and (found := _PHRASE(data, at)):
             (
                 put, function, head, key_text, key_put, location, location_put, numel, id_put, offset, size, size_put,
                 stride, stride_put, flag, hooks, hooks_put, args_put, last_put,
             ) = found.groups(b"")  # fmt: skip
-            # As a member it has a function, and a name that is either spelled and remembered, or recalled.
+            # A dict entry has its function, and a key that is either spelled out and stored, or fetched from the memo.
             if count and (not function or bool(put) != (data[pos] == 0x58)):
                 break
             spelled = function, head, location, numel, offset, size, stride, flag, hooks
@@ -131,7 +133,7 @@ class Phrases:
             memo.append(key)
             if location_put:
                 memo.append(kind.location)
-            # Not remembered on a lean run: the id, the size and stride unless they are empty, hooks, and arguments.
+            # A lean run does not keep the persistent id, hooks, arguments, nor a size or stride that is not empty.
             memo += _HOLES[len(lost)]
             memo.append(made)
             count, pos = count + 1, found.end()
@@ -139,7 +141,7 @@ class Phrases:
         return pos, count
 
     def _kind(self, spelled: _Spelled, top: Any, memo: list[Any]) -> _Kind | None:
-        """What makes tensors that are spelled so, if anything does; of the function `top` if none is spelled."""
+        """Return the kind of tensors that are spelled so; None if nothing makes them. `top` is the default function."""
         named, head, location, numel, offset, size, stride, flag, hooks = spelled
         function, tag, cls, made_of = *(_recalled(named, memo) or [top]), *_recalled(head[:-5] + hooks, memo)
         if location.startswith(b"X"):

@@ -1,4 +1,4 @@
-"""Whether a tree can be walked: in reasonable time, and no deeper than whoever walks it may recurse."""
+"""Check that a tree can be walked in reasonable time, and is no deeper than a recursive walk can go."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ckptconv.pickles.vocabulary import ExcessiveError, Limits, MalformedError
 from ckptconv.tensors.lazy import Tagged
 from ckptconv.text import brief
 
-# Smaller containers are remembered only if something else refers to them too; there may be a million others.
+# Containers of so few nodes are remembered only if they have another reference: there may be a million.
 _WORTH_KEEPING = 16
-# References to a container that has one place only: that, and those of the walk.
+# References to a container that occurs once: that one, and those of the walk.
 _ONE_PLACE = 3
-# The one empty tuple that Python has: there may be one for each byte of a pickle.
+# Python has one empty tuple. A pickle may refer to it once a byte.
 _EMPTY = ()
 
 
@@ -49,24 +49,24 @@ _CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
 
 
 def check_nesting(value: Any, limits: Limits, most: int, most_containers: int) -> None:
-    """Check that a walk over the tree that goes into shared parts each time comes to an end, soon, and not too deep.
+    """Check that a walk which enters shared parts at each reference ends, soon, and does not go too deep.
 
-    Raises ExcessiveError where it would come to more than `most` values, or there are more than `most_containers`
-    with something in them.
+    Raises ExcessiveError if such a walk meets more than `most` values, if more than `most_containers` containers are
+    not empty, or if the tree is deeper than `limits.depth`.
 
-    Objects, which have an identity, may lead back to themselves: whoever walks looks out for them. Other containers
-    may if `limits` say so.
+    An `Opaque`, which has an identity, may contain itself, and walks look out for that. Other containers may only if
+    `limits.cyclic`; else they raise MalformedError.
     """
     deepest = limits.depth
-    # By identity, of containers that are finished: nodes inside, counted each time, and levels.
+    # Finished containers, by identity: nodes inside, with shared ones counted at each reference, and levels.
     finished: dict[int, tuple[int, int]] = {}
     unfinished: set[int] = set()
-    # The containers we are in, outermost first: itself, its children yet to come, its nodes, its levels.
+    # The containers being walked, outermost first: the container, its remaining children, its nodes, its levels.
     path: list[list[Any]] = []
     child = value
     containers = 0
     while True:
-        # Go into `child`, and then on with its children, until one is a container not yet seen.
+        # Enter `child`, then take its children up to one that is a container not seen yet.
         if type(child) in _CHILDREN:
             unfinished.add(id(child))
             path.append([child, iter(_CHILDREN[type(child)](child)), 1, 1])

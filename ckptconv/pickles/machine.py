@@ -1,17 +1,17 @@
-"""The inert pickle machine: reads a pickle into a plain tree, and runs nothing.
+"""The inert pickle machine: it reads a pickle into a plain tree and runs nothing.
 
-A pickle is a program for a small stack machine. Some of its instructions name a class or function, and others call
-what was named; that is how loading a pickle with Python runs whatever its author liked. Here a name stays a name: it
-is looked up, exactly, in tables of what is understood to be data (`Vocabulary`), and whatever is not there becomes an
-`Opaque` node that remembers what it was to be made from. Nothing is imported, and nothing named in a pickle is called.
+A pickle is a program for a small stack machine. Some opcodes name a class or function, and others call it: that is how
+Python, when it loads a pickle, runs whatever the author wanted. Here a name stays a name. The machine looks it up, by
+exact match, in tables of what is understood as data (`Vocabulary`). A call of any other name becomes an `Opaque` node
+that records the call. The machine imports nothing, and calls nothing that a pickle names.
 
-All opcodes of protocols 0 to 5 are understood, as documented in CPython's `Lib/pickletools.py`. Buffers outside the
-pickle (protocol 5) and the extension registry need things that a file does not hold, and are refused. So is whatever
-Python's unpickler in C, the one in Python and torch's own for `weights_only` do not read alike: numbers that are
-spelled as no pickler spells them, arguments that go beyond their frame, calls with what they are never called with.
+The machine understands all opcodes of protocols 0 to 5, as documented in CPython's `Lib/pickletools.py`. It refuses
+out-of-band buffers (protocol 5) and the extension registry, because they need things that a file does not hold. It also
+refuses whatever CPython's C unpickler, its Python unpickler and torch's for `weights_only` read differently: numbers
+that no pickler writes so, arguments that go beyond their frame, and calls with arguments that no pickler passes.
 
-Time and memory are proportional to the length of the pickle, whatever it says: no length or index in it is believed
-before it is checked, and nothing recurses.
+Time and memory are proportional to the length of the pickle: every length and index in it is checked before use, and
+nothing recurses.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from ckptconv.text import brief
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a pickle says: its `value`; the position `end` after it; every class and function it mentions, in order
-    of first mention; and of these, what was called and kept as `Opaque`."""
+    """What a pickle says: its `value`; the position `end` after it; every class and function that it mentions, in order
+    of first mention; and those of them that it calls and that were kept as `Opaque`."""
 
     value: Any
     end: int
@@ -71,9 +71,9 @@ def load(
 ) -> Loaded:
     """Read the pickle that begins at byte `start` of `data`. `where` names it in errors.
 
-    Raises TruncatedError where the data ends too early, CorruptError where it is not a valid pickle, LimitError where
-    it asks for more than `limits`, and UnsupportedError for what only a running Python could provide; UnsafeError for
-    an attack, where they are refused (`attacks.refused`), be it sound or not: some fire before the pickle breaks.
+    Raises TruncatedError if the data ends too early, CorruptError if it is not a valid pickle, LimitError if it exceeds
+    `limits`, and UnsupportedError if only a running Python could provide what it needs. If attacks are refused
+    (`attacks.refused`), raises UnsafeError for one, broken or not: some attacks run before the pickle breaks.
     """
     data = bytes(data)
     with no_garbage():
@@ -87,7 +87,7 @@ def _run(machine: _Machine) -> Loaded:
     try:
         loaded = machine.run()
     except TruncatedError:
-        # What is cut short is read again where it goes on.
+        # Callers read truncated data again, with more of it, so it does not count as broken.
         machine.refuse_attack()
         raise
     except CkptconvError as error:
@@ -99,12 +99,12 @@ def _run(machine: _Machine) -> Loaded:
         machine.refuse_attack()
         return loaded
     finally:
-        # Its parts refer to one another: it, and the data, would be there until the next search for garbage.
+        # The machine is in reference cycles, so it and the data would stay until the next garbage collection.
         vars(machine).clear()
 
 
 def _run_on(machine: _Machine) -> None:
-    """Look for an attack in a pickle that is broken in a frame: Python's unpickler in C does not mind all frames."""
+    """Look for an attack in a pickle that breaks in a frame. Ignore frames, as CPython's C unpickler ignores some."""
     vocabulary, where, limits = machine.vocabulary, machine.where, machine.limits
     whole = machine.around[0] if machine.around else machine.data
     again = _Machine(whole, vocabulary, where, machine.start, limits, lean=False, framed=False)
@@ -120,37 +120,37 @@ def _run_on(machine: _Machine) -> None:
 
 
 class _NotStoredError(Exception):
-    """The pickle refers to something that was not remembered, in the hope that it would not."""
+    """The pickle refers to a memo entry that a lean run did not keep, or that does not exist."""
 
 
 _BUILT_IN_PLACE = (OrderedDict, Counter)
 _OBJECTS = tuple(Global(module, "object") for module in BUILTINS)
-# An object made by calling the result of a call of the result of a call …
+# Most levels of calling the result of a call of the result of a call …
 _CALL_DEPTH = 16
-# Nothing has a longer module or name.
+# No real module or name is longer.
 _LONGEST_NAME = 1000
-# Values that a call makes by copying its arguments, of any size: what to count in them. Arguments may be shared, and
-# each call is but a few bytes.
+# What to charge for values that a call makes by copying its arguments, which may be of any size. Arguments may be
+# shared, and each call takes only a few bytes of the pickle.
 _SIZES: dict[type, Callable[[Any], int]] = {
     NumpyArray: lambda array: len(array.data),
     NumpyScalar: lambda scalar: len(scalar.data),
     Size: lambda size: 8 * len(size),
     TorchConstant: lambda constant: len(constant.name),
 }
-# So many bytes of such values, or characters of a name, count as one object; and so many arguments.
+# Bytes of such values, or characters of a name, that are charged as one object; and arguments of a call.
 _BYTES_EACH, _ARGUMENTS_EACH = 64, 16
-# No opcode: put after the bytes of a frame.
+# Not a pickle opcode: the machine appends it to the bytes of a frame.
 _END_OF_FRAME = b"\0"
-# Python itself reads no more.
+# Python itself reads integers of no more digits.
 _MAX_DIGITS = 4300
-# Numbers in text, as picklers write them. Python's two unpicklers read others, each in its own way.
+# Numbers in text, as picklers write them. CPython's two unpicklers accept other forms, each its own.
 _WHOLE = re.compile(rb"0|-?[1-9][0-9]*").fullmatch
 _REAL = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?").fullmatch
-# Escapes in strings, and what is none.
+# Valid escapes in strings; group 1 is a backslash that begins none.
 _ESCAPES = re.compile(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)").finditer
 _SPECIAL = {b"inf": float("inf"), b"-inf": float("-inf"), b"nan": float("nan")}
-# A tuple followed by one of these is hardly ever referred to again: REDUCE and BINPERSID (it is the arguments of a
-# call, or an id), and numbers, bools and tuples (it is the size or stride of a tensor).
+# A tuple followed by one of these opcodes is hardly ever referred to again. Before REDUCE and BINPERSID it is the
+# arguments of a call, or a persistent id. Before numbers, bools and tuples it is the size or stride of a tensor.
 _AFTER_TUPLES = frozenset(b"RQKMJ()\x88\x89")
 
 _u16 = struct.Struct("<H").unpack_from
@@ -163,9 +163,9 @@ _f64 = struct.Struct(">d").unpack_from
 class _Machine:
     """One run over one pickle.
 
-    A lean run does not remember what Python's own pickler always offers for reference and hardly ever refers to: the
-    tuples that say what a tensor is, and the empty OrderedDict of its hooks. For a file of a million tensors that is
-    most of the memory. Should a pickle refer to one after all, it is read again with a full memo.
+    A lean run does not keep in the memo what Python's pickler always stores there and hardly ever fetches: the tuples
+    that describe a tensor, and the empty OrderedDict of its hooks. In a file of a million tensors, these are most of
+    the memory. If a pickle does refer to one, `load` reads it again with a full memo.
     """
 
     def __init__(
@@ -180,8 +180,8 @@ class _Machine:
         framed: bool = True,
     ) -> None:
         self.vocabulary = vocabulary
-        # What is read now: all of it, or a frame. `around` is what to go on with after the frame, and where; `base` is
-        # where the frame begins in it.
+        # `data` is what is read now: the whole pickle, or one frame. In a frame, `around` is the data and the position
+        # to continue with after it, and `base` is where the frame begins in that data.
         self.data, self.size = data, len(data)
         self.pos = self.start = start
         self.base = 0
@@ -197,46 +197,46 @@ class _Machine:
         self.constants: dict[tuple[str, str], Any] = {**CONSTANTS, **vocabulary.constants}
         self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
         self.persistent = vocabulary.persistent or self._opaque_persistent
-        # How many more containers and objects may be made. Empty ones are a byte or two each, and take hundreds.
+        # How many more containers and objects may be made. An empty one is a byte or two, and takes hundreds in memory.
         self.room = 1_000_000 + (len(data) - start) // 4
         self.stack: list[Any] = []
         # Stacks below the marks; MARK starts a new stack.
         self.marks: list[list[Any]] = []
-        # Entries come numbered in order, so a list holds them; those beyond its end, which may have any number, go to
-        # `spill`, and on to the list when it reaches them.
+        # Picklers number entries in order, so a list holds them. An entry with an index beyond the end of the list goes
+        # to `spill`, and moves to the list when the list reaches that index.
         self.memo: list[Any] = []
         self.spill: dict[int, Any] = {}
-        # Of objects that are complete only with their state, by identity: the next place in the memo, which is theirs.
+        # For objects that are complete only with their state, by identity: the memo index that they will get.
         self.places: dict[int, int] = {}
-        # What was mentioned; what a mention means, where it is not just a name; and how what is called makes values.
+        # The names mentioned; what a name stands for, if that is more than a name; and the constructors of names.
         self.globals: dict[tuple[str, str], Global] = {}
         self.meanings: dict[tuple[str, str], Any] = {}
         self.known: dict[Global, Constructor] = {}
-        # What is called and has to be given a state to be a value; and what is made with arguments by `__new__`.
+        # Names of which a call needs a BUILD to make a value; and names whose `__new__` may take arguments.
         self.unfinished: set[Global] = set()
         self.takes_arguments: set[Global] = set()
         self.opaque: dict[Global, None] = {}
         self.suspects: dict[Global, None] = {}
         self.phrases = Phrases(vocabulary.phrases) if lean and vocabulary.phrases else None
-        # The first thing that Python's unpicklers may read, each in its own way. It is refused in the end, when it is
-        # known whether there is an attack in what they go on to.
+        # The first thing that Python's unpicklers may read differently. The pickle is refused for it at the end, when
+        # it is known whether what follows contains an attack.
         self.oddity: CorruptError | None = None
 
     # ---- running
 
     def run(self) -> Loaded:
-        """Read the pickle, and turn whatever is wrong with it into an error that names the place."""
+        """Read the pickle. Turn whatever is wrong with it into an error that gives the position."""
         try:
             value = self._loop()
             if self.around and self.pos < self.size:
-                # Python's unpickler in C passes over the rest of the frame, which the next pickle may begin in.
+                # CPython's C unpickler skips the rest of the frame, in which the next pickle may begin.
                 self.odd("ends before its frame does")
             self.memo.clear()
             end = self.base + self.pos
             if self.oddity:
                 raise self.oddity
             self.keys.check()
-            # Shared parts are few bytes each time they are referred to.
+            # References to shared parts take few bytes, so a walk could be far longer than the pickle.
             length = end - self.start
             check_nesting(value, self.limits, 1_000_000 + 16 * length, 1_000_000 + length // 4)
         except _NotStoredError:
@@ -250,7 +250,7 @@ class _Machine:
         except MalformedError as reason:
             raise self._error(CorruptError, str(reason)) from None
         except (IndexError, struct.error) as error:
-            # A struct is only ever short of data; a list is short of what the pickle never put there.
+            # A struct.error always means missing data. An IndexError means that too, or too short a stack.
             if not (isinstance(error, struct.error) or self.short or self.pos >= len(self.data)):
                 raise self._error(CorruptError, "takes from the stack what is not there") from None
             if self.around:
@@ -261,16 +261,16 @@ class _Machine:
 
     @functools.cached_property
     def paths(self) -> frozenset[str]:
-        """The names of all that is known, each with its module."""
+        """The dotted names of all constructors and constants."""
         return frozenset(map(".".join, (*self.constructors, *self.constants)))
 
     def refuse_attack(self, *, broken: bool = False) -> None:
-        """Raise UnsafeError if what was read so far is an attack, where those are refused."""
+        """Raise UnsafeError if attacks are refused and what was read so far is one. `broken`: the pickle is broken."""
         if self.suspects and (self.opaque or broken) and attacks.are_refused():
             raise attacks.error(self.where, self.suspects, self.opaque) from None
 
     def odd(self, reason: str) -> None:
-        """Refuse the pickle in the end, for what is no reason to stop now."""
+        """Record `reason` to refuse the pickle for at its end, and read on."""
         if self.oddity is None:
             self.oddity = CorruptError(str(self._error(CorruptError, reason)))
 
@@ -278,7 +278,8 @@ class _Machine:
         return kind(f"{self.where}: the pickle {reason} (at byte {self.base + min(self.pos, self.size)}).")
 
     def _loop(self) -> Any:
-        """The opcodes that make up nearly all of a checkpoint, most frequent first; the others are in `_RARE`."""
+        """Run the opcodes and return the value. The most frequent come first; those rare in checkpoints are in
+        `_RARE`."""
         data, pos, size, lean = self.data, self.pos, self.size, self.lean
         stack, marks, memo, spill = self.stack, self.marks, self.memo, self.spill
         u32, i32 = _u32, _i32
@@ -317,7 +318,7 @@ class _Machine:
                     if phrases is not None and data.startswith(b"(", pos) and stack and not spill:
                         end, count = phrases.read(data, pos - 1, stack, memo)
                         if count:
-                            # Each tensor, and its hooks.
+                            # One for each tensor, one for its hooks.
                             self.charge(2 * count)
                             pos = end
                             continue
@@ -376,7 +377,7 @@ class _Machine:
                         elif after == 0x74 and type(value) is OrderedDict:
                             value = HOLE
                     if spill:
-                        # The number of entries, which may be the number of one.
+                        # MEMOIZE uses the number of entries as the index, which may be taken.
                         self._put(len(memo) + len(spill), value)
                     else:
                         memo.append(value)
@@ -437,22 +438,23 @@ class _Machine:
     # ---- parts of opcodes
 
     def _short(self) -> Exception:
-        """To raise where a length goes beyond the data."""
+        """Return the error for a length that goes beyond the data."""
         self.short = True
         return IndexError()
 
     def charge(self, count: int) -> None:
-        """Count what is made, larger things several times."""
+        """Count `count` objects as made; a large one counts several times. Raises ExcessiveError if there are too
+        many."""
         self.room -= count
         if self.room < 0:
             raise ExcessiveError("makes more objects than its length can be about")
 
     def enter_frame(self, length: int) -> None:
-        """Read the next `length` bytes on their own: no instruction in them goes beyond."""
+        """Read the next `length` bytes on their own: no instruction in them may go beyond."""
         if not self.framed:
             return
         if self.around and self.pos < self.size:
-            # One of Python's unpicklers refuses it, and the other reads on.
+            # One of CPython's unpicklers refuses this, and the other reads on.
             self.odd("has a frame in a frame")
             self._read(self.around[0], self.base + self.pos)
         elif self.around:
@@ -469,11 +471,11 @@ class _Machine:
         self._read(*self.around)
 
     def _read(self, data: bytes, pos: int, base: int = 0) -> None:
-        """Go on at `pos` of `data`, which is at `base` of the whole."""
+        """Continue at `pos` of `data`, which begins at `base` of the whole pickle."""
         self.data, self.size, self.pos, self.base, self.around = data, len(data), pos, base, None
 
     def take(self, length: int) -> bytes:
-        """The next `length` bytes of the pickle."""
+        """Return the next `length` bytes of the pickle."""
         part = self.data[self.pos : self.pos + length]
         if length < 0:
             raise MalformedError("has a negative length")
@@ -488,7 +490,7 @@ class _Machine:
         return value
 
     def line(self) -> bytes:
-        """The next line, without its end."""
+        """Return the next line, without its newline."""
         end = self.data.find(b"\n", self.pos)
         if end < 0:
             raise self._short()
@@ -520,7 +522,7 @@ class _Machine:
         return value
 
     def find(self, module: Any, name: Any) -> Any:
-        """What a name stands for: a constant, or just its name."""
+        """Return what a name stands for: a constant, or a `Global`, which is just the name."""
         if type(module) is not str or type(name) is not str:
             raise MalformedError("names a class by something that is not text")
         key = module, name
@@ -530,10 +532,10 @@ class _Machine:
         return self.meanings.get(key, known) if self.meanings else known
 
     def _mention(self, key: tuple[str, str]) -> Global:
-        """Look up a name that was not mentioned before."""
+        """Look up a name that the pickle has not mentioned before."""
         module, name = key
         mentioned = Global(module[: _LONGEST_NAME + 1], name[: _LONGEST_NAME + 1])
-        # Python 2's names mean what Python 3 has in their place.
+        # A Python 2 name also means its Python 3 successor.
         for spelled in dict.fromkeys((key, today(key))):
             if attacks.is_suspect(Global(*spelled)):
                 self.suspects[mentioned] = None
@@ -548,14 +550,14 @@ class _Machine:
         if max(len(module), len(name)) > _LONGEST_NAME:
             raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
         if mentioned not in self.known and key not in self.meanings and f"{module}.{name}" in self.paths:
-            # Python finds what is in a class by such a name, and torch does not look where the module ends.
+            # Python resolves dots in the name as attributes. torch compares the joined path, wherever the module ends.
             self.odd(f"names {brief(mentioned)} with its module and its name divided elsewhere")
         self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
         self.globals[key] = mentioned
         return mentioned
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
-        """The value of a call, or an `Opaque` that remembers it."""
+        """Return the value of a call, or an `Opaque` that records it."""
         self.charge(1)
         if type(args) is not tuple:
             if type(args) is not Size:
@@ -606,11 +608,11 @@ class _Machine:
         return made
 
     def _note_place(self, made: Opaque) -> None:
-        """Remember where in the memo `made` will be, as picklers store what they make at once."""
+        """Remember the memo index that `made` will get: picklers store what they make at once."""
         self.places[id(made)] = len(self.memo) + len(self.spill)
 
     def build(self, state: Any) -> None:
-        """Give the object on top of the stack its state."""
+        """Give the object on top of the stack its state, as BUILD does."""
         target = self.stack[-1]
         kind = type(target)
         if kind is Opaque:
@@ -632,10 +634,10 @@ class _Machine:
             if type(state) is not dict:
                 self.odd(f"gives a value of type {kind.__name__} a state that is not a dictionary")
                 return
-            # A state may be that of many, and each has its own copy.
+            # Several objects may share a state, and each copies it.
             self.charge(len(state))
             for name in state:
-                # Nor is `__setstate__` one: Python would call it with the next state.
+                # `__setstate__` is refused too: Python would call it with the next state.
                 if type(name) is not str or hasattr(kind, name) or name.startswith("__"):
                     self.odd(f"sets attribute {brief(name)} of a value of type {kind.__name__}")
                     return
@@ -648,9 +650,10 @@ class _Machine:
             self.phrases.forget()
 
     def _replace(self, old: Any, new: Any, place: int) -> None:
-        """Put `new` where `old` is: on the stack, and at `place` in the memo if it was stored when it was made.
+        """Put `new` where `old` is: on the stack, and at memo index `place` if `old` was stored there when it was made.
 
-        Nobody else may refer to it, as with no pickler anyone does: a tree with a `Replaced` in it is refused.
+        With every pickler, nothing else refers to `old`. If something does, `check_nesting` finds a `Replaced` and
+        refuses.
         """
         old.__class__ = Replaced
         self.stack[-1] = new
@@ -688,7 +691,8 @@ class _Machine:
 
 
 def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None] | None:
-    """The class, arguments and keywords of an object that protocols 0 and 1 make through a helper of `copyreg`."""
+    """Return class, arguments and keywords of an object made through a helper of `copyreg` (protocols 0 and 1), or
+    None."""
     if name == "_reconstructor" and len(args) == 3 and args[1] in _OBJECTS and args[2] is None:
         made, given, kwargs = args[0], (), None
     elif name == "__newobj__" and args:
@@ -708,17 +712,17 @@ def _is_kwargs(value: Any) -> bool:
 
 
 def _push(make: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
-    """An opcode that pushes what `make` reads."""
+    """Return an opcode that pushes what `make` reads."""
 
     def act(machine: _Machine) -> None:
-        value = make(machine)  # which may leave another stack
+        value = make(machine)  # may replace the stack
         machine.stack.append(value)
 
     return act
 
 
 def _top(change: Callable[[_Machine, Any], None]) -> Callable[[_Machine], None]:
-    """An opcode that pops one value and does something with it."""
+    """Return an opcode that pops one value and passes it to `change`."""
 
     def act(machine: _Machine) -> None:
         change(machine, machine.stack.pop())
@@ -748,7 +752,7 @@ def _global(machine: _Machine) -> Any:
 
 
 def _instantiate(machine: _Machine, made: Any, args: list[Any]) -> Any:
-    """What INST and OBJ make: a call, or without arguments a new object of a class."""
+    """Return what INST and OBJ make: a call, or without arguments a new object of the class `made`."""
     return machine.call(made, tuple(args), "reduce" if args else "newobj")
 
 
@@ -822,7 +826,7 @@ def _long(machine: _Machine, length: int) -> int:
 
 
 def _digits(machine: _Machine, line: bytes) -> int:
-    # A byte is 2.4 digits.
+    # A byte holds 2.4 digits.
     if len(line) > min(machine.limits.int_bytes * 12 // 5, _MAX_DIGITS):
         raise ExcessiveError(f"has an integer of {len(line)} digits")
     if _WHOLE(line):
@@ -842,7 +846,7 @@ def _int(machine: _Machine) -> Any:
 def _text_float(machine: _Machine) -> float:
     line = machine.line()
     value = float(line) if _REAL(line) else _SPECIAL.get(line)
-    # Of a number that is too large, one of Python's unpicklers makes infinity; the other refuses it.
+    # For a number that is too large, one of CPython's unpicklers makes infinity; the other refuses it.
     if value is None or (math.isinf(value) and line not in _SPECIAL):
         machine.odd(f"has {brief(line)[1:]} where a number should be")
         return 0.0
@@ -857,7 +861,7 @@ def _text_index(machine: _Machine) -> int:
 
 
 def _python2(data: bytes) -> Any:
-    """A string of Python 2, which is text or bytes; torch.load takes it for UTF-8."""
+    """Return a Python 2 string, which may be text or bytes: str if it is UTF-8, as torch.load assumes, else bytes."""
     try:
         return str(data, "utf-8")
     except UnicodeDecodeError:
@@ -869,7 +873,7 @@ def _string(machine: _Machine) -> Any:
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise MalformedError("has a string without quotes")
     if any(found[1] for found in _ESCAPES(line[1:-1])):
-        # Python warns, and takes it for what it is not.
+        # Python only warns, and reads something else.
         machine.odd("has a string with an invalid escape")
         return ""
     return _python2(codecs.escape_decode(line[1:-1])[0])

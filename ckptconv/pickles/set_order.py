@@ -1,4 +1,4 @@
-"""An order of the elements of a set that is the same in every process, as their hashes are not."""
+"""Sort the elements of a set in an order that is the same in every process, unlike the order of their hashes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.tensors.lazy import LazyTensor
 
-# Elements are told apart by so many parts of them, in so many levels of sets in one another; those that have these in
-# common stay as they come.
+# Only so many parts of an element are compared, and so many levels of nested sets. Elements that agree in these keep
+# the order they come in.
 _PARTS, _LEVELS = 64, 4
 _BIG = 1 << 256
 
 
 def ordered(elements: Iterable[Any]) -> list[Any]:
-    """The elements of a set by type, then numbers and strings by value, and others by what is in them."""
+    """Return the elements of a set sorted by type, then integers and strings by value, and others by their contents."""
     known: dict[tuple[int, int], list[str]] = {}
     return sorted(elements, key=lambda element: _order(element, known))
 
 
 def _order(element: Any, known: dict[tuple[int, int], list[str]], level: int = 0) -> tuple[str, Any, list[str]]:
-    """What to order `element` by. `known` has the sets met inside others, by identity and level: one may be in many."""
+    """Return the sort key of `element`. `known` caches keys of nested sets by identity and level: one may be in
+    many."""
     kind = type(element)
     natural = element if kind in (int, str, bytes) else 0
     texts: list[str] = []

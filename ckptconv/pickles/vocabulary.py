@@ -1,4 +1,4 @@
-"""What a pickle may say, for those who read one: names and what they mean as data, limits, and what can be wrong."""
+"""What a pickle may say: names and what they mean as data, limits, and errors."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, NamedTuple, TypeAlias
 from ckptconv.errors import CorruptError
 from ckptconv.pickles.nodes import Opaque
 
-# Called with the arguments a pickle gives (all inert values, of any type and number, none to be trusted), returns the
-# value, or NotImplemented if it has none for such arguments: the call is then kept as an `Opaque`. It may raise
-# `MalformedError`. It can be called twice for the same part of a pickle.
+# Called with the arguments in the pickle: inert values of any type and number, none to be trusted. Returns the value,
+# or NotImplemented if it has none for such arguments: the call is then kept as an `Opaque`. May raise `MalformedError`.
+# May be called twice for the same part of a pickle.
 Constructor: TypeAlias = Callable[[tuple[Any, ...]], Any]
-# Called with an `Opaque` and the argument of a BUILD for it: returns the same `Opaque`, what it becomes, or
+# Called with an `Opaque` and the argument of a BUILD for it. Returns the same `Opaque`, the value that it becomes, or
 # NotImplemented.
 Builder: TypeAlias = Callable[[Opaque, Any], Any]
-# Gives a value for the key of a storage, or None: then it is made in the usual way, opcode by opcode.
+# Returns the value for the key of a storage, or None: the machine then makes it opcode by opcode.
 Maker: TypeAlias = Callable[[str], Any]
 
 
 class Phrase(NamedTuple):
-    """The call by which torch has a tensor made, but for the key of its storage.
+    """The call by which torch makes a tensor, without the key of its storage.
 
-    `function` is called with a storage, `offset`, `size`, `stride`, `flag`, and what a call of `hooks` gives; the
-    storage is what is meant by the persistent id (`tag`, `cls`, the key, `location`, `numel`).
+    `function` is called with a storage, `offset`, `size`, `stride`, `flag`, and the result of calling `hooks`. The
+    persistent id of the storage is (`tag`, `cls`, the key, `location`, `numel`).
     """
 
     function: Any
@@ -43,13 +43,13 @@ class Phrase(NamedTuple):
 class Vocabulary:
     """What a pickle may name and mean as data, beyond Python's own containers.
 
-    `constructors`: for a class or function, by exact module and name, what a call of it makes.
+    `constructors`: by exact module and name of a class or function, what makes the value of a call.
     `constants`: what a name stands for by itself.
-    `builders`: what becomes of an `Opaque` of that class when it is given its state. It becomes a `NumpyArray` for all
-    who refer to it already; another value takes its place on the stack, and in the memo if it was stored when it was
-    made, as it is by all picklers.
-    `persistent`: what a persistent id stands for.
-    `phrases`: what makes the same as the others would for a phrase, at once; None where there is no such thing.
+    `builders`: by class, what an `Opaque` becomes when BUILD gives it a state. A `NumpyArray` replaces it in place, for
+    everything that refers to it. Any other value replaces it on the stack, and in the memo if it was stored when made,
+    as by all picklers.
+    `persistent`: returns what a persistent id stands for.
+    `phrases`: returns a `Maker` for the tensors of a phrase, which makes what the other tables make, at once; or None.
     """
 
     constructors: Mapping[tuple[str, str], Constructor] = field(default_factory=dict)
@@ -59,21 +59,20 @@ class Vocabulary:
     phrases: Callable[[Phrase], Maker | None] | None = None
 
 
-# Python's own containers and numbers, and no more.
+# Only Python's own containers and numbers.
 PLAIN = Vocabulary()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """More than any honest pickle needs. All else is bounded by the length of the pickle itself.
+    """More than any honest pickle needs. The length of the pickle bounds everything else.
 
-    `int_bytes`: size of an integer; beyond about 4,300 digits Python itself will not print one.
-    `key_nodes`, `key_depth`: size of a dictionary key or set element, with shared parts counted each time they occur.
-    `same_hash`: keys of one container that have the same hash (strings and bytes are hashed with a secret, and are
-    not counted).
-    `depth`: containers inside containers; whoever walks the tree may recurse. Python's pickler gives up below 1,000,
-    unless it is told not to.
-    `cyclic`: whether lists, dictionaries and the like may lead back to themselves, as objects may.
+    `int_bytes`: bytes of an integer. Python itself does not print one of more than about 4,300 digits.
+    `key_nodes`, `key_depth`: size of a dictionary key or set element, with shared parts counted at each occurrence.
+    `same_hash`: keys of one container with the same hash. Strings and bytes, whose hashes are secret, do not count.
+    `depth`: containers inside containers, because walks over the tree may recurse. Python's pickler gives up below
+    1,000, unless its recursion limit is raised.
+    `cyclic`: whether lists, dictionaries and the like may contain themselves, as objects may.
     """
 
     depth: int = 256
@@ -85,7 +84,7 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-# For trees that are kept whole, by those who do not recurse.
+# For trees that are kept whole, by code that does not recurse.
 WHOLE_TREES = Limits(depth=10_000, int_bytes=1 << 16, cyclic=True)
 
 
@@ -94,17 +93,17 @@ class TruncatedError(CorruptError):
 
 
 class MalformedError(Exception):
-    """Raised inside the machine and by constructors: the reason only; the machine adds the file and the position."""
+    """Raised inside the machine and by constructors, with the reason only. The machine adds file and position."""
 
 
 class OddError(MalformedError):
-    """Arguments that a constructor is never given, and of which Python may make something. Of an `Opaque`, which is
-    not known itself, an `Opaque` is made instead."""
+    """A constructor got arguments that no pickler passes, and of which Python may make something. If one of them is an
+    `Opaque`, whose value is not known, the call is kept as an `Opaque` and is no error."""
 
 
 class ExcessiveError(MalformedError):
-    """More than `Limits` allow."""
+    """The pickle exceeds `Limits`."""
 
 
 class RefusedError(MalformedError):
-    """Something valid that cannot be read."""
+    """The pickle is valid, but cannot be read here."""

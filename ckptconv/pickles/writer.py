@@ -1,8 +1,8 @@
-"""Writes pickles, of protocol 2 as torch.save does: a tree in, bytes out. The inverse of `unpickle`.
+"""Write pickles of protocol 2, as torch.save does: a tree in, bytes out. The inverse of `machine`.
 
-Classes and functions are written by name and never looked up, so that a pickle of torch's objects needs no torch.
-Shared and cyclic containers stay so. Nothing recurses: a tree may be as deep as it likes.
-Source: CPython's `Lib/pickle.py`; what each type becomes is what Python 3 writes at protocol 2.
+Classes and functions are written by name and never looked up, so a pickle of torch's objects needs no torch. Shared and
+cyclic containers stay so. Nothing recurses, so a tree may be of any depth.
+Source: CPython's `Lib/pickle.py`; each type becomes what Python 3 writes for it at protocol 2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BATCH = 1000
 
 
 class PersistentId(NamedTuple):
-    """What torch's loader resolves by itself: a storage of `numel` elements, under a key of its own."""
+    """The persistent id of a storage of `numel` elements under `key`, which torch's loader resolves."""
 
     kind: str
     cls: Global
@@ -35,9 +35,10 @@ class PersistentId(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """An object by what makes it: `function` of `args`, then elements and items, then a BUILD with each of `states`.
+    """An object as what makes it: `function` of `args`, then list elements, dict items, and a BUILD for each of
+    `states`.
 
-    `function` is a name, or for the result of another call whatever becomes that.
+    `function` is a `Global`, or, for the result of another call, the value that is written as that call.
     """
 
     function: Any
@@ -47,13 +48,13 @@ class Call:
     items: Iterable[tuple[Any, Any]] = ()
 
 
-# Turns what Python has no plain type for, a tensor above all, into a `Call`, a `Global`, or None if it cannot.
+# Turns a value that has no plain Python type, usually a tensor, into a `Call` or a `Global`; returns None if it cannot.
 Reducer: TypeAlias = Callable[[Any], Any]
 
 
 def dumps(tree: Any, reducer: Reducer = lambda value: None) -> bytes:
-    """`tree` as a pickle. Raises UsageError for a value of a type that has no form in a pickle, and UnsupportedError
-    for a name that nothing of torch or numpy has."""
+    """Return `tree` as a pickle. Raises UsageError for a value whose type has no form in a pickle, and UnsupportedError
+    for a name that nothing in torch or numpy has."""
     return _Pickler(reducer).run(tree)
 
 
@@ -62,18 +63,17 @@ _TUPLES = {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}
 
 
 class _Pickler:
-    """The bytes so far, and the work ahead: bytes to write, values to save, steps to take, or generators of such, the
-    next one last.
+    """The bytes so far, and a stack of work: bytes to write, values to save, functions to call, or generators of these.
 
-    Only what may come again is remembered: what a `Call` is made from is written for it alone. For a file of a million
-    tensors, the rest would be most of the memory.
+    Only what may come again is stored in the memo; the plain parts of a `Call` are written for it alone. In a file of a
+    million tensors, these would be most of the memory.
     """
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
         self.out = bytearray()
         self.work: list[Any] = []
-        # By identity, and the objects so that they stay alive; strings and globals by value.
+        # Memo indices by identity, and the objects, so that they stay alive; strings and globals by value.
         self.memo: dict[int, int] = {}
         self.alive: list[Any] = []
         self.texts: dict[Any, int] = {}
@@ -101,13 +101,13 @@ class _Pickler:
         return bytes(out)
 
     def next(self, *steps: Any) -> None:
-        """Do these next, in this order."""
+        """Do `steps` next, in this order."""
         self.work.extend(reversed(steps))
 
     # The memo -------------------------------------------------------------------------------------------------
 
     def put(self) -> bytes:
-        """Remember the top of the stack under the next number."""
+        """Return the opcode that stores the top of the stack under the next memo index."""
         number, self.count = self.count, self.count + 1
         return b"q%c" % number if number < 256 else b"r" + struct.pack("<I", number)
 
@@ -161,7 +161,7 @@ class _Pickler:
         return made if type(made) is Call else Call(None, (made,))
 
     def call(self, value: Any, made: Call) -> None:
-        """Write what makes `value`, which may come again; None for what cannot."""
+        """Write `made`, which makes `value`; None for a value that cannot come again and stays out of the memo."""
         if made.function is None:  # a name alone
             self.next(_Save(made.args[0]))
             return
@@ -181,7 +181,7 @@ class _Pickler:
             b"" if count <= 3 else b"(",
             *map(_Save, made.args),
             _TUPLES.get(count, b"t"),
-            # What it is made from may hold it, only by way of its state or its elements.
+            # Only its states and elements may contain the object itself, so it goes into the memo before these.
             finish,
             _batches(((each,) for each in made.appended), b"a", b"e"),
             _batches(made.items, b"s", b"u"),
@@ -189,7 +189,7 @@ class _Pickler:
         )
 
     def plain(self, value: Any) -> None:
-        """Write at once what holds nothing that comes again: tensors are made of little else."""
+        """Write at once a value of which no part comes again. Tensors consist of little else."""
         kind = type(value)
         if kind is Call:
             self.named(value.function)
@@ -224,7 +224,7 @@ class _Pickler:
 
         def finish() -> None:
             known = self.memo.get(id(value))
-            if known is not None:  # it holds itself, and was saved while its elements were
+            if known is not None:  # it contains itself, and was saved with its elements
                 self.out += b"0" * len(value) if len(value) <= 3 else b"1"
                 self.out += self.get(known)
             else:
@@ -245,7 +245,7 @@ class _Pickler:
         if number is not None:
             self.out += self.get(number)
             return
-        if not all(part.isprintable() for part in value):  # a new line would end the name, and begin an instruction
+        if not all(part.isprintable() for part in value):  # a newline would end the name and begin an opcode
             raise UnsupportedError(f"The name {str(value)[:100]!r} cannot be written into a pickle.")
         self.texts[value] = self.count
         self.out += b"c" + f"{value.module}\n{value.name}\n".encode() + self.put()
@@ -256,7 +256,7 @@ _ATOMS = frozenset((int, bool, str, Global, PersistentId, type(None)))
 
 
 def _is_plain(value: Any, depth: int = 3) -> bool:
-    """Whether a call, or one of its arguments, is made of nothing that could come again elsewhere, or hold itself."""
+    """Whether a call, or one of its arguments, has no part that may come again elsewhere or contain itself."""
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -273,7 +273,7 @@ class _Save(NamedTuple):
 
 
 class _Once(NamedTuple):
-    """A text that does not come again."""
+    """A string that does not come again, and so is not stored in the memo."""
 
     text: str
 
@@ -287,7 +287,7 @@ def _unicode(value: str) -> bytes:
 
 
 def _batches(entries: Iterable[tuple[Any, ...]], one: bytes, many: bytes) -> Iterator[Any]:
-    """The steps that add `entries` to a container: by one opcode where there is one, else in batches."""
+    """Yield the steps that add `entries` to a container: opcode `one` for a single entry, `many` for each batch."""
     batch: list[tuple[Any, ...]] = []
     for entry in entries:
         batch.append(entry)
@@ -335,7 +335,7 @@ def _deque(value: deque[Any]) -> Call:
     return Call(Global("collections", "deque"), args, appended=value)
 
 
-# Modules of types that may be a factory, by their names in Python 2, which protocol 2 takes.
+# Modules of types that may be a factory, by their Python 2 names, which protocol 2 uses.
 _MODULES = {"builtins": "__builtin__", "collections": "collections"}
 
 
@@ -346,7 +346,7 @@ def _defaultdict(value: defaultdict[Any, Any]) -> Call:
 
 
 def _attributes(value: Any) -> tuple[Any, ...]:
-    """What was set on an object itself, if anything."""
+    """Return the attributes set on an object itself as its state; () if there are none."""
     return (vars(value),) if vars(value) else ()
 
 
@@ -354,7 +354,7 @@ def _ordered(value: OrderedDict[Any, Any]) -> Call:
     return Call(Global("collections", "OrderedDict"), (), states=_attributes(value), items=value.items())
 
 
-# What constants of torch are called. Whatever else a record says is not written: torch would look it up.
+# Names of torch's constants. Others that a record holds are refused, because torch would look them up.
 _CONSTANT_NAMES = {
     "dtype": re.compile(rf"{'|'.join(DTYPES)}|u?int[1-7]"),
     "qscheme": re.compile("per_(tensor|channel)_(affine|symmetric)|per_channel_affine_float_qparams"),
@@ -398,7 +398,7 @@ def _numpy_scalar(value: NumpyScalar) -> Call:
 
 def _numpy_array(value: NumpyArray) -> Call:
     if value.dtype[0] == ">":
-        # Given as a state, numpy would turn its bytes around.
+        # numpy would swap the bytes of big-endian data that it gets as a state.
         arguments = (bytearray(value.data), _numpy_dtype(value.dtype), value.shape, value.order)
         return Call(Global("numpy.core.numeric", "_frombuffer"), arguments)
     state = (1, value.shape, _numpy_dtype(value.dtype), value.order == "F", value.data)
@@ -428,6 +428,6 @@ _REDUCTIONS: dict[type, Callable[[Any], Any]] = {
 
 
 def _reduce(value: Any) -> Any:
-    """What makes a value of a type that has no opcode; None for types that are not known here."""
+    """Return what makes a value whose type has no opcode; None for unknown types."""
     made = _REDUCTIONS.get(type(value))
     return None if made is None else made(value)

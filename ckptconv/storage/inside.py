@@ -1,7 +1,7 @@
-"""Names of files that stand in a file: an index's shards, the places of a `.metadata`, what `latest` names.
+"""Check names of files that a file contains: the shards of an index, the paths in a `.metadata`, the tag in `latest`.
 
-Each is to name something below the directory of the file it stands in, for whoever reads it: this program, another
-system, a server, and whatever stands before that. Pure.
+Each has to name something below the directory of the file that contains it, whoever reads it: this program, another
+system, a server, or a proxy before that. Pure.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ckptconv.storage.paths import is_remote
 _LONGEST = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DRIVE = re.compile(r"[A-Za-z]:")
-# In a URL these mean something else than themselves.
+# Characters and escapes that do not stand for themselves in a URL.
 _OF_URLS = re.compile(r"[?#]|%[0-9A-Fa-f]{2}")
 
 
 def leads_out(name: str, directory: str = "") -> str:
-    """Why `name` may not be looked for below `directory`, in words; "" if it may.
+    """Return in words why `name` may not be looked for below `directory`; "" if it may.
 
-    More characters have a meaning in a URL than on a disk.
+    More characters are refused if `directory` is a URL, where they have a meaning.
     """
     parts = name.split("/")
     if not name.strip():
@@ -40,8 +40,8 @@ def leads_out(name: str, directory: str = "") -> str:
 
 
 def check_inside(name: str, where: str, directory: str, *, nested: bool = True) -> None:
-    """Raise UnsafeError unless `name`, which the file `where` says, is that of something below `directory`; or right
-    in it, where it may not be `nested`."""
+    """Raise UnsafeError unless `name`, which the file `where` contains, is below `directory`; right in it if not
+    `nested`."""
     why = leads_out(name, directory)
     if not why and not nested and (name == "." or "/" in name):
         why = "it is a path"

@@ -1,4 +1,4 @@
-"""The checksums that a server tells of an object, compared with what came of it.
+"""Compare the checksums that a server gives for an object with the bytes that it sent.
 
 Sources: Amazon S3's "Checking object integrity", Google Cloud Storage's `x-goog-hash`, Azure's `x-ms-blob-content-md5`,
 RFC 1864 (Content-MD5), RFC 3230 (Digest), RFC 9530 (Repr-Digest, Content-Digest).
@@ -15,10 +15,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-# Longer objects are not checked where Python itself has to work out the checksum: it makes some 10 MB of it a second.
+# Longer objects are not checked with algorithms that run in Python itself, at some 10 MB a second.
 _SLOW_MOST = 4 << 20
 _AMAZON = "x-amz-checksum-"
-# Headers with the MD5 of a whole object, and those with lists of digests by the names of their algorithms.
+# Headers with the MD5 of a whole object, and headers with lists of digests by algorithm.
 _MD5 = ("content-md5", "x-ms-blob-content-md5")
 _LISTS = ("x-goog-hash", "digest", "repr-digest", "content-digest")
 _LISTED = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=]+):?")
@@ -43,7 +43,7 @@ class _Crc32:
 
 
 class _Reflected:
-    """A CRC of `bits` whose registers begin and end inverted, by the reversed `polynomial`."""
+    """A reflected CRC of `bits` bits with the reversed `polynomial`; initial value and final XOR are all ones."""
 
     def __init__(self, polynomial: int, bits: int) -> None:
         self._table, self._bits = _table(polynomial), bits
@@ -83,25 +83,26 @@ _SLOW: dict[str, Callable[[], _Sum]] = {
 
 
 class Check:
-    """The checksums of `told`, (algorithm, digest), of an object of `size` bytes, as far as they can be worked out."""
+    """Compares bytes with the checksums `told`, (algorithm, digest), of an object of `size` bytes. Leaves out
+    algorithms that are unknown, or too slow for the size."""
 
     def __init__(self, told: Iterable[tuple[str, bytes]], size: int) -> None:
         known = {**_QUICK, **(_SLOW if size <= _SLOW_MOST else {})}
         self._sums = [(name, digest, known[name]()) for name, digest in told if name in known]
 
     def update(self, data: bytes) -> None:
-        """Add what came next."""
+        """Add the next bytes."""
         for _, _, summed in self._sums:
             summed.update(data)
 
     @property
     def wrong(self) -> str:
-        """The first checksum that what came does not have; "" if it has all."""
+        """The first algorithm whose checksum the bytes do not match; "" if they match all."""
         return next((name for name, digest, summed in self._sums if summed.digest() != digest), "")
 
 
 def of_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
-    """The checksums of a whole object that the headers of an answer tell, by names in lower case."""
+    """Yield the checksums of a whole object in the headers of an answer, with algorithms in lower case."""
     composite = headers.get(f"{_AMAZON}type", "").upper() == "COMPOSITE"
     for name, value in headers.items():
         name = name.lower()
@@ -115,12 +116,12 @@ def of_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
 
 
 def of_s3(answer: Mapping[str, Any], bucket: str) -> Iterator[tuple[str, bytes]]:
-    """The checksums of a whole object that an answer of S3's GetObject tells, in botocore's terms."""
+    """Yield the checksums of a whole object in S3's answer to GetObject, as botocore returns it."""
     if answer.get("ChecksumType") != "COMPOSITE":
         for name, value in answer.items():
             if name.startswith("Checksum") and name != "ChecksumType":
                 yield from _told(name.removeprefix("Checksum"), str(value))
-    # The tag of what was uploaded at once is its MD5, but where it is encrypted, and in directory buckets.
+    # The ETag of what was uploaded with one request is its MD5, unless encrypted or in a directory bucket.
     tag = _PLAIN_ETAG.fullmatch(answer.get("ETag", ""))
     plain = answer.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in answer
     if tag and plain and not bucket.endswith("--x-s3"):
@@ -128,7 +129,7 @@ def of_s3(answer: Mapping[str, Any], bucket: str) -> Iterator[tuple[str, bytes]]
 
 
 def _told(algorithm: str, value: str) -> Iterator[tuple[str, bytes]]:
-    """A digest in base64; none where it is not that, as with the checksum of the checksums of parts."""
+    """Yield algorithm and digest, if `value` is one in base64, and not, say, a checksum of the checksums of parts."""
     name = re.sub(r"^sha-(?=\d)", "sha", algorithm.lower())
     if name not in _QUICK and name not in _SLOW:
         return

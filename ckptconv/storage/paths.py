@@ -1,4 +1,4 @@
-"""Paths and URLs as text: joined, divided, normalized. Nothing is opened."""
+"""Join, split and normalize paths and URLs as text. Nothing is opened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 from ckptconv.storage.handles import resolved
 
-# What may stand in a path of a URL as it is.
+# Characters that need no quoting in the path of a URL.
 _PLAIN = "/~!$&'()*+,;=:@"
 
 
@@ -22,19 +22,19 @@ def is_remote(path: str) -> bool:
 
 
 def real_place(path: str) -> str:
-    """Where a directory is that is called `path`: what names it stands beside that, not beside a link."""
+    """Return `path` with a final symbolic link resolved: siblings go beside the directory, not beside the link."""
     path = path.rstrip("/") or path
     return resolved(path) if os.path.islink(path) else path
 
 
 def normalize(path: str | os.PathLike[str]) -> str:
-    """A path or URL as text, a file:// URL as the local path it names."""
+    """Return a path or URL as text, and a file:// URL as the local path that it names."""
     text = os.fspath(path)
     return text[len("file://") :] if text.startswith("file://") else text
 
 
 def join(directory: str, *names: str) -> str:
-    """`names` inside `directory`, for paths and URLs alike. In a URL of HTTP, names of files are quoted."""
+    """Join `names` to `directory`, a path or URL. In URLs of HTTP, names of files are quoted."""
     if is_remote(directory):
         before, place, after = _chained(directory)
         if is_quoted(place):
@@ -44,12 +44,12 @@ def join(directory: str, *names: str) -> str:
 
 
 def is_quoted(place: str) -> bool:
-    """Whether a URL has names of files in it quoted."""
+    """Whether names of files are quoted in such a URL."""
     return place.startswith(("http://", "https://"))
 
 
 def basename(path: str) -> str:
-    """The name of the file or directory that a path or URL leads to."""
+    """Return the name of the file or directory that a path or URL leads to."""
     if is_remote(path):
         place = _chained(path)[1]
         name = PurePosixPath(place.rstrip("/")).name
@@ -65,9 +65,9 @@ def dirname(path: str) -> str:
 
 
 def _chained(url: str) -> tuple[str, str, str]:
-    """A URL as what stands before the part that has the path, that part, and what stands after it.
+    """Split a URL into what comes before the part with the path, that part, and what comes after it.
 
-    File systems are stacked as in simplecache::s3://bucket/x.pt or zip://inner/x.pt::s3://bucket/all.zip.
+    fsspec chains file systems, as in simplecache::s3://bucket/x.pt or zip://inner/x.pt::s3://bucket/all.zip.
     """
     links = url.split("::")
     at = next((index for index, link in enumerate(links) if "://" in link), 0)

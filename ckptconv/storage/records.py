@@ -1,4 +1,4 @@
-"""The records of an archive: where each lies, and its CRC-32. CRC-32s of a whole from those of its pieces."""
+"""The records of an archive: offsets, sizes and CRC-32s. Also combines CRC-32s of pieces to that of the whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _POLYNOMIAL = 0xEDB88320  # of CRC-32, bits reversed, as zip and zlib have it
 
 
 def combine(pieces: Iterable[tuple[int, int, int]]) -> int:
-    """The CRC-32 of what `pieces`, each (position, bytes, CRC-32), are together; they may come in any order."""
+    """Return the CRC-32 of `pieces` put together, each (position, number of bytes, CRC-32), in any order."""
     whole = 0
     for _, length, crc in sorted(pieces):
         whole = _multiply(_shift(length), whole) ^ crc if whole else crc
@@ -21,7 +21,7 @@ def combine(pieces: Iterable[tuple[int, int, int]]) -> int:
 
 
 def _multiply(one: int, other: int) -> int:
-    """The product of two polynomials, modulo the CRC's."""
+    """Return the product of two polynomials, modulo the CRC's."""
     product, bit = 0, 1 << 31
     while one:
         if one & bit:
@@ -34,7 +34,7 @@ def _multiply(one: int, other: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _shift(length: int) -> int:
-    """x to the power of 8 × `length`."""
+    """Return x to the power of 8 × `length`, modulo the CRC's polynomial."""
     power, square = 1 << 31, 1 << 23  # 1, and x to the power of 8
     while length:
         if length & 1:
@@ -45,7 +45,7 @@ def _shift(length: int) -> int:
 
 
 class Record(NamedTuple):
-    """A storage's bytes: where they are, how many, and their CRC-32; None where the writer did not record one."""
+    """The bytes of a storage: their offset, their number, and their CRC-32; None if the writer recorded none."""
 
     offset: int
     size: int
@@ -53,9 +53,9 @@ class Record(NamedTuple):
 
 
 class Records(Sequence[Record]):
-    """The storages of a container, in the order of the file; a few bytes each, for there may be a million.
+    """The storages of a container, in the order of the file, in a few bytes each, because there may be a million.
 
-    Those that are compressed cannot be read in place, and are not among them; `packed` are their checksums.
+    Compressed ones cannot be read in place and are not included; `packed` holds their CRC-32s.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class Records(Sequence[Record]):
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         size, crc = self._sizes[index], self._crcs[index]
-        # Archives can be written without checksums: all are 0 then.
+        # An archive may be written without checksums: then all are 0.
         return Record(self._offsets[index], size, crc if crc or not size else None)
 
     def digest(self) -> int | None:
-        """What tells these contents from others, by their checksums; None where the archive has none."""
+        """Return a number that identifies the contents by their checksums; None if the archive has none."""
         if not any(self._crcs) and not any(self._packed):
             return None
         return zlib.crc32(self._packed.tobytes(), zlib.crc32(self._crcs.tobytes(), zlib.crc32(self._sizes.tobytes())))
 
     def containing(self, offset: int) -> int | None:
-        """The index of the record that has byte `offset` of the file in it."""
+        """Return the index of the record that contains byte `offset` of the file; None if none does."""
         index = bisect.bisect_right(self._offsets, offset) - 1
         return index if index >= 0 and offset < self._offsets[index] + self._sizes[index] else None

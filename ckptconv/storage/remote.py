@@ -1,9 +1,8 @@
-"""Files that are reached through fsspec: its file systems, what stands in them, ranged reads, and trying again.
+"""Remote files, through fsspec: file systems, listings, ranged reads, and retries.
 
-Nothing is kept between calls that could be stale: listings are asked for anew, and no data is cached. Ranges are chosen
-by whoever reads; fsspec's own caches, which read ahead or fetch whole files, are left out. A server is not believed:
-its answer has to say that it is the range, and the version, that was asked for, and what is read whole has to have the
-checksums that it tells.
+Nothing is cached that could be stale: listings are requested anew, and no data is kept. The caller chooses the ranges;
+fsspec's own caches, which prefetch or fetch whole files, are not used. No server is trusted: its answer has to say that
+it is the requested range and version, and a file that is read whole has to match the checksums that the server gives.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from ckptconv.storage.object_checksums import Check, of_headers, of_s3
 Options = Mapping[str, Any]
 T = TypeVar("T")
 
-# What is taken from a connection at a time.
+# Bytes that are read from a connection at a time.
 CHUNK = 1 << 17
 
-# Seconds to wait before each further attempt, about: they are spread at random, so that many do not come at once.
+# Seconds to wait before each retry, about: each is multiplied by a random factor, so that clients do not retry in step.
 WAITS = (0.2, 0.6, 1.8, 5.4, 10.0)
-# Seconds without a byte after which a wait is told of, and after which it is given up; and how many of these there may
-# be before no more is asked for.
+# Seconds without a byte after which the user is told of a wait, and after which it is given up; and after how many such
+# waits there are no more retries.
 NOTICE, PATIENCE, HANGS = 10.0, 60.0, 2
 
-# What identifies a version of a file, by file system: the first of these that it tells.
+# Keys of a file's info that identify its version, for all file systems: the first that is present counts.
 _STAMPS = (
     "ETag", "etag", "generation", "md5Hash", "blob_id", "md5", "LastModified", "last_modified", "Last-Modified",
     "updated", "mtime", "modificationTime", "created",
 )  # fmt: skip
-# Statuses of HTTP below 500 that pass: timeout, too early, too many requests. And one above that does not.
+# Transient statuses of HTTP below 500: timeout, too early, too many requests. And lasting ones above.
 _PASSING, _LASTING = (408, 425, 429), (501, 505)
-# Names of errors, among those that an error descends from, of links that broke: of the standard library, aiohttp,
-# botocore, requests, azure, google. By name, as none of these is imported here.
+# Names of the classes of errors for broken connections: of the standard library, aiohttp, botocore, requests, azure,
+# google. An error that descends from one is transient. By name, as none of these packages is imported here.
 _BROKEN = {
     "TimeoutError", "ConnectionError", "IncompleteReadError", "IncompleteRead", "HTTPException", "ClientPayloadError",
     "ClientConnectionError", "HTTPClientError", "ResponseParserError", "ReadTimeout", "ChunkedEncodingError",
     "ServiceRequestError", "ServiceResponseError", "IncompleteReadException", "TransportError", "SSLError",
     "ProtocolError", "FlexibleChecksumError",
 }  # fmt: skip
-# What the operating system, or a file system in its terms, says of a link or server that may be back soon.
+# Errors of the operating system, also as fsspec raises them, for a connection or server that may be back soon.
 _PASSING_ERRNOS = {
     errno.EIO, errno.EBUSY, errno.EAGAIN, errno.EPIPE, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH,
     errno.ENETRESET, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, getattr(errno, "EREMOTEIO", errno.EIO),
@@ -55,22 +54,22 @@ _LASTING_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADi
 
 
 class ShortReadError(OSError):
-    """A server gave fewer or more bytes than it was asked for."""
+    """A server gave fewer or more bytes than were requested."""
 
 
 class WrongAnswerError(OSError):
-    """A server gave something else than it was asked for, or than it says it has."""
+    """A server gave something other than was requested, or than it says it gives."""
 
 
 class HungError(OSError):
-    """Nothing came from a server for a long time."""
+    """A server sent nothing for a long time."""
 
 
 class ChangedError(OSError):
-    """What is read is not what it was when it was opened."""
+    """The file is no longer the version that was opened."""
 
 
-# Those that may pass.
+# The transient ones of these.
 _OURS = (ShortReadError, WrongAnswerError, HungError)
 
 
@@ -79,7 +78,7 @@ class NoRangesError(OSError):
 
 
 def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path inside it. Raises UsageError where there is none."""
+    """Return the fsspec file system of a URL, and the path inside it. Raises UsageError if there is none."""
     import fsspec
 
     try:
@@ -94,7 +93,7 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
 
 
 def protocols(fs: Any) -> tuple[str, ...]:
-    """The names that a file system goes by in URLs."""
+    """Return the protocols that stand for a file system in URLs."""
     named = fs.protocol
     return (named,) if isinstance(named, str) else tuple(named)
 
@@ -108,7 +107,7 @@ def _extra(url: str) -> str:
 
 
 def why(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """Return what went wrong, in one line."""
     if isinstance(error, FileNotFoundError):
         return "it does not exist"
     text = " ".join(str(error).split())
@@ -122,7 +121,7 @@ def why(error: BaseException) -> str:
 
 
 def hint(error: BaseException) -> str:
-    """What a user may do about an error; "" if nothing comes to mind."""
+    """Return what a user may do about an error; "" if nothing is known to help."""
     if isinstance(error, PermissionError) or "Credential" in type(error).__name__ or _status(error) in (401, 403):
         return "Check the credentials, and what they may do: the environment's, fsspec's, or --storage-options."
     if is_transient(error):
@@ -134,10 +133,7 @@ def hint(error: BaseException) -> str:
 
 
 def retrying(action: Callable[[], T], stop: threading.Event | None = None) -> T:
-    """What `action` gives, which is tried again, after a while and then a longer while, where its failure may pass.
-
-    Once `stop` is set, it is not.
-    """
+    """Return the result of `action`. Retry it after transient errors, with ever longer waits, until `stop` is set."""
     stop = stop or threading.Event()
     hangs = 0
     for wait in WAITS:
@@ -153,23 +149,23 @@ def retrying(action: Callable[[], T], stop: threading.Event | None = None) -> T:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether what failed may work when it is tried again: broken links, timeouts, busy servers."""
+    """Whether a retry may work: for broken connections, timeouts, busy servers."""
     if isinstance(error, (CkptconvError, ChangedError, NoRangesError)):
         return False
-    # Before the status: aiohttp gives one to what broke off, which no server sent.
+    # This comes before the status, because aiohttp gives a broken connection a status that no server sent.
     if isinstance(error, _OURS) or any(kind.__name__ in _BROKEN for kind in type(error).__mro__):
         return True
     status = _status(error)
     if status:
         return status in _PASSING or (status >= 500 and status not in _LASTING)
     if isinstance(error, _LASTING_ERRORS):
-        # A file system may call missing whatever it cannot look at.
+        # A file system may report as missing whatever it cannot look at.
         return error.__cause__ is not None and is_transient(error.__cause__)
     return isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
 
 
 def _status(error: BaseException) -> int:
-    """The status of HTTP that an error, or what caused it, reports; 0 if none does."""
+    """Return the status of HTTP that an error, or what caused it, reports; 0 if none does."""
     for each in _causes(error):
         for name in ("status", "status_code", "code"):
             value = getattr(each, name, None)
@@ -195,9 +191,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def info(fs: Any, inner: str) -> dict[str, Any] | None:
-    """What a file system says of a path, asked anew; None where nothing stands there."""
+    """Return fsspec's info of a path, requested anew; None if nothing is there."""
     if inner.endswith("/") and _is_http(fs):
-        return {"type": "directory"}  # where there is a listing, it is a page of links
+        return {"type": "directory"}  # its listing, if any, is a page of links
     fs.invalidate_cache()
     try:
         found: dict[str, Any] = retrying(lambda: _asked(fs, "info", inner))
@@ -209,11 +205,11 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
 
 
 def names(fs: Any, inner: str) -> list[dict[str, Any]]:
-    """What stands in a directory, asked anew, as `info` describes it."""
+    """List a directory, requested anew. Each entry is as `info` returns it."""
     fs.invalidate_cache()
     rows: list[dict[str, Any]] = retrying(lambda: _asked(fs, "ls", inner, detail=True))
     if _is_http(fs):
-        # Links may lead anywhere, and be of other ways to show the same page.
+        # Links may lead anywhere, or to other views of the same page.
         return [
             row
             for row in rows
@@ -223,7 +219,7 @@ def names(fs: Any, inner: str) -> list[dict[str, Any]]:
 
 
 def _asked(fs: Any, what: str, inner: str, **settings: Any) -> Any:
-    """What `fs` says of a path, asked by its method `what`; waited for as long as for any answer, where that can be."""
+    """Return what the method `what` of `fs` says of a path. On HTTP and S3, wait no longer than for any answer."""
     if _is_http(fs) or _is_s3(fs):
         return run(fs, _soon(getattr(fs, f"_{what}")(inner, **settings), inner))
     return getattr(fs, what)(inner, **settings)
@@ -238,27 +234,27 @@ def _is_s3(fs: Any) -> bool:
 
 
 def stamp(row: Mapping[str, Any]) -> str:
-    """What tells this version of a file from others, as far as its file system says; "" if it does not."""
+    """Return what identifies this version of a file, as far as its file system says; "" if it does not."""
     value = next((row[key] for key in _STAMPS if row.get(key)), "")
-    # Some tell a time in one way when they list a directory, and in another when they are asked for a file.
+    # Some file systems give a time in one form in a listing, and in another for a single file.
     seconds = value.timestamp() if isinstance(value, datetime.datetime) else value
     return f"{seconds:f}" if isinstance(seconds, float) else str(seconds)
 
 
 # ----------------------------------------------------------------------------------------------------------- ranges
 
-# Takes bytes that came, and how many came before them.
+# Takes the number of bytes that came before, and the bytes that came.
 Put = Callable[[int, bytes], None]
-# Reads bytes `start` to `stop` of a file with one request, and hands them on as they come.
+# Reads bytes `start` to `stop` of a file with one request, and passes them on as they come.
 Ranges = Callable[[int, int, Put], None]
 
 
 def ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
-    """A function that reads ranges of a file, for several threads.
+    """Return a function that reads ranges of a file of `size` bytes, and that several threads may call.
 
-    Where the store can, it reads the version that `stamp` told, and raises ChangedError once there is another. A
-    server that gives whole files only is a NoRangesError, one that gives something else than a range that was asked for
-    a WrongAnswerError, one that gives nothing a HungError. `size` is the file's, in bytes.
+    It reads the version that `stamp` returned, if the store can, and raises ChangedError once there is another. It
+    raises NoRangesError if the server gives whole files only, WrongAnswerError if it gives anything but the requested
+    range, and HungError if it sends nothing.
     """
     if _is_http(fs):
         return lambda start, stop, put: run(fs, _from_http(fs, inner, size, version, start, stop, put))
@@ -278,12 +274,12 @@ def ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
 
 
 def is_parallel(fs: Any) -> bool:
-    """Whether a file system serves several threads at a time."""
+    """Whether a file system serves several threads at once."""
     return bool(fs.async_impl) or "hf" in protocols(fs)
 
 
 def gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
-    """Whether ranges can be read of the file that `info` described as `row`: of some servers of HTTP, none can."""
+    """Whether ranges of a file can be read, of which `info` returned `row`. Some servers of HTTP give none."""
     size = row.get("size")
     if not _is_http(fs) or size == 0:
         return True
@@ -297,24 +293,24 @@ def gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
 
 
 def whole(fs: Any, inner: str, put: Put) -> None:
-    """Read a file of a server of HTTP from beginning to end. What was put is put again where it is tried again."""
+    """Read a file of a server of HTTP from beginning to end. A retry passes all bytes to `put` again."""
     retrying(lambda: run(fs, _from_http(fs, inner, None, "", 0, None, put)))
 
 
 def run(fs: Any, coroutine: Coroutine[Any, Any, T]) -> T:
-    """What `coroutine` gives, which runs in the thread of an asynchronous file system."""
+    """Run `coroutine` in the thread of an asynchronous file system, and return its result."""
     from fsspec.asyn import sync
 
     made: T = sync(fs.loop, lambda: coroutine)
     return made
 
 
-# Is told, in a sentence, of waits that take long. From a thread of its own.
+# Called with a sentence about each long wait, from a thread of fsspec's.
 on_wait: Callable[[str], None] = lambda text: None  # noqa: E731
 
 
 async def _soon(waited: Awaitable[T], inner: str) -> T:
-    """What `waited` gives. Raises HungError where that takes longer than anyone waits for one answer."""
+    """Return the result of `waited`. Raises HungError if it takes longer than `PATIENCE` seconds."""
     import asyncio
 
     task = asyncio.ensure_future(waited)
@@ -343,7 +339,7 @@ def _check_range(told: str, start: int, stop: int, size: int | None) -> None:
 
 
 def _check_version(told: str | None, version: str) -> None:
-    """Raise ChangedError where `told`, an answer's ETag, is that of another version."""
+    """Raise ChangedError if `told`, an answer's ETag, is that of another version."""
     if told and version.startswith(('"', "W/")) and told.removeprefix("W/") != version.removeprefix("W/"):
         raise ChangedError("it is another version now")
 
@@ -370,23 +366,23 @@ async def _from_s3(fs: Any, inner: str, size: int, version: str, start: int, sto
         checksums = of_s3(answer, bucket) if whole else ()
         await _pass_on(answer["Body"].read, stop - start, put, inner, checksums)
     finally:
-        # Else the connection stays taken, and there are but ten.
+        # Else the connection stays in use, and there are only ten.
         answer["Body"].close()
 
 
 def azure_settings(fs: Any) -> dict[str, Any]:
-    """What a request to Azure is made with: the timeouts of `fs`, and no attempts but ours.
+    """Return the settings of a request to Azure: the timeouts of `fs`, and no retries but ours.
 
-    The package waits 15 seconds and more before each of its own.
+    Azure's package waits 15 seconds and more before each of its own.
     """
     told = {name: fs.storage_options.get(name) for name in ("timeout", "connection_timeout", "read_timeout")}
     return {**{name: value for name, value in told.items() if value is not None}, "retry_total": 0}
 
 
 async def with_blob(fs: Any, inner: str, action: Callable[[Any], Awaitable[T]]) -> T:
-    """What `action` gives, which is called with a client of Azure's package for the blob at a path.
+    """Call `action` with a client of Azure's package for the blob at a path, and return its result.
 
-    Raises FileNotFoundError where the blob, or its container, is not there.
+    Raises FileNotFoundError if the blob, or its container, does not exist.
     """
     container, name, _ = fs.split_path(inner)
     try:
@@ -425,14 +421,14 @@ async def _from_http(
     fs: Any, inner: str, size: int | None, version: str, start: int, stop: int | None, put: Put
 ) -> None:
     settings = dict(fs.kwargs)
-    # What is asked for is the file as it is, and not what it is compressed to on its way.
+    # Request the file as it is, not compressed for the transfer.
     headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
     if stop is not None:
         headers["Range"] = f"bytes={start}-{stop - 1}"
     if "timeout" not in {*settings, *fs.client_kwargs}:
         import aiohttp
 
-        # Its own is for all of an answer, however much of it comes all the time.
+        # aiohttp's default limits the time of a whole answer, even while bytes keep coming.
         settings["timeout"] = aiohttp.ClientTimeout(total=None)
     session = await fs.set_session()
     answer = await _soon(session.get(fs.encode_url(inner), headers=headers, **settings), inner)
@@ -449,7 +445,7 @@ async def _from_http(
             raise NoRangesError("its server gives whole files only, and no ranges of them")
         if answer.status == 206:
             _check_range(answer.headers.get("Content-Range", ""), start, stop or 0, size)
-        # A checksum is that of the whole file.
+        # Checksums are those of the whole file.
         checksums = of_headers(answer.headers) if stop is None or length == size else ()
         await _pass_on(answer.content.read, length, put, inner, checksums)
 

@@ -1,8 +1,8 @@
-"""Bytes that come only once, from beginning to end, kept where they can be read from anywhere.
+"""Keep bytes that can be read only once, from beginning to end, where they can be read at any offset.
 
-A compressed record of an archive, and standard input, cannot be read by ranges. What they give goes in chunks to a
-private temporary file without a name, which is gone when this process is, however it ends; tensors are then read from
-there. A compressed record is unpacked when the first of its bytes is asked for, and not at all if none is.
+A compressed record of an archive, and standard input, cannot be read by ranges. Their bytes go in chunks to a private
+temporary file without a name, which is gone when this process ends, however it ends. Tensors are then read from there.
+A compressed record is unpacked when the first of its bytes is requested, and not at all if none is.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ckptconv.storage.paths import is_remote
 from ckptconv.storage.writing import check_space, reason
 from ckptconv.tensors.moves import File, Packed
 
-# The path that means standard input, and what it is called.
+# The path that means standard input, and the name that it is read under.
 STANDARD_INPUT = "-"
 STANDARD_INPUT_NAME = "<stdin>"
-# A byte of deflate stands for 1,032 at most: two bits for 258.
+# A byte of deflate stands for at most 1,032 bytes: two bits for 258.
 MAX_RATIO = 1032
-# What is read and what is unpacked at a time, and what is asked for at a time from far away.
+# Bytes that are read, and unpacked, at a time; and bytes of a request for a remote file.
 CHUNK = 1 << 17
 _FAR_CHUNK = 1 << 22
 _ELSEWHERE = "Name a directory with more room: --spool-dir."
-# Names of descriptors that were open before: what a shell puts in the place of <(...).
+# Paths of descriptors that were open before: a shell puts one in the place of <(...).
 _DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
 
 
 def default_directory() -> str:
-    """Where to spool when nothing is written: TMPDIR, else /var/tmp, which unlike /tmp is on a disk everywhere."""
+    """Return the directory to spool to by default: TMPDIR, else /var/tmp, which unlike /tmp is on a disk everywhere."""
     for directory in (os.environ.get("TMPDIR"), "/var/tmp"):
         if directory and os.path.isdir(directory):
             return directory
@@ -47,26 +47,26 @@ def default_directory() -> str:
 
 
 class Spool:
-    """A temporary file without a name in `directory`, for several threads. It grows, and room in it is used again."""
+    """A temporary file without a name in `directory`, for several threads. It grows, and reuses released room."""
 
     def __init__(self, directory: str = "") -> None:
         self.directory = directory or default_directory()
         self._end = 0
-        # Room that was given back: where it begins, and how much, in order and never side by side.
+        # Released room: offset and size in bytes, in order and never adjacent.
         self._free: list[tuple[int, int]] = []
         self._lock = threading.Lock()
         self._fd = -1
 
     @property
     def descriptor(self) -> int:
-        """The file, which is made when it is first needed."""
+        """The descriptor of the file, which is made at first use."""
         with self._lock:
             if self._fd < 0:
                 self._fd = _unnamed(self.directory)
             return self._fd
 
     def room(self, size: int) -> int:
-        """Where there is room for `size` bytes that nothing else is put into."""
+        """Reserve `size` bytes and return their offset."""
         with self._lock:
             for index, (start, length) in enumerate(self._free):
                 if length >= size:
@@ -77,7 +77,7 @@ class Spool:
             return start
 
     def give_back(self, start: int, size: int) -> None:
-        """Let other things be put where there was room for `size` bytes."""
+        """Release the `size` bytes at `start`, which `room` reserved."""
         if not size:
             return
         with self._lock:
@@ -91,7 +91,7 @@ class Spool:
             self._free.insert(at, (start, stop - start))
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
-        """Put `data` at `offset`. Raises FailedError where the disk is full."""
+        """Write `data` at `offset`. Raises FailedError if that fails, as on a full disk."""
         rest = memoryview(data)
         try:
             while rest:
@@ -101,7 +101,7 @@ class Spool:
             raise _cannot_write(self.directory, error) from error
 
     def check_space(self, size: int) -> None:
-        """Raise FailedError where `size` bytes more do not fit."""
+        """Raise FailedError if `size` more bytes do not fit on the disk."""
         check_space(self.directory, size, "Unpacking the compressed tensors", _ELSEWHERE)
 
     def has_room(self, size: int) -> bool:
@@ -113,7 +113,7 @@ class Spool:
         return True
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file, which deletes it."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -151,10 +151,9 @@ def is_pipe(path: str) -> bool:
 
 
 def take_pipe(path: str, directory: str = "") -> str:
-    """Read what comes through a pipe to its end, into a temporary file. Returns the name it can be read under.
+    """Read a pipe to its end, into a temporary file. Return the name that it can be read under.
 
-    Standard input that is a file is read where it is. Raises UsageError for a terminal, and CorruptError where nothing
-    comes.
+    Standard input that is a file is read in place. Raises UsageError for a terminal, and CorruptError if nothing comes.
     """
     name = STANDARD_INPUT_NAME if path == STANDARD_INPUT else path
     try:
@@ -187,9 +186,9 @@ def take_pipe(path: str, directory: str = "") -> str:
 
 
 def take_url(url: str, options: Options, directory: str = "") -> bool:
-    """Where a server gives whole files only, read one to its end, into a temporary file that `url` then means.
+    """If the server of `url` gives whole files only, download the file to a temporary file that `url` then refers to.
 
-    Returns whether it was. Raises FailedError where it does not come or has no room.
+    Returns whether it was downloaded. Raises FailedError if the download fails or has no room.
     """
     fs, inner = remote.filesystem(url, options)
     try:
@@ -224,7 +223,7 @@ def _chunks_of(fd: int, name: str) -> Iterator[memoryview]:
 
 
 def check_ratio(name: str, packed: int, size: int) -> None:
-    """Raise LimitError if `packed` bytes of deflate cannot possibly be `size` bytes."""
+    """Raise LimitError if `packed` bytes of deflate cannot inflate to `size` bytes."""
     if size > MAX_RATIO * packed:
         raise LimitError(
             f"{name} is said to be {size} bytes, deflated to {packed}: deflate makes no more than "
@@ -233,10 +232,11 @@ def check_ratio(name: str, packed: int, size: int) -> None:
 
 
 class SpoolingReaders(Readers):
-    """Readers of files and of what is packed in them, which is unpacked into a temporary file in `directory`.
+    """Readers of files and of packed files, which are unpacked into a temporary file in `directory`.
 
-    What is unpacked is let go when as many bytes of it were read as `expect` said, or as there are. Should more be
-    read, it is unpacked again, which costs no more than the reading did. `bytes_unpacked` counts what was read for it.
+    The room of an unpacked file is given back once as many bytes were read as `expect` said, or as the file has if that
+    is more. If more are read, it is unpacked again, which costs no more than the reads did. `bytes_unpacked` counts the
+    packed bytes that were read.
     """
 
     def __init__(self, options: Options | None = None, directory: str = "") -> None:
@@ -248,7 +248,7 @@ class SpoolingReaders(Readers):
         self._table = threading.Lock()
 
     def expect(self, reading: Mapping[File, int]) -> None:
-        """Prepare for `reading` so many bytes of packed files. Raises FailedError if the largest has no room."""
+        """Announce how many bytes of each packed file will be read. Raises FailedError if the largest has no room."""
         self._expected = reading
         size = max((file.size for file in reading), default=0)
         if size:
@@ -258,7 +258,7 @@ class SpoolingReaders(Readers):
         return super().open(file) if file.packed is None else _PackedReader(file, self)
 
     def fill_unpacked(self, file: File, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill `buffers` from the content of a packed file, which is unpacked now if it is not yet."""
+        """Fill `buffers` from `offset` of a packed file's content, which is unpacked first if the spool lacks it."""
         assert file.packed is not None
         with self._table:
             content = self._contents.setdefault(file, _Content())
@@ -291,8 +291,8 @@ class SpoolingReaders(Readers):
 
 
 class _Content:
-    """Where the content of a packed file is in the spool (-1: it is not there), how many more bytes are likely to be
-    read from it, and how many threads do."""
+    """Where the content of a packed file is in the spool (-1: not there), how many more bytes are likely to be read
+    from it, and how many threads are reading."""
 
     __slots__ = ("left", "lock", "start", "users")
 
@@ -303,7 +303,7 @@ class _Content:
 
 
 class _PackedReader(Reader):
-    """Reads from the spool, and has it filled before."""
+    """Reads a packed file from the spool, after having it unpacked."""
 
     def __init__(self, file: File, readers: SpoolingReaders) -> None:
         self.file = file
@@ -314,7 +314,7 @@ class _PackedReader(Reader):
 
 
 def _unpack(file: File, packed: Packed, reader: Reader, start: int, spool: Spool) -> None:
-    """Unpack `packed`, and put it at `start` of the spool. Raises CorruptError if it is not just what it should be."""
+    """Unpack `packed` to `start` of the spool. Raises CorruptError if its size or CRC-32 is not as recorded."""
     done = crc = 0
     for made in _METHODS[packed.method](file, packed, reader):
         if done + len(made) > file.size:
@@ -329,7 +329,7 @@ def _unpack(file: File, packed: Packed, reader: Reader, start: int, spool: Spool
 
 
 class Ends(NamedTuple):
-    """What something packed unpacks to: its size, its CRC-32, and what it begins and ends with."""
+    """What a packed file unpacks to: its size, its CRC-32, and its first and last bytes."""
 
     size: int
     crc: int
@@ -340,7 +340,7 @@ class Ends(NamedTuple):
 def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
     """Unpack a packed file of unknown size, and keep `keep` bytes of either end (a little more of the tail).
 
-    Raises LimitError for more than `most` bytes, CorruptError for what cannot be unpacked.
+    Raises LimitError if it has more than `most` bytes, CorruptError if it cannot be unpacked.
     """
     assert file.packed is not None
     head, tail = bytearray(), b""
@@ -356,7 +356,7 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
 
 
 def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
-    """What deflate made smaller, in chunks."""
+    """Inflate `packed`, and yield its content in chunks."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     total = 0
     for data in _chunks_at(reader, packed):
@@ -369,7 +369,7 @@ def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
             yield made
             total += len(made)
             data = inflater.unconsumed_tail
-            # A full chunk may not be all there is.
+            # After a full chunk there may be more.
             more = bool(data) or len(made) == CHUNK
         if inflater.unused_data:
             raise _damaged(file, "something follows the end of it")
@@ -378,7 +378,7 @@ def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
 
 
 def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
-    """What zstandard made smaller, in chunks."""
+    """Unpack `packed` with zstandard, and yield its content in chunks."""
     try:
         import zstandard
     except ImportError:
@@ -396,7 +396,7 @@ def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
 
 
 class _Chunks(io.BytesIO):
-    """Chunks as a file that is read from its beginning to its end, by calls that ask for no less."""
+    """Chunks as a file, for a reader that reads from beginning to end and never asks for less than a chunk."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""JSON that a file holds: each name once in its object, no number or text that is none, memory bounded beforehand.
+"""Parse the JSON of a file that is not trusted: unique names, valid numbers and text only, bounded memory.
 
 Python's own parser takes up to 40 times the size of a hostile text, keeps the last of two members of one name, and
-takes NaN, numbers beyond every float, and halves of surrogate pairs. Here a text whose values could take more than
-`MOST` bytes is refused unread, and the members of a very large object are read in pieces, so that whoever reads them
-can keep only what is needed of each.
+accepts NaN, numbers beyond every float, and halves of surrogate pairs. Here a text whose values could take more than
+`MOST` bytes is refused unparsed. The members of a very large object are read in pieces, so that the caller can keep
+only what it needs of each.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeAlias
 
-# Bytes of memory that a text and its values may take.
+# Most bytes of memory that a text and its values may take.
 MOST = 512 << 20
-# What a value costs at most, by the character that comes with it: its place in a list and a number or a short text; a
-# list or an object without content; a member's name, the pair that it is read as, and its place in a dict.
+# Most bytes that a value takes, by the character that comes with it: a place in a list, and a number or a short text;
+# an empty list; an empty object; a member's name, the pair that it is read as, and its place in a dict.
 _COSTS = ((",", 96), ("[", 88), ("{", 88), (":", 264))
-# So many bytes of an object's members are read at a time.
+# Bytes of an object's members that are read at a time.
 PIECE = 1 << 20
 
 _MINUS_ZERO = re.compile(r"-0(?![.\deE])")
@@ -29,16 +29,16 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACE = b" \t\n\r"
 _COMMA = re.compile(rb"[ \t\n\r]*(,?)[ \t\n\r]*")
 
-# Makes the value of an object of its members. Raises ValueError where it cannot be.
+# Makes the value of an object from its members. Raises ValueError if it cannot.
 Hook: TypeAlias = "Callable[[list[tuple[str, Any]]], Any]"
 
 
 class TwiceError(ValueError):
-    """An object has two members of one name."""
+    """An object has two members of the same name."""
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object as a dict. Raises TwiceError for two members of one name."""
+    """Return an object as a dict. Raises TwiceError if two members have the same name."""
     made = dict(pairs)
     if len(made) != len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -47,10 +47,10 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse(text: str, hook: Hook = unique, *, surrogates: bool = False) -> Any:
-    """The value that `text` describes; `hook` makes the objects in it.
+    """Return the value of the JSON `text`; `hook` makes the objects in it.
 
-    With `surrogates`, text may hold halves of surrogate pairs, as names of files do that are not UTF-8. Raises
-    ValueError, which says what is wrong with "it", for what is no JSON, and for more than may be read.
+    With `surrogates`, strings may hold halves of surrogate pairs, as names of files do that are not UTF-8. Raises
+    ValueError if `text` is not JSON or could take more than `MOST` bytes; the message says what is wrong with "it".
     """
     cost = sys.getsizeof(text)
     if len(text) * max(each for _, each in _COSTS) > MOST:
@@ -58,7 +58,7 @@ def parse(text: str, hook: Hook = unique, *, surrogates: bool = False) -> Any:
     if cost > MOST:
         raise ValueError("it describes more values than can be read")
     settings: dict[str, Any] = {"parse_float": _finite, "parse_constant": _no_constant, "object_pairs_hook": hook}
-    # These are rare, and to look for them at every value would take long.
+    # Both are rare, and looking for them at every value would take long.
     if _MINUS_ZERO.search(text):
         settings["parse_int"] = _integer
     checked = not surrogates and _SURROGATE.search(text) is not None
@@ -78,9 +78,9 @@ def parse(text: str, hook: Hook = unique, *, surrogates: bool = False) -> Any:
 
 
 def members(data: bytes, hook: Hook = unique) -> Iterator[Any]:
-    """What `hook` makes of the members of the object that `data` describes, of some after the other. Raises as `parse`.
+    """Yield what `hook` makes of the members of the JSON object `data`, piece by piece. Raises as `parse` does.
 
-    Objects among them go through `hook` too. A name may come again in another piece: the caller looks out for that.
+    Objects among the members go through `hook` too. A name may come again in a later piece: the caller has to check.
     """
     at, stop = len(data) - len(data.lstrip(_SPACE)), len(data.rstrip(_SPACE))
     if data[at : at + 1] != b"{" or data[stop - 1 : stop] != b"}" or stop - at < 2:
@@ -88,8 +88,8 @@ def members(data: bytes, hook: Hook = unique) -> Iterator[Any]:
         raise ValueError("it is not an object")
     at, stop, size = at + 1, stop - 1, PIECE
     while True:
-        # What ends with an object's end and can be read ends with a member, for a text is read from its beginning on.
-        # What cannot be read may have been cut in the middle of one: then the next is tried with more.
+        # A piece ends with a closing brace. If it parses, it ends with a whole member, because it begins with one. If
+        # it does not, it may end in the middle of a member: then take more.
         end = data.rfind(b"}", at, at + size) + 1 if at + size < stop else stop
         if end:
             try:
@@ -109,7 +109,7 @@ def members(data: bytes, hook: Hook = unique) -> Iterator[Any]:
 
 
 def _after_comma(data: bytes, at: int, stop: int) -> int:
-    """Where the member after the one that ends at `at` begins; `stop` if it was the last."""
+    """Return where the member after byte `at` begins, or `stop` at the end. Raises ValueError if there is neither."""
     found = _COMMA.match(data, at, stop)
     if found is None or (found.end() == stop) == bool(found[1]):
         raise ValueError(f"it is not JSON: another member, or the end, was expected at byte {at}")
@@ -131,7 +131,7 @@ def _finite(text: str) -> float:
 
 
 def _integer(text: str) -> float:
-    # As other parsers have it: there is no such integer.
+    # As in other parsers. No integer is minus zero.
     return -0.0 if text == "-0" else int(text)
 
 
@@ -140,7 +140,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _unicode(value: Any) -> Any:
-    """`value`, once all text in its lists is known to be Unicode. Objects in it have been looked at before."""
+    """Return `value`. Raises ValueError if text in its lists is not Unicode. Its objects were checked when made."""
     stack = [value]
     while stack:
         each = stack.pop()
