@@ -325,7 +325,7 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
     """
     wanted: dict[str, Any] = {
         "key": options.key if weights_output in targets or not targets else "",
-        "optimizer": optimizer_output in targets or universal_output in targets,
+        "states": optimizer_output in targets or universal_output in targets,
         "inert": options.inert,
     }
     if isinstance(source, Source):

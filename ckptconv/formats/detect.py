@@ -41,7 +41,7 @@ def open_source(
     exclude_frozen: bool = False,
     model_rank: int | None = None,
     key: str = "",
-    optimizer: bool = False,
+    states: bool = False,
     inert: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
@@ -50,8 +50,8 @@ def open_source(
 
     `family` is the family the caller expects: a path of another is a UsageError that names the right command. `tag`,
     `exclude_frozen` and `model_rank`, one tensor-parallel rank, apply to DeepSpeed's checkpoints. With `key`, what is
-    under that is read, and with `optimizer` its states, where neither is read with the weights. A file that is an
-    attack is an UnsafeError, or with `inert` opened like any other: nothing in it runs either way. "-" is standard
+    under that is read, and with `states` the optimizer's states, where neither is read with the weights. A file that is
+    an attack is an UnsafeError, or with `inert` opened like any other: nothing in it runs either way. "-" is standard
     input; what comes through a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
@@ -61,7 +61,7 @@ def open_source(
         path = take_pipe(path, spool_dir)
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
-    wanted = Wanted(key, optimizer, tag, exclude_frozen, model_rank)
+    wanted = Wanted(key, states, tag, exclude_frozen, model_rank)
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
@@ -76,9 +76,9 @@ def open_source(
     return replace(source, warnings=[*source.warnings, *idle]) if idle else source
 
 
-def complete(source: Source, *, key: str = "", optimizer: bool = False, inert: bool = False) -> Source:
-    """`source` with what is under `key`, and with `optimizer` its states: opened again where it lacks them."""
-    wanted = replace(source.wanted, key=key or source.wanted.key, optimizer=optimizer or source.wanted.optimizer)
+def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
+    """Return `source` with what is under `key`, and with `states` the optimizer's states: open it again if it lacks them."""
+    wanted = replace(source.wanted, key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is None or wanted == source.wanted:
         return source
     with attacks.refused(not inert):

@@ -20,13 +20,13 @@ _WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 class Wanted:
     """What of a checkpoint is to be read, beside its weights, and which of several is meant.
 
-    `key` is a dotted path into the state, "." all of it; `optimizer` asks for the optimizer's states. Formats that
+    `key` is a dotted path into the state, "." all of it; `states` asks for the optimizer's states. Formats that
     describe all of this in one place read it anyway. `tag`, `exclude_frozen` and `model_rank`, one tensor-parallel
     rank, are DeepSpeed's.
     """
 
     key: str = ""
-    optimizer: bool = False
+    states: bool = False
     tag: str = ""
     exclude_frozen: bool = False
     model_rank: int | None = None

@@ -302,7 +302,7 @@ def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
     made_of = {target.made_of for target in targets}
     return {
         "key": asked.key if "weights" in made_of else "",
-        "optimizer": bool(made_of & {"states", "universal"}),
+        "states": bool(made_of & {"states", "universal"}),
         "inert": asked.inert,
     }
 

@@ -30,7 +30,7 @@ def test_no_field_can_be_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [Options(), Options(key="optim"), Options(key=".")], ids=["", "key", "all"])
 def test_outputs_are_planned_when_the_checkpoint_is_gone(options: Options, tmp_path: Path) -> None:
     checkpoint = copy_of(CASE, tmp_path)
-    source = ckptconv.open(checkpoint, key=options.key, optimizer=True)
+    source = ckptconv.open(checkpoint, key=options.key, states=True)
     shutil.rmtree(checkpoint)
     made = weights_output(source, Target(str(tmp_path / "model"), is_file=False), options)
     states = optimizer_output(source, Target(str(tmp_path / "states"), is_file=False), options)
@@ -65,7 +65,7 @@ def test_what_was_left_out_of_an_opened_source_is_read_for_who_asks(tmp_path: Pa
 
 def test_weights_alone_cost_nothing_that_the_optimizer_needs(tmp_path: Path) -> None:
     checkpoint = copy_of(CASE, tmp_path)
-    alone, together = ckptconv.open(checkpoint), ckptconv.open(checkpoint, optimizer=True)
+    alone, together = ckptconv.open(checkpoint), ckptconv.open(checkpoint, states=True)
     assert alone.bytes_read < together.bytes_read
     assert alone.inputs == together.inputs
     assert not alone.state_inputs

@@ -70,13 +70,13 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     inputs = checkpoint.identified()
     states, state_inputs = None, {}
     read = [checkpoint]
-    if wanted.optimizer:
+    if wanted.states:
         left = left.without_optimizers()
         states = _optimizer(checkpoint, other or checkpoint)
         read = [checkpoint, other] if other else read
         state_inputs = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
     notes, warnings = left.told()
-    if other and not wanted.optimizer:
+    if other and not wanted.states:
         notes.append(f"Beside the model there is {other.directory}; --optimizer PATH converts its states.")
     return Source(
         format=checkpoint.format,
