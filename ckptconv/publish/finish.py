@@ -20,17 +20,10 @@ from ckptconv.outputs.targets import check_file, is_output_name
 from ckptconv.process import peak_rss
 from ckptconv.publish.manifest import NAME, Made, document, together
 from ckptconv.publish.parts import assign
-from ckptconv.publish.publish import (
-    commit,
-    directory_staging,
-    file_staging,
-    parts_on_store,
-    tree_staging,
-)
+from ckptconv.publish.publish import commit, staging_for
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import Described, described
 from ckptconv.publish.staging.base import Staging
-from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.paths import is_remote, join, normalize, real_place
@@ -59,15 +52,6 @@ class _Planned:
     def files(self) -> list[tuple[str, int, int]]:
         """Names, sizes in bytes, and how many tensors each holds."""
         return self.told.files
-
-    def staging(self, durable: bool, storage_options: Mapping[str, Any]) -> Staging:
-        if is_remote(self.path):
-            return parts_on_store(self.path, self.told.plan_id, Options().buffers(far=True), storage_options)
-        if self.kind == "file":
-            return LocalStaging(self.path, self.told.plan_id, durable)
-        if self.kind == "tree":
-            return tree_staging(self.path, self.told.plan_id, durable)
-        return directory_staging(self.path, self.told.plan_id, durable)
 
     @property
     def untouched(self) -> str:
@@ -102,13 +86,14 @@ def finish(
     """
     started = time.monotonic()
     known = dict(storage_options or {})
+    options = Options(fsync=fsync, storage_options=known)
     planned = [each for path in outputs for each in _planned(normalize(path), known)]
     if checksum and announce:
         announce(sum(size for each in planned for _, size, _ in each.files))
     documents, works = [], []
     with ExitStack() as stack:
         for each in planned:
-            staging = each.staging(fsync, known)
+            staging = staging_for(each.path, each.told.plan_id, each.kind, options, in_parts=True)
             staging.finishing = True
             staging.__enter__()
             stack.callback(staging.detach)
@@ -126,7 +111,7 @@ def finish(
                 staging.seal(staging.put(NAME, data))
                 names.append(NAME)
             works.append((staging, names))
-        written = _staged_manifest(manifest, planned, documents, Options(fsync=fsync, storage_options=known), stack)
+        written = _staged_manifest(manifest, planned, documents, options, stack)
         if publishing:
             publishing()
         commit(works)
@@ -229,11 +214,11 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
 
 
 def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> None:
-    working = getattr(progress, "working", None)
+    on_file = getattr(progress, "working", None)
     changed = []
     for name, size, _ in planned.files:
-        if working:
-            working(name)
+        if on_file:
+            on_file(name)
         if not staging.check(name, size, progress):
             changed.append(name)
     if changed:
@@ -271,7 +256,7 @@ def _staged_manifest(
     if not path:
         return None
     check_file(normalize(path), "--manifest")
-    staging = file_staging(normalize(path), planned[0].told.plan_id, options)
+    staging = staging_for(normalize(path), planned[0].told.plan_id, "file", options)
     stack.enter_context(staging)
     staging.seal(staging.put("", together(documents)))
     return staging

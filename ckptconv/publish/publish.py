@@ -63,49 +63,32 @@ def last_path(output: Output) -> str:
     return final_path(output.target, next(file for file in output.plan.files if file.name == last))
 
 
-def _staging(output: Output, options: Options, elsewhere: bool) -> Staging:
-    path, plan_id = output.target.path, output.plan.plan_id
-    shared = options.part is not None
-    if _is_on_store(output) and (shared or elsewhere):
-        memory = options.buffers(far=True) // 2
-        return parts_on_store(path, plan_id, memory, options.storage_options, shared)
-    if output.target.is_tree:
-        return tree_staging(path, plan_id, options.fsync, shared)
-    if output.target.is_file:
-        return file_staging(path, plan_id, options, shared)
-    if is_remote(path):
-        memory = options.buffers(far=True) // 2
-        return UploadStaging(path, plan_id, memory, options.storage_options, safetensors.INDEX, is_output_name)
-    return directory_staging(path, plan_id, options.fsync, shared)
+def kind_of(target: Target) -> str:
+    """What an output is: a "file", a "directory", or a "tree"."""
+    return "file" if target.is_file else "tree" if target.is_tree else "directory"
 
 
-def parts_on_store(
-    path: str, plan_id: str, memory: int, storage_options: Mapping[str, Any], shared: bool = False
-) -> PartsOnStore:
-    """Where the shards of an output on a store are, until it is finished."""
-    return PartsOnStore(path, plan_id, memory, storage_options, safetensors.INDEX, is_output_name, shared)
+def staging_for(
+    path: str, plan_id: str, kind: str, options: Options, shared: bool = False, in_parts: bool = False
+) -> Staging:
+    """Where an output of a `kind`, or a file beside it, grows.
+
+    `shared`: others make parts of it at the same time. `in_parts`: on a store, more than one process has to do with it.
+    """
+    if kind == "tree":
+        return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, options.fsync, shared)
+    index, is_ours = (safetensors.INDEX, is_output_name) if kind == "directory" else ("", None)
+    if not is_remote(path):
+        return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
+    memory = options.buffers(far=True) // 2
+    if in_parts and is_ours:
+        return PartsOnStore(path, plan_id, memory, options.storage_options, index, is_ours, shared)
+    return UploadStaging(path, plan_id, memory, options.storage_options, index, is_ours)
 
 
-def _is_on_store(output: Output) -> bool:
-    """Whether an output is shards and an index on a store: those can be there while the index is not."""
-    return is_remote(output.target.path) and any(file.name == safetensors.INDEX for file in output.plan.files)
-
-
-def tree_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> TreeStaging:
-    """Where a universal checkpoint grows."""
-    return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, durable, shared)
-
-
-def directory_staging(path: str, plan_id: str, durable: bool, shared: bool = False) -> LocalStaging:
-    """Where a directory of safetensors grows."""
-    return LocalStaging(path, plan_id, durable, shared, safetensors.INDEX, is_output_name)
-
-
-def file_staging(path: str, plan_id: str, options: Options, shared: bool = False) -> Staging:
-    """Where one file grows, of an output or beside it."""
-    if is_remote(path):
-        return UploadStaging(path, plan_id, options.buffers(far=True) // 2, options.storage_options)
-    return LocalStaging(path, plan_id, options.fsync, shared)
+def _is_one_upload(output: Output) -> bool:
+    """Whether an output on a store is one file, which cannot be there while an index is not, as shards can."""
+    return is_remote(output.target.path) and all(file.name != safetensors.INDEX for file in output.plan.files)
 
 
 @dataclass
@@ -151,16 +134,16 @@ def publish(
     equal: Sequence[tuple[str, LazyTensor, LazyTensor]],
     alike: Sequence[tuple[str, LazyTensor, LazyTensor]],
     options: Options,
-    announce: Callable[[int], None] | None,
+    on_total: Callable[[int], None] | None,
     progress: Progress | None,
-    publishing: Callable[[], None] | None,
+    before_commit: Callable[[], None] | None,
     checksums: Checksums | None = None,
     verify: Callable[[Sequence[Mapping[str, str] | None]], int] | None = None,
     executor: Executor | None = None,
 ) -> Done:
     """Carry out the plans in staging, and commit them when all are whole; or of one part only, and leave it there.
 
-    What an earlier run of the same plan has finished is not made again. `announce` is told how many bytes are, and are
+    What an earlier run of the same plan has finished is not made again. `on_total` is told how many bytes are, and are
     verified. `verify` is called before the commit with where each output's files are, by name; it raises if one is not
     as it should be, and tells how many bytes it compared. What is sent elsewhere can be read only when it has its name:
     then it is called at the end, with None for each. `executor` makes the files, where one is given.
@@ -177,7 +160,7 @@ def publish(
             raise UsageError(f"{option} is about an output as a whole, and --part makes a part of it.", hint)
     sends = any(is_remote(output.target.path) for output in outputs)
     for output in outputs if part else ():
-        if is_remote(output.target.path) and not _is_on_store(output):
+        if _is_one_upload(output):
             raise UsageError(
                 f"{output.target.path}: on a store, parts are the shards of an output with an index, and this output "
                 "is one file.",
@@ -190,10 +173,10 @@ def publish(
         readers = stack.enter_context(SpoolingReaders(storage_options, options.spool_dir))
         chosen = files_of(outputs, part)
         # A single file on a store appears when this process completes it, whoever makes the others.
-        made_here = [not executor or (is_remote(each.target.path) and not _is_on_store(each)) for each in outputs]
+        made_here = [executor is None or _is_one_upload(each) for each in outputs]
         if any(file.packed for file in inputs):
-            own = (files for files, here in zip(chosen, made_here, strict=True) if here)
-            readers.expect(packed_in(Plan(tuple(files), "") for files in own))
+            plans = (Plan(tuple(files), "") for files, here in zip(chosen, made_here, strict=True) if here)
+            readers.expect(packed_in(plans))
         if not part or not part[0]:
             _check_equal(outputs, equal, readers)
             different = (name for name, one, other in alike if not same(one, other, readers))
@@ -201,11 +184,20 @@ def publish(
         works = [
             _Work(
                 output,
-                stack.enter_context(_staging(output, options, executor is not None)),
+                stack.enter_context(
+                    staging_for(
+                        output.target.path,
+                        output.plan.plan_id,
+                        kind_of(output.target),
+                        options,
+                        part is not None,
+                        part is not None or not here,
+                    )
+                ),
                 _is_digested(output, options),
                 files,
             )
-            for output, files in zip(outputs, chosen, strict=True)
+            for output, files, here in zip(outputs, chosen, made_here, strict=True)
         ]
         for work in works:
             work.resume(part is not None)
@@ -214,29 +206,29 @@ def publish(
             done.reused_bytes += sum(sizes)
             work.staging.expect(work.left)
         whole = sum(work.nbytes for work in works)
-        if announce:
+        if on_total:
             # To verify is to go over all of it once more.
-            announce(whole - done.reused_bytes + (whole if verify else 0))
+            on_total(whole - done.reused_bytes + (whole if verify else 0))
         syncing = stack.enter_context(Syncing())
         requests = options.jobs or REQUESTS
         jobs = options.jobs or (1 if executor else None)
-        here: list[tuple[_Work, Task]] = []
+        own: list[tuple[_Work, Task]] = []
         elsewhere: list[tuple[_Work, Task]] = []
-        for work, is_here in zip(works, made_here, strict=True):
+        for work, here in zip(works, made_here, strict=True):
             for file in work.left:
                 # A single file is made again where it has no name yet, and what is not data, in no time.
                 recorded = part is not None or (bool(file.tensors) and not work.output.target.is_file)
                 task = Task(file, work.staging, work.digested, recorded, jobs, memory, requests)
-                (here if is_here else elsewhere).append((work, task))
+                (own if here else elsewhere).append((work, task))
         if part:
             for index, work in enumerate(works):
                 work.staging.describe(_description(work.output, part[1], index))
         if executor:
             _elsewhere(elsewhere, executor, options, checksums, progress, done.tally)
-        working = getattr(progress, "working", None)
-        for work, task in here:
-            if working:
-                working(task.file.name)
+        on_file = getattr(progress, "working", None)
+        for work, task in own:
+            if on_file:
+                on_file(task.file.name)
             result, seal = make(task, readers, progress, checksums)
             done.tally.add(result.tally)
             work.made[task.file.name] = result.made
@@ -262,13 +254,13 @@ def publish(
             for work in works:
                 work.staging.detach()
             return done
-        if working and verify:
-            working("verifying")
+        if on_file and verify:
+            on_file("verifying")
         if verify and not sends:
             places = [{file.name: work.staging.staged(file.name) for file in work.output.plan.files} for work in works]
             done.tally.bytes_verified += verify(places)
-        if publishing:
-            publishing()
+        if before_commit:
+            before_commit()
         commit([(work.staging, listed) for work, listed in zip(works, names, strict=True)])
         if described:
             described.commit([""])
@@ -310,7 +302,7 @@ def _description(output: Output, parts: int, shift: int) -> bytes:
     return json.dumps(
         {
             "plan": output.plan.plan_id,
-            "kind": "file" if target.is_file else "tree" if target.is_tree else "directory",
+            "kind": kind_of(target),
             "parts": parts,
             "shift": shift,
             "heading": output.heading,
@@ -377,7 +369,7 @@ def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -
     if not options.manifest:
         return None
     data = together([work.manifest() for work in works])
-    staging = file_staging(normalize(options.manifest), works[0].output.plan.plan_id, options)
+    staging = staging_for(normalize(options.manifest), works[0].output.plan.plan_id, "file", options)
     stack.enter_context(staging)
     staging.seal(staging.put("", data))
     return staging

@@ -8,7 +8,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
+from queue import Queue
 
 from ckptconv.errors import FailedError
 from ckptconv.storage.handles import Handle
@@ -132,11 +132,13 @@ def writing(path: str) -> Iterator[None]:
 class Syncing:
     """Takes steps that wait for the disk in a thread of its own, so that one file is waited for while the next grows.
 
+    One step more may wait: whoever is killed loses no more files than these that have no record yet.
+
     A context that, left by an exception, waits for the one at hand and leaves out the rest.
     """
 
     def __init__(self) -> None:
-        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._waiting: Queue[Callable[[], None] | None] = Queue(maxsize=1)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._stopped = False

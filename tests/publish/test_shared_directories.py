@@ -162,10 +162,11 @@ def test_a_staging_directory_that_is_not_ours_is_not_used(
 
 
 @pytest.mark.parametrize("leave", ANY)
+@pytest.mark.parametrize("taken", ["page", "publishing"])
 def test_a_page_and_a_file_get_another_hidden_name_where_theirs_is_taken(
-    leave: Callable[[Path, Path], None], model: Path, tmp_path: Path, home: Path
+    taken: str, leave: Callable[[Path, Path], None], model: Path, tmp_path: Path, home: Path
 ) -> None:
-    planted = tmp_path / ".page.html.ckptconv-page"
+    planted = tmp_path / f".page.html.ckptconv-{taken}"
     leave(planted, home)
     before = seen(planted)
     done(ckptconv_here("inspect", "--html", tmp_path / "page.html", model))

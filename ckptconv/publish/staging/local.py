@@ -366,10 +366,7 @@ class LocalStaging(Staging):
     # ---- publishing
 
     def commit(self, names: Sequence[str]) -> None:
-        assert self._home is not None
-        with writing(self.path):
-            busy, guard = wait_for(self._home, self.busy, self.path)
-        try:
+        with self._alone():
             self._check_renamed()
             self.committing = True
             with writing(self.path):
@@ -380,11 +377,23 @@ class LocalStaging(Staging):
                         self.committing = False
                         raise
                     raise self._unfinished(names, error) from error
+        self.committed = True
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have no other conversion publish into `home` at the same time, where that takes more than one rename."""
+        if self.is_file:
+            yield
+            return
+        assert self._home is not None
+        with writing(self.path):
+            busy, guard = wait_for(self._home, self.busy, self.path)
+        try:
+            yield
         finally:
             remove_emptied(self._home, self.busy, busy)
             busy.close()
             os.close(guard)
-        self.committed = True
 
     def publish(self, names: Sequence[str]) -> None:
         """Give the staged files their final names, the index last."""
