@@ -77,7 +77,7 @@ def open_source(
 
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
-    """Return `source` with what is under `key`, and with `states` the optimizer's states: open it again if it lacks them."""
+    """Return `source` with what is under `key`, and with `states` the optimizer's: open it again if it lacks them."""
     wanted = replace(source.wanted, key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is None or wanted == source.wanted:
         return source

@@ -15,7 +15,7 @@ from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError
 from ckptconv.outputs import writable
 from ckptconv.outputs.torch_storage import Placed, overlaps, storage_of, strides_of
 from ckptconv.outputs.torch_zip import file_plan
-from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque, TorchConstant
+from ckptconv.pickles.nodes import COMPOSITES, QUANTIZERS, WRAPPER, Composite, Global, Opaque, TorchConstant
 from ckptconv.pickles.writer import Call, PersistentId, dumps
 from ckptconv.plan import FilePlan
 from ckptconv.structure import live
@@ -31,24 +31,11 @@ _SPARSE = 64
 _SMALL = 1 << 20
 
 
-# The parts of each kind of composite, in the order of the arguments of the function that rebuilds it.
-_PARTS = {
-    "sparse_coo": ("indices", "values", "shape"),
-    "sparse_csr": ("crow_indices", "col_indices", "values", "shape"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values", "shape"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values", "shape"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values", "shape"),
-    "nested": ("values", "sizes", "strides", "storage_offsets"),
-    "meta": ("dtype", "shape", "strides", "requires_grad"),
-}
-_QUANTIZERS = (("scale", "zero_point"), ("scales", "zero_points", "axis"))
 # Quantized dtypes of integers: by the integers' dtype, and by whether one (0), two (1) or four (2) values share a byte.
 _QUANTIZED_AS = {
     ("uint8", 0): "quint8", ("uint8", 1): "quint4x2", ("uint8", 2): "quint2x4",
     ("int8", 0): "qint8", ("int32", 0): "qint32",
 }  # fmt: skip
-# Parts of a tensor of a subclass that wraps others.
-_WRAPPING = ("dtype", "shape", "strides", "storage_offset", "layout", "device", "requires_grad")
 _REBUILDING = {"nested": "_rebuild_nested_tensor", "meta": "_rebuild_meta_tensor_no_storage"}
 # Kinds of tensors that have no class of their own; a buffer is a tensor with an attribute. STORAGE is the kind of a
 # storage that is itself a leaf of the tree.
@@ -276,7 +263,9 @@ class TorchTree:
         if value.kind == "quantized":
             made = self._quantized(parts)
         else:
-            arguments = tuple(parts.get(name, False) for name in _PARTS[value.kind])
+            arguments = tuple(parts[name] for name in COMPOSITES[value.kind])
+            if value.kind == "meta":
+                arguments = (*arguments, parts.get("requires_grad", False))
             if value.kind.startswith("sparse_"):
                 more = tuple(parts[name] for name in ("is_coalesced",) if name in parts)
                 arguments = (TorchConstant("layout", value.kind), (*arguments, *more))
@@ -289,7 +278,7 @@ class TorchTree:
         values = parts["values"]
         if not isinstance(values, LazyTensor):
             raise UnsupportedError("A quantized tensor without data cannot be written for torch.")
-        names = _QUANTIZERS["scale" not in parts]
+        names = QUANTIZERS["scale" not in parts]
         facts = values.facts if isinstance(values, Tagged) else TensorFacts()
         packed = math.prod(parts.get("shape", values.shape)) / max(values.numel, 1)
         bits = _QUANTIZED_AS.get((values.dtype.name, 2 if packed > 2 else 1 if packed > 1 else 0))
@@ -331,10 +320,10 @@ def _class(kind: str) -> Global:
 def _wrapper(value: Composite) -> Call:
     """Return the call for a tensor of a subclass that only wraps others, which are in its state."""
     parts = value.parts
-    if {*parts, "attributes"} != {*_WRAPPING, "attributes"}:
+    if {*parts, "attributes"} != {*WRAPPER, "attributes"}:
         raise UnsupportedError(f"A tensor of {value.kind[:200]} is made of parts that are not known.")
     cls = _class(value.kind)
-    arguments = (cls, *(parts[name] for name in _WRAPPING))
+    arguments = (cls, *(parts[name] for name in WRAPPER))
     function = Global("torch._tensor", "_rebuild_from_type_v2")
     return Call(function, (_utils("_rebuild_wrapper_subclass"), cls, arguments, parts.get("attributes", {})))
 

@@ -123,10 +123,23 @@ class Composite:
     parts: dict[str, Any]
 
 
-# Tensors made of several whose parts are known.
-COMPOSITES = frozenset(
-    {"sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "nested", "quantized", "meta"}
-)
+# The tensors made of several whose parts are known, and the parts that all of a kind have, in the order in which
+# torch's functions for making them take them.
+COMPOSITES: dict[str, tuple[str, ...]] = {
+    "sparse_coo": ("indices", "values", "shape"),
+    "sparse_csr": ("crow_indices", "col_indices", "values", "shape"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values", "shape"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values", "shape"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values", "shape"),
+    "nested": ("values", "sizes", "strides", "storage_offsets"),
+    "meta": ("dtype", "shape", "strides"),
+    "quantized": ("values", "qscheme"),
+}
+SPARSE = tuple(kind for kind in COMPOSITES if kind.startswith("sparse_"))
+# What says what the integers in a quantized tensor mean: of all of it, or of each row or column.
+QUANTIZERS = (("scale", "zero_point"), ("scales", "zero_points", "axis"))
+# The parts of a tensor of a subclass that wraps others, which are in its attributes.
+WRAPPER = ("dtype", "shape", "strides", "storage_offset", "layout", "device", "requires_grad")
 
 
 _META = "saved from the meta device"

@@ -16,7 +16,17 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.nodes import (
+    COMPOSITES,
+    SPARSE,
+    Composite,
+    Global,
+    NumpyArray,
+    NumpyScalar,
+    Opaque,
+    Size,
+    TorchConstant,
+)
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import is_contiguous
 from ckptconv.tensors.lazy import TensorFacts
@@ -173,12 +183,7 @@ def _constant_types() -> dict[str, type]:
 
 
 # Layouts of compressed sparse tensors, with the names of their two index tensors.
-_COMPRESSED = {
-    "sparse_csr": ("crow_indices", "col_indices"),
-    "sparse_csc": ("ccol_indices", "row_indices"),
-    "sparse_bsr": ("crow_indices", "col_indices"),
-    "sparse_bsc": ("ccol_indices", "row_indices"),
-}
+_COMPRESSED = {kind: COMPOSITES[kind][:2] for kind in SPARSE if kind != "sparse_coo"}
 
 
 def _composite(tensor: Any) -> Composite:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, TypeAlias
 
-from ckptconv.pickles.nodes import Composite, TorchConstant
+from ckptconv.pickles.nodes import COMPOSITES, QUANTIZERS, SPARSE, WRAPPER, Composite, TorchConstant
 from ckptconv.structure import live
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor
@@ -260,27 +261,19 @@ def _check_wrapper(parts: Mapping[str, Any]) -> None:
         _constant(parts["device"], "device")
 
 
-def _compressed(layout: str, first: str, second: str) -> _Check:
+def _compressed(layout: str) -> _Check:
     rows, blocks = layout in ("sparse_csr", "sparse_bsr"), layout in ("sparse_bsr", "sparse_bsc")
-    return (first, second, "values", "shape"), (), _check_compressed(rows, blocks, (first, second))
+    compressed, plain, *_ = parts = COMPOSITES[layout]
+    return parts, (), _check_compressed(rows, blocks, (compressed, plain))
 
 
 # A tensor of a class that wraps others, which are in its attributes.
-_WRAPPER: _Check = (
-    ("dtype", "shape", "strides", "storage_offset", "layout", "device", "requires_grad"), (), _check_wrapper
-)  # fmt: skip
+_WRAPPER: _Check = (WRAPPER, (), _check_wrapper)
 # Of each kind: the parts that it has, those that it may have, and what checks them.
 _CHECKS: dict[str, _Check] = {
-    "sparse_coo": (("indices", "values", "shape"), ("is_coalesced",), _check_coo),
-    "sparse_csr": _compressed("sparse_csr", "crow_indices", "col_indices"),
-    "sparse_bsr": _compressed("sparse_bsr", "crow_indices", "col_indices"),
-    "sparse_csc": _compressed("sparse_csc", "ccol_indices", "row_indices"),
-    "sparse_bsc": _compressed("sparse_bsc", "ccol_indices", "row_indices"),
-    "nested": (("values", "sizes", "strides", "storage_offsets"), (), _check_nested),
-    "meta": (("dtype", "shape", "strides"), (), _check_meta),
-    "quantized": (
-        ("values", "qscheme"),
-        ("scale", "zero_point", "scales", "zero_points", "axis", "shape", "strides"),
-        _check_quantized,
-    ),
+    **{layout: _compressed(layout) for layout in SPARSE if layout != "sparse_coo"},
+    "sparse_coo": (COMPOSITES["sparse_coo"], ("is_coalesced",), _check_coo),
+    "nested": (COMPOSITES["nested"], (), _check_nested),
+    "meta": (COMPOSITES["meta"], (), _check_meta),
+    "quantized": (COMPOSITES["quantized"], (*chain(*QUANTIZERS), "shape", "strides"), _check_quantized),
 }

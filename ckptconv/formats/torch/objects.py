@@ -15,7 +15,18 @@ import re
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.nodes import (
+    COMPOSITES,
+    QUANTIZERS,
+    SPARSE,
+    Composite,
+    Global,
+    NumpyArray,
+    NumpyScalar,
+    Opaque,
+    Size,
+    TorchConstant,
+)
 from ckptconv.pickles.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 from ckptconv.structure.soundness import (
     MAX_BYTES,
@@ -385,9 +396,7 @@ class _Tensors:
             return values  # on the meta device, without data
         if type(requires_grad) is not bool or requires_grad:
             raise MalformedError("has a quantized tensor that requires gradients")
-        names = (
-            ("qscheme", "scale", "zero_point") if len(quantizer) == 3 else ("qscheme", "scales", "zero_points", "axis")
-        )
+        names = ("qscheme", *QUANTIZERS[len(quantizer) - 3])
         return _composite("quantized", {"values": values, **dict(zip(names, quantizer, strict=True)), **packed})
 
     def rebuild_meta_tensor(self, args: tuple[Any, ...]) -> Any:
@@ -577,30 +586,24 @@ def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]
     return _described(leaf, kind, None, state)
 
 
-_SPARSE_PARTS = {
-    "sparse_coo": ("indices", "values", "shape", "is_coalesced"),
-    "sparse_csr": ("crow_indices", "col_indices", "values", "shape"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values", "shape"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values", "shape"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values", "shape"),
-}
-
-
 def _rebuild_sparse_tensor(args: tuple[Any, ...]) -> Any:
     """Take (layout, (indices, values, size[, coalesced])) or (layout, (compressed indices, indices, values, size))."""
     _arguments(args, "_rebuild_sparse_tensor", 2)
     layout, data = args
-    names = _SPARSE_PARTS.get(layout.name, ()) if type(layout) is TorchConstant and layout.kind == "layout" else ()
-    if not names or type(data) is not tuple:
+    known = type(layout) is TorchConstant and layout.kind == "layout" and layout.name in SPARSE
+    if not known or type(data) is not tuple:
         raise MalformedError("has a sparse tensor without a layout or parts")
-    if len(data) not in (len(names), 3 if layout.name == "sparse_coo" else len(names)):
+    names = COMPOSITES[layout.name]
+    if layout.name == "sparse_coo" and len(data) > len(names):
+        names = (*names, "is_coalesced")
+    if len(data) != len(names):
         raise MalformedError(f"has a {layout.name} tensor of {len(data)} parts")
-    return _composite(layout.name, dict(zip(names, data, strict=False)))
+    return _composite(layout.name, dict(zip(names, data, strict=True)))
 
 
 def _rebuild_nested_tensor(args: tuple[Any, ...]) -> Any:
     _arguments(args, "_rebuild_nested_tensor", 4)
-    return _composite("nested", dict(zip(("values", "sizes", "strides", "storage_offsets"), args, strict=True)))
+    return _composite("nested", dict(zip(COMPOSITES["nested"], args, strict=True)))
 
 
 def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
@@ -639,7 +642,7 @@ _CONSTANT_NAMES = {
         "per_channel_affine_float_qparams",
     ],
     "memory_format": ["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"],
-    "layout": ["strided", "_mkldnn", "jagged", *_SPARSE_PARTS],
+    "layout": ["strided", "_mkldnn", "jagged", *SPARSE],
 }
 # Other names of these dtypes.
 _ALIASES = {
