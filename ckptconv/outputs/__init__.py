@@ -1,1 +1,4 @@
-"""One module per output format: from a flat state dict and its structure record to file plans."""
+"""From a source and options to plans of files.
+
+`selected` says which names and tensors an output holds, for planning and verifying alike; then there is one module per
+output format. Nothing here opens a file."""

@@ -1,8 +1,9 @@
 """Whether an output is exactly what a source should give, found out by a path of its own.
 
-What is shared with a conversion is the reading of descriptions, which say where bytes lie, and the rules for names and
-structure. The output is read as a stranger reads it (`output`), and what should be in it is worked out element by
-element (`evaluate`); nothing that plans, moves or casts the bytes of a conversion takes part.
+What is shared with a conversion is the reading of descriptions, which say where bytes lie, the selection of names,
+tensors and structure, and the prefetching of remote files. The output is read as a stranger reads it (`output`), and
+what should be in it is worked out element by element (`evaluate`); nothing that moves or casts the bytes of a
+conversion takes part.
 """
 
 from __future__ import annotations
