@@ -352,14 +352,14 @@ def read_header(reader: Reader, base: int = 0) -> Header:
     raw, bytes_read = _raw_header(reader, base)
     file = reader.file
     identity = (file.size, file.stamp, zlib.crc32(raw))
-    places, metadata = _described(raw, file.path)
+    places, metadata = described(raw, file.path)
     start = base + 8 + len(raw)
     del raw
-    tensors = _tensors_of(places, file, start)
+    tensors = tensors_of(places, file, start)
     return Header(tensors, metadata, identity, file.size, bytes_read)
 
 
-def _described(raw: bytes, path: str) -> tuple[list[_Place], dict[str, str]]:
+def described(raw: bytes, path: str) -> tuple[list[_Place], dict[str, str]]:
     """The tensors that a header describes, each checked by itself, and the metadata."""
     places: list[_Place] = []
     metadata: dict[str, str] | None = None
@@ -445,7 +445,7 @@ def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
     return _Place(begin, stop, name, dtype, shape)
 
 
-def _tensors_of(places: list[_Place], file: File, start: int) -> dict[str, Stored]:
+def tensors_of(places: list[_Place], file: File, start: int) -> dict[str, Stored]:
     """The tensors at `places`, in the order of the data, which begins at byte `start` and has to be theirs to the last
     byte."""
     places.sort(key=itemgetter(0, 1))

@@ -15,6 +15,7 @@ from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
+from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import LazyTensor, Tagged
 
 # Suffixes of files for torch.load.
@@ -64,7 +65,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
     dtype, opaque = options.dtype or "keep", options.opaque
-    choice = selection.Choice(options.include, options.exclude)
+    choice = Choice(options.include, options.exclude)
     tree = selection.subtree(source.weights, options.key, source.path) if options.key else source.weights
     idle: dict[str, str] = {}
     found: dict[str, str] = {}

@@ -12,6 +12,7 @@ from ckptconv.options import Options
 from ckptconv.outputs import selection
 from ckptconv.pickles import nodes
 from ckptconv.structure import keymap
+from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import LazyTensor
 
 # Gives names their new ones, {old: new}, by --strip-prefix and --rename.
@@ -34,7 +35,7 @@ class Selected:
     described: keymap.Flattened
     structured: bool
     owners: dict[str, str]
-    choice: selection.Choice
+    choice: Choice
     dtype: str
     widen_only: bool
     fixed: frozenset[str] = frozenset()
@@ -59,7 +60,7 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     Raises UsageError where nothing is left, CorruptError and UnsupportedError for tensors that cannot be converted.
     """
     tree = selection.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
-    choice = selection.Choice(options.include, options.exclude)
+    choice = Choice(options.include, options.exclude)
     described = _flattened(source, tree, choice)
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
@@ -93,7 +94,7 @@ def selected_states(source: Source, options: Options, rename: Rename = selection
     optimizer = source.states()
     if optimizer is None:
         raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
-    choice = selection.Choice(options.include, options.exclude)
+    choice = Choice(options.include, options.exclude)
     known = dict.fromkeys([*_flattened(source, source.weights, choice).tensors, *optimizer["state"]])
     names = _names(source, known, options, choice, rename)
     states = {names[name]: state for name, state in optimizer["state"].items() if name in names}
@@ -113,7 +114,7 @@ def selected_states(source: Source, options: Options, rename: Rename = selection
     return Selected(names, known, tensors, described, options.structure, owners, choice, dtype, widen_only=True)
 
 
-def _flattened(source: Source, tree: Any, choice: selection.Choice) -> keymap.Flattened:
+def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
     """The tensors of `tree`, and a record of those that are chosen. Raises UnsupportedError for those without data,
     unless they are left out by name."""
     if not source.structured:
@@ -134,9 +135,7 @@ def _flattened(source: Source, tree: Any, choice: selection.Choice) -> keymap.Fl
     return flattened
 
 
-def _names(
-    source: Source, flat: Mapping[str, Any], options: Options, choice: selection.Choice, rename: Rename
-) -> dict[str, str]:
+def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Choice, rename: Rename) -> dict[str, str]:
     """What is converted, and under which names: {old: new}."""
     names = selection.matching(flat, choice)
     _check_pieces(source, flat)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.options import parse_rule
+from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES, can_cast
 from ckptconv.tensors.lazy import Convert, LazyTensor, same_bytes
 from ckptconv.tensors.moves import Cast
@@ -56,37 +57,6 @@ def _candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
         return f"Did you mean {' or '.join(map(repr, close))}?"
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"There are: {', '.join(map(repr, names[:most]))}{more}."
-
-
-class Choice:
-    """Which names are chosen: those that match a glob of `include`, if there is one, and none of `exclude`.
-
-    `used` are the globs that have matched a name since.
-    """
-
-    def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
-        self.include = tuple(include)
-        self.exclude = tuple(exclude)
-        self.used: set[str] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self.include or self.exclude)
-
-    def __contains__(self, name: str) -> bool:
-        return not self.excludes(name) and (not self.include or self.includes(name))
-
-    def includes(self, name: str) -> bool:
-        """Whether `name` matches a glob of `include`."""
-        return self._any(name, self.include)
-
-    def excludes(self, name: str) -> bool:
-        """Whether `name` matches a glob of `exclude`."""
-        return self._any(name, self.exclude)
-
-    def _any(self, name: str, patterns: Sequence[str]) -> bool:
-        found = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern)]
-        self.used.update(found)
-        return bool(found)
 
 
 def matching(names: Iterable[str], choice: Choice) -> list[str]:

@@ -1,5 +1,6 @@
 """All that opens a file or a connection.
 
-In: paths and URLs. Out: readers of ranges, writers, listings. `files` reads, `writing` writes, `remote` reaches
-stores through fsspec, `prefetch` reads ahead in few requests, `spool` keeps what can be read only once, `uploads`
-writes to stores. Nothing here knows a format."""
+In: paths and URLs. Out: readers of ranges, writers, listings. `files` reads, and buffers descriptions; `writing`
+writes; `remote` reaches stores through fsspec; `coalesce` groups what lies near; `prefetch` fetches what tasks will
+read from remote files, in few requests; `spool` keeps what can be read only once; `uploads` writes to stores. Nothing
+here knows a format."""

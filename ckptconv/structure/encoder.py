@@ -40,7 +40,7 @@ from ckptconv.tensors.lazy import Convert, LazyTensor, Tagged, TensorFacts, View
 from ckptconv.tensors.moves import Conjugate, Negate
 
 if TYPE_CHECKING:
-    from ckptconv.outputs.selection import Choice
+    from ckptconv.structure.choice import Choice
 
 # The one name that safetensors keeps for itself.
 METADATA = "__metadata__"

@@ -21,7 +21,7 @@ from ckptconv.tensors.dtypes import DTYPE_RANK
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
 
 if TYPE_CHECKING:
-    from ckptconv.outputs.selection import Choice
+    from ckptconv.structure.choice import Choice
 
 __all__ = [
     "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "plain_record", "remap",

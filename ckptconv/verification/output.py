@@ -7,40 +7,28 @@ byte of a file is left that nobody looks at. The index of a sharded output has t
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckptconv.errors import CorruptError, DifferenceError, UnsafeError, UsageError
+from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.formats import safetensors
+from ckptconv.formats.safetensors import METADATA
 from ckptconv.formats.weight_map import read_index
-from ckptconv.storage import strict_json
 from ckptconv.storage.files import Options, listing, look, open_reader, read_text
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, join
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
-from ckptconv.tensors.dtypes import DTYPES_BY_CODE
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 
 SUFFIX = ".safetensors"
 INDEX = f"model{SUFFIX}.index.json"
 SINGLE = f"model{SUFFIX}"
-METADATA = "__metadata__"
-# What is read of a header, a manifest and a record at most.
-_MAX_HEADER, _MAX_MANIFEST, _MAX_RECORD = 100_000_000, 256 << 20, 1 << 30
+# Bytes of a structure record that are read.
+_MAX_RECORD = 1 << 30
 _STALE = "It is of another version of these files; convert again."
 _AGAIN = "The file was damaged or changed since it was written; convert again."
-
-
-class Entry(NamedTuple):
-    """A tensor as a header describes it: dtype by its code, shape, and where its data is."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 @dataclass
@@ -175,116 +163,84 @@ def _add(found: Written, path: str, at: str, options: Options | None) -> dict[st
     if entry.kind != "file":
         raise UsageError(f"{path} {'does not exist' if entry.kind == 'missing' else f'is {entry.described}'}.")
     file = entry.file._replace(path=at)
-    header, data = _read_header(path, file, options)
+    tensors, metadata = _read_header(path, file, options)
     if not is_remote(at):
-        _ask_the_library(path, at, header)
-    metadata: dict[str, str] = header.pop(METADATA, None) or {}
-    position = 0
-    # Tensors are many, and their shapes are few.
-    shapes: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-    for name, told in sorted(header.items(), key=lambda item: (item[1].start, item[1].stop)):
-        dtype = DTYPES_BY_CODE.get(told.dtype)
-        if dtype is None:
-            raise _header(path, f"{name!r} is of dtype {told.dtype!r}, which is not known", tensor=name)
-        shape = told.shape
-        if dtype.code == "F4" and shape:
-            shape = (*shape[:-1], shape[-1] // 2)  # two values a byte, which torch counts as one
-        if told.start != position or told.stop - told.start != math.prod(shape) * dtype.itemsize:
-            what = f"bytes {told.start} to {told.stop}, where {told.dtype} {list(told.shape)} at {position} belongs"
-            raise _header(path, f"{name!r} has {what}", tensor=name)
+        _ask_the_library(path, at, tensors, metadata)
+    for name in tensors:
         if name in found.tensors:
             raise _header(path, f"it holds {name!r}, which {found.homes[name]} holds too", tensor=name)
-        shape, strides = shapes.setdefault(shape, (shape, contiguous_strides(shape)))
-        found.tensors[name] = Stored(file, data + told.start, dtype, shape, strides)
-        found.homes[name] = path
-        position = told.stop
-    if data + position != file.size:
-        raise _header(path, f"its tensors end at byte {data + position}, and it has {file.size} bytes")
+    found.tensors.update(tensors)
+    found.homes.update(dict.fromkeys(tensors, path))
     if metadata.pop("format", None) != "pt":
         raise _header(path, "its metadata does not say that its format is 'pt', which loaders ask for")
     found.files.append(file._replace(path=path))
     return metadata
 
 
-def _read_header(path: str, file: File, options: Options | None) -> tuple[dict[str, Any], int]:
-    """What the header of a file says, and where its data begins. The text has to be the library's, to the letter."""
+def _read_header(path: str, file: File, options: Options | None) -> tuple[dict[str, Stored], dict[str, str]]:
+    """The tensors of a file, in the order of their data, and its metadata. The text of its header has to be the
+    library's, to the letter."""
     reader = open_reader(file, options)
     try:
         length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
-        if file.size < 8 or length > min(file.size - 8, _MAX_HEADER):
+        if file.size < 8 or length > min(file.size - 8, safetensors.MAX_HEADER):
             raise _header(path, f"its header cannot have {length} bytes: the file has {file.size}")
         raw = reader.read_at(8, length)
+        places, metadata = safetensors.described(raw, path)
+        tensors = safetensors.tensors_of(places, file, 8 + len(raw))
+    except (CorruptError, LimitError, UnsupportedError) as error:
+        raise DifferenceError(error.message.replace(file.path, path), _AGAIN, what="header", file=path) from error
     finally:
         reader.close()
-    header: dict[str, Any] = {}
-    try:
-        for members in strict_json.members(raw, _entry):
-            if type(members) is not dict or not header.keys().isdisjoint(members):
-                raise _header(path, "its header is not an object, or has a name twice")
-            header.update(members)
-    except ValueError as error:
-        raise _header(path, f"its header cannot be read: {error}") from error
-    metadata = header.get(METADATA, {})
-    sound = type(metadata) is dict and all(type(value) is str for value in metadata.values())
-    if not sound or not all(type(entry) is Entry for name, entry in header.items() if name != METADATA):
-        raise _header(path, "its header does not consist of tensors and metadata")
     at = 0
-    for piece in _text_of(header):
+    for piece in _text_of(tensors, metadata, 8 + len(raw)):
         if not raw.startswith(piece, at):
             raise _header(path, f"near byte {8 + at} its header is not written as the library writes it")
         at += len(piece)
     if len(raw) % 8 or raw[at:] != b" " * (-at % 8):
         raise _header(path, "its header is not filled up with spaces to a multiple of eight bytes, as the library does")
-    return header, 8 + length
+    return tensors, metadata
 
 
-def _entry(pairs: list[tuple[str, Any]]) -> Any:
-    """An object of the header; that of a tensor in the form that takes least memory."""
-    if [name for name, _ in pairs] == ["dtype", "shape", "data_offsets"]:
-        dtype, shape, offsets = (value for _, value in pairs)
-        if type(dtype) is str and type(shape) is list and type(offsets) is list and len(offsets) == 2:
-            if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
-                raise ValueError("a shape or an offset is no count")
-            return Entry(dtype, tuple(shape), *offsets)
-    return strict_json.unique(pairs)
-
-
-def _text_of(header: Mapping[str, Any]) -> Iterator[bytes]:
-    """The header as the library writes it, in pieces: compact, and in UTF-8."""
+def _text_of(tensors: Mapping[str, Stored], metadata: Mapping[str, str], start: int) -> Iterator[bytes]:
+    """The header as the library writes it, in pieces, where the data begins at byte `start`: compact, and in UTF-8."""
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     separator = "{"
-    for name, entry in header.items():
-        if type(entry) is Entry:
-            described = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (entry.start, entry.stop)}
-            text = f"{separator}{encode(name)}:{encode(described)}"
-        else:
-            text = f"{separator}{encode(name)}:{encode(entry)}"
-        yield text.encode(errors="surrogatepass")
+    if metadata:
+        yield f"{separator}{encode(METADATA)}:{encode(metadata)}".encode(errors="surrogatepass")
         separator = ","
-    yield b"}" if header else b"{}"
+    for name, tensor in tensors.items():
+        begin = tensor.offset - start
+        offsets = begin, begin + tensor.nbytes
+        described = {"dtype": tensor.dtype.code, "shape": _told_shape(tensor), "data_offsets": offsets}
+        yield f"{separator}{encode(name)}:{encode(described)}".encode(errors="surrogatepass")
+        separator = ","
+    yield b"}" if separator == "," else b"{}"
 
 
-def _ask_the_library(path: str, at: str, header: Mapping[str, Any]) -> None:
+def _told_shape(tensor: LazyTensor) -> list[int]:
+    """The shape as the library counts it: two values in a byte of F4, which torch counts as one."""
+    shape = list(tensor.shape)
+    return [*shape[:-1], 2 * shape[-1]] if tensor.dtype.code == "F4" and shape else shape
+
+
+def _ask_the_library(path: str, at: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> None:
     """Raise DifferenceError where the safetensors library does not find in a file what its header was read as."""
     from safetensors import SafetensorError, safe_open
 
-    other = False
+    def is_so(name: str, told: Any) -> bool:
+        tensor = tensors.get(name)
+        found = told.get_shape(), told.get_dtype()
+        return tensor is not None and (_told_shape(tensor), tensor.dtype.code) == found
+
     try:
         with safe_open(at, framework="numpy") as opened:
             names = opened.keys()
-            other = len(names) != len(header) - (METADATA in header) or (opened.metadata() or {}) != (
-                header.get(METADATA) or {}
-            )
-            for name in names:
-                entry, told = header.get(name), opened.get_slice(name)
-                same = isinstance(entry, Entry) and (list(entry.shape), entry.dtype) == (
-                    told.get_shape(),
-                    told.get_dtype(),
-                )
-                other = other or not same
+            same = (opened.metadata() or {}) == metadata and len(names) == len(tensors)
+            same = same and all(is_so(name, opened.get_slice(name)) for name in names)
     except SafetensorError as error:
         raise _header(path, f"the safetensors library cannot read it: {error}") from error
-    if other:
+    if not same:
         raise _header(path, "the safetensors library finds other tensors in it than its header says")
 
 

@@ -1,8 +1,9 @@
 """Whether an output is exactly what a source should give, found out by a path of its own.
 
-What is shared with a conversion is the reading of descriptions, which say where bytes lie, and the rules for names and
-structure. The output is read as a stranger reads it (`output`), and what should be in it is worked out element by
-element (`evaluate`); nothing that plans, moves or casts the bytes of a conversion takes part.
+What is shared with a conversion is the reading of descriptions, which say where bytes lie, the selection of names,
+tensors and structure, and the prefetching of remote files. The output is read as a stranger reads it (`output`), and
+what should be in it is worked out element by element (`evaluate`); nothing that moves or casts the bytes of a
+conversion takes part.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
+from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
@@ -634,7 +636,7 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 def _expected_tree(source: Source, asked: Options) -> Any:
     """The tree that a `.pt` file is to hold."""
     tree = selection.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
-    choice = selection.Choice(asked.include, asked.exclude)
+    choice = Choice(asked.include, asked.exclude)
     described = keymap.describe(tree, leave_out=writable.leaving_out(asked), tagged=True, choice=choice)
     flat, record, fixed = described.tensors, described.structure, described.fixed
     chosen = set(selection.matching(flat, choice))

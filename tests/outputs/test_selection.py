@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from strict import assert_same
 
-from ckptconv.outputs.selection import Choice
 from ckptconv.structure import keymap
+from ckptconv.structure.choice import Choice
 
 LEFT_OUT: Any = object()
 BASE = torch.arange(24.0) / 7

@@ -34,11 +34,11 @@ from trees import containers, keys_with, nodes, texts, tie_into_a_cycle
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import olmo
-from ckptconv.outputs.selection import Choice
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Vocabulary
 from ckptconv.structure import keymap
+from ckptconv.structure.choice import Choice
 from ckptconv.structure.keymap import describe, flatten, plain_record, remap, unflatten
 from ckptconv.tensors.dtypes import DTYPE_RANK, DTYPES
 from ckptconv.tensors.geometry import contiguous_strides

@@ -1,0 +1,95 @@
+"""The plan of the house: which room imports which, what opens files, and what prints."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ckptconv"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import house  # noqa: E402
+
+
+def test_no_import_leads_up() -> None:
+    assert house.upwards() == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert house.cycles() == []
+
+
+def test_the_house_stays_as_low_as_it_is() -> None:
+    entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert len(entries) <= 25
+    assert max(house.floors(house.rooms()).values()) <= 11
+
+
+def test_every_folder_says_what_flows_in_and_out() -> None:
+    for folder in {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}:
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))) or ""
+        assert len(text) > 100, folder
+
+
+def test_rows_stand_alone() -> None:
+    assert {room for room, below in house.rooms().items() if "rows" in below} <= {"cli", "__init__"}
+
+
+@pytest.mark.parametrize("room", ["engine", "storage"])
+def test_what_moves_bytes_knows_no_format(room: str) -> None:
+    assert not {"formats", "structure", "outputs"} & house.rooms()[room]
+
+
+OPENING = {"open", "open_reader", "read_text", "Readers", "LocalWriter", "writing", "os.open", "Path"}
+
+
+def calls(path: Path) -> Iterator[str]:
+    """The names of what a module calls."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+@pytest.mark.parametrize(
+    "path", [PACKAGE / "plan.py", *sorted((PACKAGE / "outputs").glob("*.py"))], ids=lambda p: p.name
+)
+def test_what_plans_opens_nothing(path: Path) -> None:
+    assert not OPENING & set(calls(path))
+
+
+def test_only_the_command_line_prints() -> None:
+    printing = {path for path in PACKAGE.rglob("*.py") if "print" in set(calls(path))}
+    assert {path.relative_to(PACKAGE).parts[0] for path in printing} <= {"cli"}
+
+
+def test_the_picture_shows_the_imports() -> None:
+    page = house.PAGE.read_text("utf-8")
+    assert house.picture() in page
+    assert house.written(page) == page
+
+
+# What the checks above have to see: a module, a line that is put into it, and the check that fails then.
+WRONG = [
+    ("storage/files.py", "from ckptconv.formats import detect", house.upwards),
+    ("tensors/lazy.py", "from ckptconv import options, plan", house.upwards),
+    ("errors.py", "from .storage.paths import join", house.upwards),
+    ("tensors/dtypes.py", "from ckptconv.tensors.lazy import View", house.cycles),
+]
+
+
+@pytest.mark.parametrize(("module", "line", "check"), WRONG)
+def test_a_wrong_import_is_seen(
+    module: str, line: str, check: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in PACKAGE.rglob("*.py"):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text("utf-8") + (f"\n{line}\n" if path == PACKAGE / module else ""), "utf-8")
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    monkeypatch.setattr(house, "PACKAGE", tmp_path / "ckptconv")
+    assert check()  # type: ignore[operator]
