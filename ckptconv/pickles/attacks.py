@@ -318,12 +318,16 @@ def code_called(function: Any, args: tuple[Any, ...]) -> Global | None:
 
     The function is `function` itself, or one of the first two `args` if `function` is in `_CALLERS`.
     """
-    made = function if type(function) is Opaque else None
-    if type(function) is Global and str(function) in _CALLERS:
-        made = next((arg for arg in args[:2] if type(arg) is Opaque), None)
-    if made is None:
-        return None
-    maker = made.cls
+    if type(function) is Global:
+        made = [arg for arg in args[:2] if type(arg) is Opaque] if str(function) in _CALLERS else []
+    else:
+        made = [function] if type(function) is Opaque else []
+    return next((maker for each in made if (maker := _made_by(each)) is not None), None)
+
+
+def _made_by(function: Opaque) -> Global | None:
+    """Return the callable that makes a function, if `function` is one that is made from code in the pickle."""
+    maker = function.cls
     if type(maker) is Opaque and type(maker.cls) is Global and maker.cls.name in _TYPES_BY_NAME:
         named = maker.args[0] if type(maker.args) is tuple and maker.args else None
         return maker.cls if named in ("FunctionType", "LambdaType", "function") else None

@@ -66,7 +66,7 @@ class _Planned:
 
 @checked(OPTIONS)
 def finish(
-    outputs: Sequence[str | os.PathLike[str]],
+    outputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     checksum: bool = False,
     manifest: str = "",
@@ -76,7 +76,7 @@ def finish(
     progress: Progress | None = None,
     announce: Callable[[int], None] | None = None,
 ) -> Report:
-    """Check that all parts of `outputs` are staged, and publish them.
+    """Check that all parts of `outputs`, one path or several, are staged, and publish them.
 
     With `checksum` every file is read again and compared with the CRC-32 of its record. A manifest is written to
     `manifest`, too, if that is given. `publishing` is called when all is checked, before the first output gets its
@@ -87,7 +87,8 @@ def finish(
     started = time.monotonic()
     known = dict(storage_options or {})
     options = Options(fsync=fsync, storage_options=known)
-    planned = [each for path in outputs for each in _planned(normalize(path), known)]
+    paths = [outputs] if isinstance(outputs, (str, os.PathLike)) else outputs
+    planned = [each for path in paths for each in _planned(normalize(path), known)]
     if checksum and announce:
         announce(sum(size for each in planned for _, size, _ in each.files))
     documents, works = [], []

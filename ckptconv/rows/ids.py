@@ -122,7 +122,9 @@ class _Repeats:
         again = ids[1:][ids[1:] == ids[:-1]]
         first = [int(ids[0])] if self._last == ids[0] else []
         self.count += len(again) + len(first)
-        for value in (*first, *again[: self._most * 4].tolist()):
+        # Sorted, so an id that occurs many times stands many times in a row.
+        distinct = again[numpy_module().insert(again[1:] != again[:-1], 0, True)] if len(again) else again
+        for value in (*first, *distinct[: self._most + 1].tolist()):
             if value not in self.values and len(self.values) < self._most:
                 self.values.append(value)
         self._last = int(ids[-1])

@@ -199,6 +199,14 @@ each(
             name("builtins", "map"), called(name("types", "FunctionType"), coded(c, 1), mapped()), listed(NONE)
         ),
     ),
+    accumulated_function=lambda c: called(
+        name("builtins", "list"),
+        called(
+            name("itertools", "accumulate"),
+            called(name("itertools", "repeat"), NONE, number(3)),
+            called(name("types", "FunctionType"), coded(c, 2), mapped()),
+        ),
+    ),
 )  # fmt: skip
 each(
     "goes round a list of names",

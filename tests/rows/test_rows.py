@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import Run, ckptconv, ckptconv_here, metadata_of
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -658,7 +658,8 @@ def test_what_a_table_was_split_into_can_be_checked_too(tmp_path: Path) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(-30, 30), max_size=120), st.integers(1, 7), st.integers(1, 3))
+@given(st.lists(st.integers(-30, 30) | st.sampled_from([1, 2]), max_size=120), st.integers(1, 7), st.integers(1, 3))
+@example([1] * 30 + [2, 2, 3, 3], 7, 3)
 def test_ids_that_repeat_are_counted_in_any_order_with_any_memory(ids: list[int], run_size: int, block: int) -> None:
     from ckptconv.rows.ids import Ids
     from ckptconv.storage.spool import Spool
@@ -673,8 +674,7 @@ def test_ids_that_repeat_are_counted_in_any_order_with_any_memory(ids: list[int]
         spool.close()
     assert count == len(ids) - len(set(ids))
     twice = sorted({value for value in ids if ids.count(value) > 1})
-    assert set(values) <= set(twice)
-    assert len(values) >= min(len(twice), 1)
+    assert values == twice[:3]
 
 
 def test_inspect_says_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_path: Path) -> None:
