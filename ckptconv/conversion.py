@@ -36,7 +36,6 @@ from ckptconv.outputs.targets import (
     of_rank,
     resolve_output,
 )
-from ckptconv.pickles.nodes import shown
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.publish.depfile import rule
 from ckptconv.publish.publish import Done, files_of, final_path, last_path, publish
@@ -47,6 +46,7 @@ from ckptconv.storage.paths import is_remote, normalize, real_place
 from ckptconv.storage.spool import is_pipe
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
+from ckptconv.text import some
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -244,7 +244,7 @@ def _warnings(
     for each in outputs:
         if each.told.bits:
             yield (
-                f"{shown(list(each.told.bits))} cannot be put together again without the structure record: safetensors "
+                f"{some(each.told.bits)} cannot be put together again without the structure record: safetensors "
                 "has no dtype for what they are of."
             )
     if is_inert(outputs):
@@ -262,7 +262,7 @@ def is_inert(outputs: Sequence[Output]) -> bool:
 def _no_model(source: Source, outputs: Sequence[Output]) -> str:
     """What is said of an input whose tensors, if there are any, are inside of objects that nobody here can make."""
     count = sum(each.tensors for each in outputs)
-    classes = f"objects of classes that are known by name only ({shown(list(source.opaque), 3)})"
+    classes = f"objects of classes that are known by name only ({some(source.opaque, 3)})"
     what = (
         f"has all its tensors ({count}) inside {classes}: their names are no model's"
         if count

@@ -8,8 +8,9 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
+from typing import Any, TypeVar
 
 from ckptconv.errors import UsageError
 
@@ -144,6 +145,20 @@ def format_memory(count: float) -> str:
     """Return `count` bytes of memory, in MiB or GiB."""
     mib = count / (1 << 20)
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
+
+
+def quoted(name: str, limit: int = 100) -> str:
+    """Return a name as a message shows it: in quotes, and of a longer one the first `limit` characters."""
+    return repr(name if len(name) <= limit else f"{name[:limit]}…")
+
+
+_Item = TypeVar("_Item")
+
+
+def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] = quoted) -> str:  # type: ignore[assignment]
+    """Return the first `most` of `items`, each as `form` writes it, and how many more there are: a, b and 7 more."""
+    few = ", ".join(form(item) for item in islice(items, most))
+    return f"{few} and {len(items) - most} more" if len(items) > most else few
 
 
 # How many elements of a tuple or list are shown.

@@ -17,7 +17,7 @@ from ckptconv.errors import DifferenceError, FailedError
 from ckptconv.inspection.overview import count_of, cut, overview, printable
 from ckptconv.storage import remote
 from ckptconv.storage.writing import reason
-from ckptconv.text import format_memory, format_size, format_time
+from ckptconv.text import format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -271,12 +271,9 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
             lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
     lines.extend(report.notes)
     if report.recorded:
-        keys = ", ".join(cut(key, KEY) for key in report.recorded[:KEYS])
-        more = f" and {len(report.recorded) - KEYS} more" if len(report.recorded) > KEYS else ""
+        keys = some(report.recorded, KEYS, lambda key: cut(key, KEY))
         alone = f"--key {report.weights_key} takes the weights alone, " if report.weights_key else ""
-        lines.append(
-            f"values are recorded beside the tensors, under {keys}{more}; {alone}--no-structure leaves them out"
-        )
+        lines.append(f"values are recorded beside the tensors, under {keys}; {alone}--no-structure leaves them out")
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())
     lines.append(f"{report.format}: {kinds or count_of(report.tensors, 'tensor')}")
     if report.aliases and verbose:
@@ -284,9 +281,8 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
     elif report.aliases and "aliases" not in report.counts:
         lines.append(f"{count_of(len(report.aliases), 'tied name')} stored once (--verbose names them)")
     if report.opaque:
-        shown = report.opaque if verbose else report.opaque[:5]
-        more = "" if len(shown) == len(report.opaque) else f" and {len(report.opaque) - len(shown)} more"
-        lines.append(f"kept as inert data, never run: {', '.join(shown)}{more}")
+        most = len(report.opaque) if verbose else 5
+        lines.append(f"kept as inert data, never run: {some(report.opaque, most, str)}")
     if report.checksums:
         extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
         lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are right{extra}")

@@ -20,6 +20,7 @@ from ckptconv.plan import Data, Plan
 from ckptconv.storage.files import Reader, Readers
 from ckptconv.storage.records import Record, Records, combine
 from ckptconv.tensors.moves import BLOCK, File, Runs
+from ckptconv.text import some
 
 # Shorter runs, of a transposed tensor, are cheaper to read again in one piece than to digest one by one.
 _WORTH_DIGESTING = 4096
@@ -155,9 +156,9 @@ class Checksums:
 def _damaged(used: _Used, plans: Iterable[Plan]) -> CorruptError:
     file, record = used.file, used.record
     names = list(dict.fromkeys(name for plan in plans for name in _reading(plan, used)))
-    some = ", ".join(map(repr, names[:_NAMED])) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    tensors = some(names, _NAMED, repr) or "a tensor"
     return CorruptError(
-        f"{file.path}: the data of {some or 'a tensor'} has changed since it was written: the CRC-32 of bytes "
+        f"{file.path}: the data of {tensors} has changed since it was written: the CRC-32 of bytes "
         f"{record.offset} to {record.offset + record.size} is {used.spans[0].crc:08x}, and the archive records "
         f"{record.crc:08x}. Nothing was written.",
         "Copy or download the file again.",

@@ -25,6 +25,7 @@ from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
+from ckptconv.text import some
 
 # In this order they are asked, those of the family that is expected first. Where things of several are in a directory,
 # the first is meant.
@@ -146,13 +147,11 @@ def _check_beginning(probe: Probe) -> None:
         raise type(what)(f"{probe.place} {what.message}", what.hint)
 
 
-def _within(names: Mapping[str, Entry], most: int = 5) -> str:
+def _within(names: Mapping[str, Entry]) -> str:
     """What a directory holds that is no checkpoint, and what to do."""
     if not names:
         return "It is empty."
-    shown = sorted(names)
-    more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return f"Name a file, or the checkpoint's own directory. It holds {', '.join(shown[:most])}{more}."
+    return f"Name a file, or the checkpoint's own directory. It holds {some(sorted(names), form=str)}."
 
 
 def _nearby(place: Location) -> str:

@@ -37,6 +37,7 @@ from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
+from ckptconv.text import quoted, some
 
 FAMILY = "safetensors"
 # What HuggingFaceStorageWriter of torch.distributed.checkpoint makes of a model in one process is an ordinary set.
@@ -106,7 +107,7 @@ def locate(directory: Location) -> Location | None:
         if found:
             raise UsageError(
                 f"{directory} holds several safetensors files, and no index that says which belong together: "
-                f"{_some(found)}.",
+                f"{some(found)}.",
                 "Give the one that is meant.",
             )
     return None
@@ -266,7 +267,7 @@ def _read_set(place: Location) -> _Set:
     missing = [name for name in names if members[name].kind != "file"]
     if missing:
         raise CorruptError(
-            f"{place} names {len(names)} files, of which {len(missing)} are not there: {_some(missing)}.",
+            f"{place} names {len(names)} files, of which {len(missing)} are not there: {some(missing)}.",
             "Copy or download them too.",
         )
     found = _Set(place.path, bytes_read=index.size)
@@ -288,12 +289,12 @@ def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: M
     lacking = sorted(wanted.keys() - tensors.keys())
     if lacking:
         raise CorruptError(
-            f"{path} lacks {_tensors(lacking)} that {basename(index)} says it holds: {_some(lacking)}.", _AGAIN
+            f"{path} lacks {_tensors(lacking)} that {basename(index)} says it holds: {some(lacking)}.", _AGAIN
         )
     extra = sorted(tensors.keys() - wanted.keys())
     if extra:
         raise CorruptError(
-            f"{path} holds {_tensors(extra)} that {basename(index)} does not say it holds: {_some(extra)}.",
+            f"{path} holds {_tensors(extra)} that {basename(index)} does not say it holds: {some(extra)}.",
             "The index is of another version of these files.",
         )
 
@@ -422,16 +423,16 @@ _Kinds: TypeAlias = "dict[tuple[str, tuple[int, ...]], tuple[DType, tuple[int, .
 def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
     """What the header's `entry` says of the tensor `name`; what was found out of its kind is in `kinds`."""
     if type(entry) is not _Entry:
-        raise _corrupt(path, f"{_named(name)} has no dtype, shape and data_offsets")
+        raise _corrupt(path, f"{quoted(name)} has no dtype, shape and data_offsets")
     code, told, offsets, more = entry
     for value in more:
         _check_skipped(path, value)
     if len(offsets) != 2 or not _are_counts(offsets):
-        raise _corrupt(path, f"{_named(name)} has data_offsets that are not two counts")
+        raise _corrupt(path, f"{quoted(name)} has data_offsets that are not two counts")
     if type(code) is not str:
-        raise _corrupt(path, f"{_named(name)} has a dtype that is not text")
+        raise _corrupt(path, f"{quoted(name)} has a dtype that is not text")
     if not _are_counts(told):
-        raise _corrupt(path, f"{_named(name)} has a shape that is not a list of counts")
+        raise _corrupt(path, f"{quoted(name)} has a shape that is not a list of counts")
     key = code, tuple(told)
     kind = kinds.get(key)
     if kind is None:
@@ -441,7 +442,7 @@ def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
     begin, stop = offsets
     if stop - begin != nbytes:
         what = f"{code} of shape {_brief(told)}"
-        raise _corrupt(path, f"{_named(name)} has {stop - begin} bytes, where {what} has {nbytes}")
+        raise _corrupt(path, f"{quoted(name)} has {stop - begin} bytes, where {what} has {nbytes}")
     return _Place(begin, stop, name, dtype, shape)
 
 
@@ -455,13 +456,13 @@ def tensors_of(places: list[_Place], file: File, start: int) -> dict[str, Stored
     end = file.size - start
     for begin, stop, name, dtype, shape in places:
         if name in tensors:
-            raise _corrupt(file.path, f"its header has {_named(name)} twice")
+            raise _corrupt(file.path, f"its header has {quoted(name)} twice")
         if begin != at:
             kind = "overlaps what lies before it" if begin < at else "leaves a hole before it"
-            raise _corrupt(file.path, f"{_named(name)} begins at byte {begin} of the data, which {kind}: {at} is next")
+            raise _corrupt(file.path, f"{quoted(name)} begins at byte {begin} of the data, which {kind}: {at} is next")
         if stop > end:
             raise _corrupt(
-                file.path, f"{_named(name)} ends at byte {stop} of the data, which has {end}: it was cut short", _AGAIN
+                file.path, f"{quoted(name)} ends at byte {stop} of the data, which has {end}: it was cut short", _AGAIN
             )
         steps = strides.get(shape)
         if steps is None:
@@ -477,26 +478,26 @@ def _dtype(path: str, name: str, code: str) -> DType:
     dtype = DTYPES_BY_CODE.get(code)
     if dtype is None:
         why = "has six bits, which no dtype of torch has" if code in _SIX_BITS else "is not known"
-        raise UnsupportedError(f"{path}: {_named(name)} is of dtype {code[:40]!r}, which {why}.")
+        raise UnsupportedError(f"{path}: {quoted(name)} is of dtype {code[:40]!r}, which {why}.")
     return dtype
 
 
 def _shape(path: str, name: str, shape: list[int], dtype: DType) -> tuple[tuple[int, ...], int]:
     """The shape as torch counts it, and its bytes."""
     if len(shape) > MAX_DIMS:
-        raise UnsupportedError(f"{path}: {_named(name)} has {len(shape)} dimensions; torch knows at most {MAX_DIMS}.")
+        raise UnsupportedError(f"{path}: {quoted(name)} has {len(shape)} dimensions; torch knows at most {MAX_DIMS}.")
     reach = 1
     for extent in shape:
         reach *= max(extent, 1)
         if reach >= _MOST:
-            raise _corrupt(path, f"{_named(name)} has a shape of more elements than can be counted: {_brief(shape)}")
+            raise _corrupt(path, f"{quoted(name)} has a shape of more elements than can be counted: {_brief(shape)}")
     numel = math.prod(shape)
     if dtype.code == "F4":
         if numel % 2:
-            raise _corrupt(path, f"{_named(name)} has {numel} elements of four bits, which are not whole bytes")
+            raise _corrupt(path, f"{quoted(name)} has {numel} elements of four bits, which are not whole bytes")
         if shape[-1] % 2:
             raise UnsupportedError(
-                f"{path}: {_named(name)} has rows of {shape[-1]} elements of four bits, which torch cannot hold."
+                f"{path}: {quoted(name)} has rows of {shape[-1]} elements of four bits, which torch cannot hold."
             )
         shape, numel = [*shape[:-1], shape[-1] // 2], numel // 2
     return tuple(shape), numel * dtype.itemsize
@@ -546,18 +547,9 @@ def _are_counts(values: list[Any]) -> bool:
     return True
 
 
-def _named(name: str) -> str:
-    return repr(name if len(name) <= 100 else f"{name[:100]}…")
-
-
 def _brief(numbers: list[int]) -> str:
     return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:8]))}, …]"
 
 
 def _tensors(names: list[str]) -> str:
     return "a tensor" if len(names) == 1 else f"{len(names)} tensors"
-
-
-def _some(names: list[str], most: int = 5) -> str:
-    few = ", ".join(map(_named, names[:most]))
-    return f"{few} and {len(names) - most} more" if len(names) > most else few

@@ -17,6 +17,7 @@ from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import LazyTensor, Tagged
+from ckptconv.text import some
 
 # Suffixes of files for torch.load.
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -123,8 +124,7 @@ def _refusal(path: str, found: dict[str, str]) -> UnsafeError:
 
 
 def _shown(found: dict[str, str]) -> str:
-    shown = ", ".join(f"{name[:100]!r} ({cls[:100]})" for name, cls in list(found.items())[:_SHOWN])
-    return f"{shown} and {len(found) - _SHOWN} more" if len(found) > _SHOWN else shown
+    return some(found.items(), form=lambda each: f"{each[0][:100]!r} ({each[1][:100]})")
 
 
 def _stem(path: str) -> str:

@@ -14,6 +14,7 @@ from ckptconv.pickles import nodes
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import some
 
 # Gives names their new ones, {old: new}, by --strip-prefix and --rename.
 Rename: TypeAlias = "Callable[[Iterable[str], str, Sequence[str]], dict[str, str]]"
@@ -153,10 +154,9 @@ def _check_pieces(source: Source, names: Iterable[str]) -> None:
     """Raise UnsupportedError where `names` are those of pieces of parameters."""
     found = [name for name in names if source.pieces and source.pieces.search(name)]
     if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise UnsupportedError(
-            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {found[0]!r}{more} are flat parameters, each of "
-            "them several parameters in one, whose shapes are not in the checkpoint. Nothing was written.",
+            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(found, 1, repr)} are flat parameters, each "
+            "of them several parameters in one, whose shapes are not in the checkpoint. Nothing was written.",
             "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
         )
 

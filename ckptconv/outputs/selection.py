@@ -18,6 +18,7 @@ from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES, can_cast
 from ckptconv.tensors.lazy import Convert, LazyTensor, same_bytes
 from ckptconv.tensors.moves import Cast
+from ckptconv.text import some
 
 # Of a name, so much is shown.
 _LONGEST = 200
@@ -55,8 +56,7 @@ def _candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     if close:
         return f"Did you mean {' or '.join(map(repr, close))}?"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"There are: {', '.join(map(repr, names[:most]))}{more}."
+    return f"There are: {some(names, most, repr)}."
 
 
 def matching(names: Iterable[str], choice: Choice) -> list[str]:
@@ -210,10 +210,9 @@ def unscaled(cast: Mapping[str, LazyTensor], names: Collection[str], dtype: str)
                 found[name] = scale
     if not found:
         return ()
-    shown = ", ".join(f"{name[:_LONGEST]!r} ({scale[:_LONGEST]!r})" for name, scale in list(found.items())[:_SHOWN])
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    shown = some(found.items(), _SHOWN, lambda each: f"{each[0][:_LONGEST]!r} ({each[1][:_LONGEST]!r})")
     text = (
-        f"8-bit floats were cast to {dtype} without their scales, which are tensors of their own: {shown}{more}. The "
+        f"8-bit floats were cast to {dtype} without their scales, which are tensors of their own: {shown}. The "
         "values are the weights only when they are scaled; --dtype keep leaves them as they are."
     )
     return (text,)

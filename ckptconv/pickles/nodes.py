@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.text import some
 
 _T = TypeVar("_T", bound=tuple[Any, ...])
 
@@ -157,9 +158,6 @@ _ADVICE = {
 }
 
 
-_SHOWN = 5
-
-
 def class_of(node: Any) -> str:
     """The class or function that `node`, a node of a tree, is known by; "" for data."""
     if type(node) is Composite:
@@ -182,11 +180,5 @@ def without_data(where: str, found: Mapping[str, str]) -> UnsupportedError:
     names = [name for name, why in found.items() if why == reason]
     count = f"{len(names)} tensor{'' if len(names) == 1 else 's'}"
     return UnsupportedError(
-        f"{where} lacks the data of {count}, {reason}: {shown(names)}. Nothing was written.", _ADVICE[reason]
+        f"{where} lacks the data of {count}, {reason}: {some(names)}. Nothing was written.", _ADVICE[reason]
     )
-
-
-def shown(names: list[str], most: int = _SHOWN) -> str:
-    """A few of the names, for people."""
-    few = ", ".join(repr(name if len(name) <= 100 else f"{name[:100]}…") for name in names[:most])
-    return f"{few} and {len(names) - most} more" if len(names) > most else few

@@ -27,6 +27,7 @@ from ckptconv.publish.staging.base import Staging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.paths import is_remote, join, normalize, real_place
+from ckptconv.text import some
 
 _RANK = re.compile(r"mp_rank_\d+")
 # Of files that are missing so many are named for a part.
@@ -241,8 +242,7 @@ def _parts_of(planned: _Planned, names: Sequence[str]) -> dict[int, list[str]]:
 
 def _by_part(planned: _Planned, names: Sequence[str]) -> str:
     return "; ".join(
-        f"part {part}/{planned.told.parts} ({', '.join(lacking[:_NAMED])}"
-        f"{f' and {len(lacking) - _NAMED} more' if len(lacking) > _NAMED else ''})"
+        f"part {part}/{planned.told.parts} ({some(lacking, _NAMED, str)})"
         for part, lacking in _parts_of(planned, names).items()
     )
 

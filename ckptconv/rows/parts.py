@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.options import MOST_ITEMS, RowOptions
-from ckptconv.pickles import nodes
 from ckptconv.rows.columns import check_rows, column
 from ckptconv.rows.layout import METADATA_KEY, PAD, Field, Layout, make, optimizer_named, parse
 from ckptconv.rows.tables import Contents
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Joined, LazyTensor, View, Zeros
 from ckptconv.tensors.moves import Join
+from ckptconv.text import some
 
 DEFAULT_NAME = "weight"
 _SHOWN = 8
@@ -52,7 +52,7 @@ class Parts:
             return cls(layout, rows, tensors, table)
         used = {places[name] for name in tensors}
         left = [name for name in found.tensors if name not in used]
-        warnings = (f"not packed, as they are no parts of a row: {nodes.shown(left)}",) if left else ()
+        warnings = (f"not packed, as they are no parts of a row: {some(left)}",) if left else ()
         return cls(layout, rows, tensors, table, warnings)
 
     @property

@@ -17,6 +17,7 @@ from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Layout, check_widt
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Concat, LazyTensor
+from ckptconv.text import some
 
 # FBGEMM and TorchRec call an embedding table so; what lies beside it begins alike.
 _TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")
@@ -185,7 +186,7 @@ def _beside(found: Contents, name: str) -> dict[str, LazyTensor]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return nodes.shown(list(names), _SHOWN) if names else "none at all"
+    return some(names, _SHOWN) if names else "none at all"
 
 
 def layout_of(table: Table, asked: RowOptions, where: str) -> Layout:

@@ -39,6 +39,7 @@ from ckptconv.structure.soundness import attributes_fault, composite_fault, is_d
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, untagged
+from ckptconv.text import some
 
 # What hashing the keys of a record may cost, in elements: an honest key has a handful.
 HASHED = 50_000_000
@@ -270,9 +271,9 @@ class Decoder:
         extra = sorted(set(self.flat).difference(wanted))
         complaints = []
         if missing:
-            complaints.append(f"{len(missing)} that it names are not there ({_some(missing)})")
+            complaints.append(f"{len(missing)} that it names are not there ({some(missing)})")
         if extra:
-            complaints.append(f"{len(extra)} that are there it does not name ({_some(extra)})")
+            complaints.append(f"{len(extra)} that are there it does not name ({some(extra)})")
         if complaints:
             raise CorruptError(
                 f"The structure record does not fit the tensors: {', and '.join(complaints)}.",
@@ -444,7 +445,7 @@ class Decoder:
         """A tensor, or if it has attributes these opened."""
         if "dropped" in leaf:
             return _DROPPED
-        expect(_LEAF_FIELDS.issuperset(leaf), f"a tensor has unknown fields: {_some(sorted(leaf))}")
+        expect(_LEAF_FIELDS.issuperset(leaf), f"a tensor has unknown fields: {some(sorted(leaf))}")
         number = leaf.get("is")
         if number is not None:
             expect(is_count(number), f"{_short(number)} is not the number of an object")
@@ -568,12 +569,6 @@ _ORDINARY = TensorFacts()
 def _said(leaf: Mapping[str, Any]) -> dict[str, Any]:
     """What a record says of a tensor object wherever it occurs."""
     return {key: value for key, value in leaf.items() if key not in ("name", "attributes")}
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    """A few of the names, for people."""
-    shown = ", ".join(repr(name if len(name) <= 100 else f"{name[:100]}…") for name in names[:most])
-    return f"{shown}, …" if len(names) > most else shown
 
 
 def _strides(strides: Any, tensor: Any) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from ckptconv.storage.paths import basename, is_remote, join
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
+from ckptconv.text import some
 
 SUFFIX = ".safetensors"
 INDEX = f"model{SUFFIX}.index.json"
@@ -76,21 +77,25 @@ def read_directory(
     else:
         shards, metadata = {SINGLE: frozenset()}, {}
         if SINGLE not in places:
-            some = [name for name in sorted(places) if name.endswith(SUFFIX)]
-            if not some:
+            present = [name for name in sorted(places) if name.endswith(SUFFIX)]
+            if not present:
                 raise UsageError(f"{path} holds no output to verify: neither {SINGLE} nor {INDEX}.")
             raise _file(
-                join(path, INDEX), f"{path} holds {_some(some)}, and no {INDEX}.", "The output is not complete."
+                join(path, INDEX),
+                f"{path} holds {some(present, 3, str)}, and no {INDEX}.",
+                "The output is not complete.",
             )
     missing = [name for name in shards if name not in places]
     if missing:
-        raise _file(join(path, missing[0]), f"{join(path, INDEX)} names {_some(missing)}, not in {path}.", _STALE)
+        raise _file(
+            join(path, missing[0]), f"{join(path, INDEX)} names {some(missing, 3, str)}, not in {path}.", _STALE
+        )
     extra = [name for name in sorted(places) if name.endswith((SUFFIX, f"{SUFFIX}.index.json")) and name != INDEX]
     extra = [name for name in extra if name not in shards and join(path, name) not in others]
     if extra:
         raise _file(
             join(path, extra[0]),
-            f"{path} holds {_some(extra)}, which {'is' if len(extra) == 1 else 'are'} not part of the output.",
+            f"{path} holds {some(extra, 3, str)}, which {'is' if len(extra) == 1 else 'are'} not part of the output.",
             "Programs may load that instead, or as well: remove it.",
         )
     for name in sorted(shards):
@@ -257,8 +262,3 @@ def _in_index(path: str, reason: str, **more: Any) -> DifferenceError:
 
 def _header(path: str, reason: str, **more: Any) -> DifferenceError:
     return DifferenceError(f"{path} is not as it was written: {reason}.", _AGAIN, what="header", file=path, **more)
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    few = ", ".join(names[:most])
-    return f"{few} and {len(names) - most} more" if len(names) > most else few

@@ -38,6 +38,7 @@ from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
 from ckptconv.tensors.moves import File
+from ckptconv.text import some
 from ckptconv.verification import renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import SUFFIX, Written, read_directory, read_file
@@ -482,7 +483,7 @@ def _check_names(source: Source, expected: _Expected, found: Written, asked: Opt
     missing = [name for name in expected.tensors if name not in found.tensors and name not in found.aliases]
     if missing:
         raise DifferenceError(
-            f"{found.path} lacks {_tensors(missing)} of {source.path}: {_some(missing)}.",
+            f"{found.path} lacks {_tensors(missing)} of {source.path}: {some(missing)}.",
             "If the conversion left them out (--exclude, --include, --key), say so here too.",
             what="missing",
             tensor=missing[0],
@@ -491,7 +492,7 @@ def _check_names(source: Source, expected: _Expected, found: Written, asked: Opt
     if unexpected:
         raise DifferenceError(
             f"{found.homes[unexpected[0]]} holds {_tensors(unexpected)} that {source.path} does not give: "
-            f"{_some(unexpected)}.",
+            f"{some(unexpected)}.",
             what="unexpected",
             tensor=unexpected[0],
             file=found.homes[unexpected[0]],
@@ -596,7 +597,7 @@ def _compare_universal(
     at = target.at or {name: join(target.path, name) for name in names} | {_LATEST: join(dirname(target.path), _LATEST)}
     missing = [name for name in names if look(at[name]).kind != "file"] if target.at is None else []
     if missing:
-        lacking = DifferenceError(f"{target.path} lacks {_some(missing)}.", what="missing", file=at[missing[0]])
+        lacking = DifferenceError(f"{target.path} lacks {some(missing)}.", what="missing", file=at[missing[0]])
         raise lacking
     if target.at is None:
         _check_no_more(target.path, {*names, _LATEST, MANIFEST})
@@ -787,8 +788,3 @@ def _place_of(number: int, shape: Sequence[int]) -> list[int]:
 
 def _tensors(names: Sequence[str]) -> str:
     return "a tensor" if len(names) == 1 else f"{len(names)} tensors"
-
-
-def _some(names: Sequence[str]) -> str:
-    few = ", ".join(repr(name if len(name) <= 100 else f"{name[:100]}…") for name in names[:_SHOWN])
-    return f"{few} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else few

@@ -21,7 +21,7 @@ from ckptconv.formats import safetensors
 from ckptconv.formats.dcp.archive_templates import Patterns
 from ckptconv.formats.dcp.chunks import Tile
 from ckptconv.formats.dcp.chunks import join as join_tiles
-from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor, Shape, named, some
+from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor, Shape, named
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import strict_json
@@ -31,6 +31,7 @@ from ckptconv.storage.records import Record, Records, combine
 from ckptconv.storage.spool import ends_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, untagged
 from ckptconv.tensors.moves import File, Packed
+from ckptconv.text import some
 
 ZIP = b"PK\x03\x04"
 ZSTD = ("stream.zstd/1",)
@@ -103,7 +104,8 @@ class Entries:
         names = sorted({place.name for place in self.described.places()})
         missing = [name for name in names if name not in self.files and self._look(name) is None]
         return CorruptError(
-            f"{self.place} lacks {len(missing)} of the {len(names)} files that hold its tensors: {some(missing)}.",
+            f"{self.place} lacks {len(missing)} of the {len(names)} files that hold its tensors: "
+            f"{some(missing, form=named)}.",
             "Copy the files of all ranks to one place.",
         )
 

@@ -24,7 +24,7 @@ from ckptconv.storage.paths import dirname
 from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.lazy import Stored
-from ckptconv.text import brief
+from ckptconv.text import brief, quoted, some
 
 Shape: TypeAlias = tuple[int, ...]
 # The way to a value: keys of dicts, and positions in lists.
@@ -264,7 +264,7 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
             kind = entry.name if type(entry) is Opaque else type(entry).__name__
             raise UnsupportedError(f"{where}: {named(name)} is a {kind[:_LONGEST_NAME]}, which is not known.")
     if placed:
-        raise CorruptError(f"{where} says where {some(placed)} are, and not what they are.")
+        raise CorruptError(f"{where} says where {some(placed, form=named)} are, and not what they are.")
     paths = root.get("planner_data")
     if type(paths) is dict:
         for name, path in paths.items():
@@ -395,11 +395,4 @@ def _checked_path(path: Any, where: str) -> Path:
 
 def named(name: str) -> str:
     """A name in a message."""
-    return repr(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
-
-
-def some(names: Iterable[str], most: int = 5) -> str:
-    """A few of the names in a message, and how many more there are."""
-    listed = list(names)
-    few = ", ".join(map(named, listed[:most]))
-    return f"{few} and {len(listed) - most} more" if len(listed) > most else few
+    return quoted(name, _LONGEST_NAME)

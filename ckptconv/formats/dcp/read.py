@@ -19,7 +19,7 @@ from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import paths as dcp_names
 from ckptconv.formats.dcp.entries import MAX_VALUE, Entries, offsets_of, records_of
 from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, Located, is_metadata, locate
-from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description, some
+from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.nodes import Composite
@@ -28,7 +28,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import format_size
+from ckptconv.text import format_size, some
 
 # Files that are looked into for metadata under another name, at most.
 _TRIED = 32
@@ -170,13 +170,10 @@ class _Left:
                 if (each["tensor"] > 0 and key not in self.optimizers) is surprising
             ]
             if keys:
-                what = ", ".join(f"{named(key)} ({_counted(self.counts[key])})" for key in keys[:_SHOWN])
-                more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+                what = some(keys, form=lambda key: f"{named(key)} ({_counted(self.counts[key])})")
                 states = self.optimizers and not surprising
                 how = "--optimizer PATH converts the optimizer's states, " if states else ""
-                told.append(
-                    f"Beside the model there is: {what}{more}; {how}--key {keys[0]} such a part, --key . everything."
-                )
+                told.append(f"Beside the model there is: {what}; {how}--key {keys[0]} such a part, --key . everything.")
         return notes, warnings
 
 
@@ -254,8 +251,8 @@ class _Checkpoint:
         tensors = [name for name, value in self.hidden.items() if value is not None]
         if tensors:
             self.warnings.append(
-                f"Tensors inside other values are left out unless --key names the value: those in {some(tensors)}, "
-                "pickled as a whole."
+                f"Tensors inside other values are left out unless --key names the value: those in "
+                f"{some(tensors, form=named)}, pickled as a whole."
             )
 
     def tree(self, names: Iterable[str], *, hidden: bool = False, key: str = "") -> Any:

@@ -19,13 +19,13 @@ from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.pickles.nodes import Composite, Global, Opaque
 from ckptconv.pickles.vocabulary import Constructor
 from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
+from ckptconv.text import some
 
 _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
 _MODULE = re.compile(r"class ([^()]+)\(Module\):")
 # C++ code creates objects of these classes, from a state of its own format.
 _NATIVE = "__torch__.torch.classes"
 _ADVICE = "If you have the model that it was made from, save its state_dict() with torch.save, and convert that."
-_SHOWN = 5
 MAX_DEPTH = 200
 # Characters in all paths together. A million tensors have a few ten million.
 _MAX_PATHS = 1 << 27
@@ -81,9 +81,9 @@ def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> 
 
 def told(others: list[str]) -> str:
     """Return the warning about tensors that are neither parameters nor buffers."""
-    some = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")
     return (
-        f"{len(others)} attributes hold tensors that are neither parameters nor buffers, and are not converted: {some}."
+        f"{len(others)} attributes hold tensors that are neither parameters nor buffers, and are not converted: "
+        f"{some(others, form=str)}."
     )
 
 

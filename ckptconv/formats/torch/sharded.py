@@ -20,6 +20,7 @@ from ckptconv.formats.torch.file import GUESS, SHARD, fingerprint, read_torch
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import some
 
 FAMILY = torch_file.FAMILY
 INDEX_SUFFIX = ".index.json"
@@ -209,5 +210,4 @@ def _all(groups: Iterable[Iterable[Any]]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(name[:100] for name in names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+    return some(names, form=lambda name: name[:100])
