@@ -189,15 +189,17 @@ def publish(
                         output.target.path,
                         output.plan.plan_id,
                         kind_of(output.target),
-                        options,
+                        # What is not synced is trusted by its CRC-32s: a part that has none is synced.
+                        options if digested or part is None else replace(options, fsync=True),
                         part is not None,
                         part is not None or not here,
                     )
                 ),
-                _is_digested(output, options),
+                digested,
                 files,
             )
             for output, files, here in zip(outputs, chosen, made_here, strict=True)
+            for digested in [_is_digested(output, options)]
         ]
         for work in works:
             work.resume(part is not None)

@@ -130,7 +130,7 @@ def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ..
 
 def record_of(name: str) -> str:
     """The name of the record of the file `name`."""
-    return RECORD + hashlib.sha256(name.encode()).hexdigest()[:16]
+    return RECORD + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
 def allocated(directory: Handle, name: str) -> int:
