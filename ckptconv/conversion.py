@@ -51,12 +51,12 @@ from ckptconv.text import some
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-# Where files of a training keep the weights.
+# Keys under which training checkpoints keep the weights.
 _WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
 
-# What plans one of the outputs that can be made of a source.
+# Plans one kind of output of a source.
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]
-# Compares what is staged, given where the files of each output are, with its source; tells how many bytes.
+# Compares the staged outputs with their sources; takes the file paths of each output, returns the bytes compared.
 Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None]], int]
 
 
@@ -73,18 +73,20 @@ def convert(
 ) -> Report:
     """Convert `source`, a path or an opened `Source`, to safetensors at `output`, or from safetensors to a `.pt` file.
 
-    `output` ends in ".safetensors" for one file, else it is a directory; by default it stands beside the input. The
-    name of a file for torch.load ends in .pt, .pth, .bin or .ckpt.
-    `options` are the fields of `Options`. `progress` is called with the bytes written since the last call, from any
-    thread; if it has a method `working`, that is told the name of every file that is begun. `announce` is called once
-    with how many bytes there will be, before the first; `publishing` when all is staged, before the first output gets
-    its name. `executor` makes the files where it likes: any `concurrent.futures.Executor` whose
-    workers see the inputs and the output under the same names. Raises a `CkptconvError`; then nothing new stands under
-    a final name.
+    If `output` ends in ".safetensors" it is one file, else a directory; the default is beside the input. The name of a
+    file for torch.load ends in .pt, .pth, .bin or .ckpt. `options` are the fields of `Options`.
+
+    `progress` is called from any thread with the bytes written since the last call; if it has a method `working`, that
+    is called with the name of each file as it is begun. `announce` is called once, before the first byte, with the
+    total bytes. `publishing` is called when everything is staged, before the first output gets its final name.
+    `executor` writes the files: any `concurrent.futures.Executor` whose workers see the inputs and outputs under the
+    same names.
+
+    Raises a `CkptconvError`; then nothing new has a final name.
     """
     started = time.monotonic()
     chosen = Options(**options)
-    # What can be said of the outputs is said before a large input is read.
+    # Check the outputs before reading a large input.
     asked = {weights_output: output, optimizer_output: chosen.optimizer, universal_output: chosen.universal}
     targets = {
         plan: Target(real_place(normalize(path)), is_file=False, is_tree=True)
@@ -97,7 +99,7 @@ def convert(
     check_spool(wanted)
     chosen = replace(chosen, spool_dir=wanted or beside(targets.values()))
     with contextlib.ExitStack() as stack:
-        # A million small objects live until the end: to look for garbage among them takes longer than to make them.
+        # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
             sources = _sources(source, chosen, targets)
             if not targets:
@@ -124,9 +126,10 @@ def produce(
     verify: Verifier | None = None,
     executor: Executor | None = None,
 ) -> Report:
-    """Check the planned `outputs` of `sources`, make them, and say what was done since `started`, a monotonic time.
+    """Check the planned `outputs` of `sources`, write them, and return the report.
 
-    `verify` compares what is staged with the source; the other functions are those that `convert` takes.
+    `started` is the monotonic time at which the conversion began. `verify` compares the staged files with the source.
+    The other functions are those that `convert` takes.
     """
     read_by = [each.plan.inputs() for each in outputs]
     read = list(dict.fromkeys(itertools.chain.from_iterable(read_by)))
@@ -188,7 +191,7 @@ def produce(
 
 
 def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:
-    """The classes known by name only that an output keeps. A `.pt` file keeps none."""
+    """Yield the opaque classes (known by name only) that an output keeps. A `.pt` file keeps none."""
     every = dict.fromkeys(name for one in sources for name in one.opaque)
     for name in every if not outputs[0].restored else ():
         if any(each.told.kept is None or name in each.told.kept for each in outputs):
@@ -196,7 +199,7 @@ def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[st
 
 
 def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
-    """The key that takes the weights alone, of a whole file of a training; "" where there is none."""
+    """Return the key that selects the weights in a training checkpoint; "" if there is none."""
     weights = sources[0].weights
     return next((key for key in _WEIGHTS if not chosen.key and _is_tree(weights, key)), "")
 
@@ -206,7 +209,7 @@ def _is_tree(weights: Any, key: str) -> bool:
 
 
 def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Output]) -> bool:
-    """Whether something of `source` is, or may be, kept in a temporary file."""
+    """Whether any part of `source` is, or may be, kept in a temporary file."""
     path = "" if isinstance(source, Source) else normalize(source)
     return is_pipe(path) or is_remote(path) or any(file.packed for each in outputs for file in each.plan.inputs())
 
@@ -214,7 +217,7 @@ def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Outpu
 def _warnings(
     sources: Sequence[Source], outputs: Sequence[Output], chosen: Options, checksums: Checksums, done: Done
 ) -> Iterator[str]:
-    """What who reads the output should know: of its sources first, then of what was made of them."""
+    """Yield the warnings: those of the sources, then those of the outputs."""
     for one in sources:
         yield from one.warnings
     if checksums.unrecorded:
@@ -237,7 +240,7 @@ def _warnings(
     for each in outputs:
         yield from each.told.warnings
         yield from each.restored.warnings() if each.restored else ()
-    # Likely there is a slip in an option that changes nothing in any of the outputs.
+    # An option that affects none of the outputs is probably a mistake.
     for option, reason in outputs[0].told.idle.items():
         if all(option in each.told.idle for each in outputs):
             yield f"{option} {reason}."
@@ -255,12 +258,12 @@ def _warnings(
 
 
 def is_inert(outputs: Sequence[Output]) -> bool:
-    """Whether there is no tensor in the outputs beside objects of classes that are known by name only."""
+    """Whether the outputs hold no tensor outside objects of opaque classes (known by name only)."""
     return all(each.told.inert for each in outputs)
 
 
 def _no_model(source: Source, outputs: Sequence[Output]) -> str:
-    """What is said of an input whose tensors, if there are any, are inside of objects that nobody here can make."""
+    """Return the warning for an input whose tensors, if any, are all inside objects of opaque classes."""
     count = sum(each.tensors for each in outputs)
     classes = f"objects of classes that are known by name only ({some(source.opaque, 3)})"
     what = (
@@ -275,7 +278,7 @@ def _no_model(source: Source, outputs: Sequence[Output]) -> str:
 
 
 def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None) -> Verifier:
-    """What compares every output with its source, given where the files of each are; it tells how many bytes."""
+    """Return the function that compares every output with its source."""
     from ckptconv.verification import verify as verification
 
     made_of: dict[Planner, str] = {
@@ -298,7 +301,7 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
 def _depfile(
     sources: Sequence[Source], outputs: Sequence[Output], inputs: Sequence[File], options: Options
 ) -> Iterator[None]:
-    """Have a rule for make under its name once the outputs have theirs."""
+    """Stage a make rule for the outputs; commit it after the block has committed them."""
     if not options.depfile:
         yield
         return
@@ -308,7 +311,7 @@ def _depfile(
     read = [file.path for file in inputs]
     for source in sources:
         read.extend([*named_inputs(source), *source.pointers])
-    # A pipe is not there to be looked at again, nor is what is far away.
+    # make can check neither a pipe nor a remote file later.
     read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
     text = os.fsencode(rule([last_path(each) for each in outputs], read))
     with LocalStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
@@ -318,10 +321,9 @@ def _depfile(
 
 
 def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Collection[Planner]) -> list[Source]:
-    """The sources that are meant, with all that `targets` are made of: one, or with `per_rank` one for every
-    tensor-parallel rank.
+    """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank.
 
-    What comes through a pipe is read now, if it is known where the output goes.
+    A pipe is read now. Raises UsageError for a pipe without `targets`.
     """
     wanted: dict[str, Any] = {
         "key": options.key if weights_output in targets or not targets else "",

@@ -1,4 +1,4 @@
-"""State dicts as tensors of torch over a memory map of the checkpoint: nothing is copied, nothing named in it runs."""
+"""Load state dicts as torch tensors over a memory map of the checkpoint: no copy, and no code named in it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, View
 from ckptconv.tensors.moves import File
 
-# Linux counts a private map against the memory there is, unless it is told not to: the pages that are written will be.
+# Without MAP_NORESERVE, Linux counts a whole private map against the available memory; with it, only written pages.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 _MEMORY = 8 << 20
 
@@ -37,17 +37,17 @@ _MEMORY = 8 << 20
 def load_state_dict(
     path: str | os.PathLike[str], *, key: str = "", storage_options: Mapping[str, Any] | None = None
 ) -> Any:
-    """The state dict in a safetensors output, a `.pt` file, or any other checkpoint, with tensors of torch.
+    """Return the state dict in a safetensors output, a `.pt` file, or any other checkpoint, with torch tensors.
 
-    The tensors lie in a private map of the files: they take no memory until they are used, and are read when they are.
-    To change one in place is possible, and does not change the file. They share memory as the tensors that were saved
-    did. What does not lie in a file as it is needed (in the other byte order, not aligned, in pieces on several ranks,
-    compressed, far away) is copied into memory; so are tensors that overlap in part, out of a safetensors file, from
-    which all others come in C order, whatever their strides were.
+    The tensors are in a private map of the files: they are read, and take memory, only when used. They can be changed
+    in place; that does not change the file. They share memory as the saved tensors did. Data that cannot be used in
+    place (other byte order, unaligned, in pieces on several ranks, compressed, remote) is copied into memory. From a
+    safetensors file, tensors that overlap in part are copied too, and all others are in C order, whatever their strides
+    were.
 
-    With a structure record, or of a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
-    name. `key` takes a subtree, as in "state_dict". Objects of classes that are known by name only stay
-    `ckptconv.tree.Opaque`. Raises a `CkptconvError`, and warns where a `.pt` file beside `path` is newer.
+    With a structure record, or from a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
+    name. `key` selects a subtree, as in "state_dict". Objects of classes known by name only stay
+    `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns if a `.pt` file beside `path` is newer.
     """
     import torch
 
@@ -58,14 +58,14 @@ def load_state_dict(
     tree = selection.subtree(source.tree(key), key, path) if key else source.weights
     tensors, structure, *_ = keymap.describe(tree, tagged=True)
     with _Memory(torch, source, options) as memory, warnings.catch_warnings():
-        # Where a private map is refused, torch warns that memory cannot be written.
+        # torch warns that the buffer is read-only where a private map was refused.
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         flat = {name: memory.tensor(tensor) for name, tensor in tensors.items()}
     return keymap.unflatten(flat, structure, live_values=True, lay_out=False)
 
 
 def _warn_of_newer(path: str) -> None:
-    """Warn of a file for torch beside a safetensors file that has changed since that was made."""
+    """Warn if a torch file beside the safetensors file `path` is newer."""
     stem, suffix = os.path.splitext(path)
     if suffix != ".safetensors" or is_remote(path):
         return
@@ -83,11 +83,11 @@ def _warn_of_newer(path: str) -> None:
 
 
 class _Memory:
-    """The files of a source as memory, and the tensors in it."""
+    """Maps the files of a source and makes tensors over the maps."""
 
     def __init__(self, torch: ModuleType, source: Source, options: Options) -> None:
         self._torch = torch
-        # In files of torch, what tensors share is where it was; elsewhere each has its own elements.
+        # In torch files, tensors share memory as they did when saved; in other formats each has its own elements.
         self._in_place = source.family == torch_file.FAMILY
         self._dtype = source.default_dtype
         self._readers = SpoolingReaders(options)
@@ -101,7 +101,7 @@ class _Memory:
         self._readers.close()
 
     def tensor(self, leaf: LazyTensor) -> Any:
-        """The tensor of torch that `leaf` describes."""
+        """Return the torch tensor that `leaf` describes."""
         assert isinstance(leaf, Tagged)
         tensor = selection.converted("", leaf.tensor, self._dtype, widen_only=True)
         if not tensor.numel:
@@ -118,7 +118,7 @@ class _Memory:
         return self._copied(tensor)
 
     def _mapped(self, stored: Stored, start: int, nbytes: int) -> Any:
-        """A view of `nbytes` bytes from byte `start` of a file; None where they cannot be used as they lie."""
+        """Return a tensor over `nbytes` bytes from byte `start` of the file; None if they cannot be used in place."""
         item = stored.dtype.itemsize
         if start % item or (stored.offset - start) % item:
             return None
@@ -149,7 +149,7 @@ class _Memory:
 
 
 class _Filling(Writer):
-    """Puts what is written into a tensor of bytes."""
+    """Writes into a tensor of bytes."""
 
     positioned = True
 
@@ -161,7 +161,7 @@ class _Filling(Writer):
 
 
 def _stored(tensor: LazyTensor) -> Stored | None:
-    """`tensor` as elements that lie in a file; None if it is anything else."""
+    """Return `tensor` as elements stored in one file; None if it is anything else."""
     if isinstance(tensor, View):
         inner = _stored(tensor.tensor)
         if inner is None:
@@ -178,17 +178,17 @@ def _stored(tensor: LazyTensor) -> Stored | None:
 
 
 def _itemsize(tensor: LazyTensor) -> int:
-    """The bytes of an element; of a complex number that is stored as a pair, of both."""
+    """Return the bytes of one element; for a complex number stored as a pair, of both."""
     pair = isinstance(tensor, View) and tensor.tensor.dtype.kind == "c"
     return 2 * tensor.dtype.itemsize if pair else tensor.dtype.itemsize
 
 
 def _map(file: File) -> mmap.mmap | None:
-    """A private map of a whole file; None for one that is not on this machine as it is."""
+    """Return a private map of a whole file; None if the file is packed, remote, or not a regular file."""
     if file.packed or is_remote(file.path) or look(file.path).kind != "file":
         return None
     try:
-        # To open a pipe would otherwise wait for somebody who writes to it.
+        # Opening a pipe would otherwise wait for a writer.
         with open(file.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
             if os.fstat(opened.fileno()).st_size != file.size:
                 raise CorruptError(f"{file.path} changed while it was opened.", "Load it again.")

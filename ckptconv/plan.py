@@ -1,6 +1,6 @@
 """The plan: the exact list of output files, each as a list of parts. Pure; nothing here reads or writes.
 
-A `FilePlan` stands alone: it holds all that is needed to make one output file, can be pickled, and can be carried out
+A `FilePlan` is self-contained: it has everything needed to make one output file, can be pickled, and can be carried out
 in any process that sees the inputs.
 """
 
@@ -19,7 +19,7 @@ from ckptconv.tensors.moves import File
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Bytes that are known already: a header."""
+    """Bytes that are already known: a header."""
 
     offset: int
     data: bytes
@@ -30,7 +30,7 @@ class Literal:
 
 
 class Data(NamedTuple):
-    """The bytes of `tensor`, which the output calls `name`."""
+    """The bytes of `tensor`, under the name `name` in the output."""
 
     offset: int
     tensor: LazyTensor
@@ -43,9 +43,9 @@ class Data(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """`nbytes` bytes that are known only when the data is: `make` gives them, from the CRC-32 of each tensor by name.
+    """`nbytes` bytes that depend on the data: `make` returns them, given the CRC-32 of each tensor by name.
 
-    It is a function of a module, or a `functools.partial` of one, so that it can be pickled.
+    `make` is a function of a module, or a `functools.partial` of one, so that it can be pickled.
     """
 
     offset: int
@@ -55,9 +55,9 @@ class Trailer:
 
 @dataclass(frozen=True, slots=True)
 class AssertZero:
-    """A tensor that the output leaves out because all its bytes are zero: they are read, and that is checked.
+    """A tensor that the output leaves out because all its bytes are zero. They are read to check that.
 
-    Where one is not, carrying the plan out raises `NotZeroError`.
+    Carrying out the plan raises `NotZeroError` if a byte is not zero.
     """
 
     offset: int
@@ -66,12 +66,12 @@ class AssertZero:
 
     @property
     def nbytes(self) -> int:
-        """What it takes up in the output: nothing."""
+        """The size in the output: none."""
         return 0
 
 
 class NotZeroError(CorruptError):
-    """What a plan leaves out as zeros holds something else: another plan is needed, which keeps it."""
+    """A tensor that the plan leaves out as zeros is not: another plan is needed, which keeps it."""
 
 
 Part: TypeAlias = Literal | Data | Trailer | AssertZero
@@ -79,7 +79,7 @@ Part: TypeAlias = Literal | Data | Trailer | AssertZero
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """One output file of `size` bytes; its parts cover it in order, without holes."""
+    """One output file of `size` bytes; its parts cover it in order, without gaps."""
 
     name: str
     size: int
@@ -87,7 +87,7 @@ class FilePlan:
 
     @property
     def digested(self) -> bool:
-        """Whether something in it depends on the CRC-32 of its data."""
+        """Whether a part depends on the CRC-32 of the data."""
         return any(isinstance(part, Trailer) for part in self.parts)
 
     @property
@@ -95,13 +95,13 @@ class FilePlan:
         return sum(isinstance(part, Data) for part in self.parts)
 
     def inputs(self) -> list[File]:
-        """Every input file its parts are read from, each once, in order of first use."""
+        """Return every input file that the parts are read from, each once, in order of first use."""
         seen: dict[File, None] = {}
         before: tuple[File, ...] = ()
         for part in self.parts:
             if isinstance(part, (Data, AssertZero)):
                 inputs = part.tensor.inputs()
-                # Most tensors lie where the one before lies, and add nothing new.
+                # Most tensors are in the same files as the one before.
                 if inputs != before:
                     seen.update(dict.fromkeys(inputs))
                     before = inputs
@@ -120,15 +120,15 @@ class Plan:
         return sum(file.size for file in self.files)
 
     def inputs(self) -> list[File]:
-        """Every input file the plan reads, each once, in order of first use."""
+        """Return every input file that the plan reads, each once, in order of first use."""
         return list(dict.fromkeys(itertools.chain.from_iterable(file.inputs() for file in self.files)))
 
 
 def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings: object = None) -> str:
-    """The plan id: a hash of the outputs' headers and of the inputs, by names relative to the source.
+    """Return the plan id: a hash of the outputs' headers and of the inputs, by names relative to the source.
 
-    Absolute paths stay out of it, because mounts differ between machines. `settings` are what else decides what is
-    made, by its `repr`: two tensors of one shape that swap names leave every header as it is.
+    Absolute paths are left out, because mounts differ between machines. `settings` are the other choices that affect
+    the output, hashed by `repr`: headers alone do not tell if two tensors of one shape swap names.
     """
     digest = hashlib.sha256(repr(settings).encode())
     for file in files:
@@ -142,17 +142,17 @@ def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings
 
 
 def identity(found: Hashable) -> dict[str, Any]:
-    """An entry of `Source.inputs` as a manifest has it: the size, and a hash of all that tells the content apart."""
+    """Return an entry of `Source.inputs` for a manifest: the size, and a hash of all that identifies the content."""
     size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
     return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
 
 
 def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -> list[list[str]]:
-    """Names in groups, one for each shard, none over `limit` bytes unless by a single tensor.
+    """Divide names into groups, one for each shard, of at most `limit` bytes, except a single tensor that is larger.
 
-    Greedy, in the order of `sizes` (bytes by name); a tensor over the limit gets a group of its own. `tied` maps a name
-    to the name whose group it shares. Groups come in the order in which they are full, as huggingface_hub has them: a
-    tensor over the limit comes before the group that was begun before it.
+    Greedy, in the order of `sizes` (bytes by name); a tensor over the limit gets its own group. `tied` maps a name to
+    the name whose group it shares. Groups come in the order in which they become full, as in huggingface_hub: a tensor
+    over the limit comes before the group that was begun before it.
     """
     if limit is None:
         return [list(sizes)]
@@ -179,7 +179,7 @@ def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -
 
 
 def shard_names(stem: str, suffix: str, groups: Sequence[object]) -> list[str]:
-    """`model.safetensors`, or `model-00001-of-00003.safetensors` and so on."""
+    """Return `model.safetensors`, or `model-00001-of-00003.safetensors` and so on."""
     count = len(groups)
     if count == 1:
         return [f"{stem}{suffix}"]

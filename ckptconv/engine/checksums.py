@@ -1,9 +1,9 @@
-"""Checks the checksums of storages on the way through: `--checksum`.
+"""Checks the checksums of storages while they are read: `--checksum`.
 
-A zip archive has a CRC-32 for every storage, which nobody looks at: torch.load passes a flipped bit on, and so does
-whoever reads ranges. Here every piece that is read for the output is digested as it was read, before any kernel. Pieces
-that make up a whole storage cost no further read, in whatever order they come; of a storage that is used in part, the
-rest is read at the end.
+A zip archive has a CRC-32 for every storage, but torch.load does not check it, nor does any reader of ranges: a flipped
+bit goes unnoticed. Here the CRC of every piece read for the output is computed as it was read, before any kernel.
+Pieces that cover a whole storage need no further read, in whatever order they come. If only a part of a storage is
+used, the rest is read at the end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ckptconv.storage.records import Record, Records, combine
 from ckptconv.tensors.moves import BLOCK, File, Runs
 from ckptconv.text import some
 
-# Shorter runs, of a transposed tensor, are cheaper to read again in one piece than to digest one by one.
+# Shorter runs (bytes), of a transposed tensor, are cheaper to read again in one piece than to digest one by one.
 _WORTH_DIGESTING = 4096
-# Of tensors in a damaged storage so many are named.
+# Number of tensors in a damaged storage to name.
 _NAMED = 3
 
 
@@ -38,14 +38,14 @@ class Span(NamedTuple):
 
 @dataclass
 class _Used:
-    """A storage of which something was read: what of it is digested, as disjoint spans that do not touch, in order."""
+    """A storage that was read from. `spans` are its digested bytes: disjoint, not touching, in order."""
 
     file: File
     record: Record
     spans: list[Span] = field(default_factory=list)
 
     def add(self, span: Span) -> None:
-        """Take note of a span. What overlaps another adds nothing: it was read twice, or will be at the end."""
+        """Add a span, unless it overlaps another: those bytes were read twice, or will be at the end."""
         at = bisect.bisect_left(self.spans, span.start, key=lambda known: known.start)
         if at and self.spans[at - 1].stop > span.start:
             return
@@ -59,7 +59,7 @@ class _Used:
             self.spans.insert(at, span)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """From where to where nothing is digested."""
+        """Return the (start, stop) of the bytes that are not digested."""
         stops = [0, *(span.stop for span in self.spans)]
         starts = [*(span.start for span in self.spans), self.record.size]
         return [(start, stop) for start, stop in zip(stops, starts, strict=True) if start < stop]
@@ -71,38 +71,39 @@ def _joined(one: Span, other: Span) -> Span:
 
 
 class Checksums:
-    """The checksums of the storages that a conversion reads from; `records` are the storages there are, by path.
+    """The checksums of the storages that a conversion reads from. `records` are all storages, by path of their file.
 
-    `seen` may be called from any thread. `extra_bytes` counts what was read for the sake of the checksums alone, and
-    `unrecorded` has the files that record no checksum for something that was read from them.
+    `seen` may be called from any thread. `extra_bytes` counts the bytes read only for checksums. `unrecorded` has the
+    files that were read where they record no checksum.
     """
 
     def __init__(self, records: Mapping[str, Records]) -> None:
         self.extra_bytes = 0
         self.unrecorded: dict[str, None] = {}
         self.records = records
-        # By path, a byte for each record: whether all of it was seen at once, and was right. There may be a million.
+        # By path, one byte for each record: whether the storage was read in one piece and is right. There may be a
+        # million.
         self._right = {path: bytearray(len(found)) for path, found in records.items()}
-        # Others, by path and index of the record.
+        # The other storages that were read, by path and index of the record.
         self._used: dict[tuple[str, int], _Used] = {}
         self._elsewhere = 0
         self._lock = threading.Lock()
 
     @property
     def checked(self) -> int:
-        """How many storages were used that have a checksum."""
+        """The number of storages with a checksum that were read."""
         return sum(map(sum, self._right.values())) + len(self._used) + self._elsewhere
 
     def include(self, checked: int, extra_bytes: int, unrecorded: Iterable[str]) -> None:
-        """Count what another process has checked."""
+        """Add the counts of another process."""
         self._elsewhere += checked
         self.extra_bytes += extra_bytes
         self.unrecorded.update(dict.fromkeys(unrecorded))
 
     def seen(self, file: File, source: Runs, data: memoryview) -> None:
-        """Take note of `data`, which is what `file` has at `source`, run after run."""
+        """Add the bytes `data`, read from the runs `source` of `file`, to the checksums."""
         if source.grid and source.length < _WORTH_DIGESTING:
-            # A move reads from one storage.
+            # A move reads from only one storage: mark it as used, to be read at the end.
             self._note(file, source.offset, data[:0])
             return
         at = 0
@@ -134,9 +135,9 @@ class Checksums:
                 used.add(span)
 
     def check(self, readers: Readers, plans: Iterable[Plan]) -> None:
-        """Read what is missing, and raise CorruptError for a storage that is not what it was when it was written.
+        """Read the missing bytes, and raise CorruptError for a storage whose CRC-32 is not the recorded one.
 
-        `plans` are what the data was read for: they name the tensors that it spoils.
+        `plans` are those that the data was read for; the error names their tensors in the storage.
         """
         for used in self._used.values():
             with readers.reading(used.file) as reader:
@@ -166,7 +167,7 @@ def _damaged(used: _Used, plans: Iterable[Plan]) -> CorruptError:
 
 
 def _reading(plan: Plan, used: _Used) -> Iterator[str]:
-    """The tensors that read from a storage."""
+    """Yield the names of the tensors that read from a storage."""
     start, stop = used.record.offset, used.record.offset + used.record.size
     for file in plan.files:
         for part in file.parts:

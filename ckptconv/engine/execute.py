@@ -1,8 +1,7 @@
-"""Carries a plan out: threads, and the order of reads and writes. Knows no format.
+"""Carries out a plan: threads, and the order of reads and writes. Knows no format.
 
-Tasks are independent of each other, so threads take them as they come. Where a file is read from far away, or is
-written from beginning to end, one thread takes them in order: others fetch what the next ones need, and send what was
-made.
+Tasks are independent, so threads take them in any order. If an input is remote, or the output has to be written from
+beginning to end, one thread takes the tasks in order while others prefetch for the next ones and upload.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from ckptconv.tensors.moves import BLOCK
 
 Progress: TypeAlias = Callable[[int], None]
 
-# Tensors of less on average, in bytes, are very many.
+# Parts of fewer bytes than this on average mean very many short reads and writes.
 _SHORT = 16 << 10
-# Threads are given small stacks: eight of the usual 8 MiB would count as 64 MiB of memory.
+# Small stacks for threads: eight of the usual 8 MiB would count as 64 MiB of memory.
 STACK = 512 << 10
 
 
@@ -45,11 +44,11 @@ def carry_out(
     digests: dict[str, int] | None = None,
     requests: int = REQUESTS,
 ) -> Tally:
-    """Make `file` with `writer`. `memory` (bytes) bounds the buffers of all `jobs` threads together; None are as many
-    as serve. From far away, so many `requests` are under way at a time.
+    """Write `file` with `writer`.
 
-    `seen` is told of every piece of data that is read, by any of the threads. The CRC-32 of every tensor that is not
-    empty is put into `digests`, by name, if that is given.
+    `memory` (bytes) bounds the buffers of all `jobs` threads together; `jobs` None means as many as are useful. At most
+    `requests` requests to remote files run at a time. `seen` is called, by any of the threads, with every piece of data
+    that is read. If `digests` is given, the CRC-32 of every tensor that is not empty is put into it, by name.
     """
     digesting = file.digested or digests is not None
     far = any(map(is_read_far, file.inputs()))
@@ -61,7 +60,7 @@ def carry_out(
     if file.size <= BLOCK:
         jobs = 1  # there is nothing to share
     jobs = jobs or _threads(file)
-    # Four of these is what a worker holds at most.
+    # A worker holds at most four buffers of this size.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned, max(memory // jobs // 2, unit))
     workers = [Worker(readers, writer, unit, digesting, seen) for _ in range(jobs)]
@@ -81,8 +80,10 @@ def carry_out(
 
 
 def _threads(file: FilePlan) -> int:
-    """As many as there are processors, up to four; one where there are very many short reads and writes to be made, as
-    threads would wait for each other before and after each."""
+    """Return the number of threads: that of the processors, at most four.
+
+    It is one if there are very many short reads and writes: threads would wait for each other around each.
+    """
     if file.size < _SHORT * len(file.parts):
         return 1
     scattered = sum(part.nbytes for part in file.parts if isinstance(part, Data) and part.tensor.scattered)
@@ -99,8 +100,10 @@ def _in_order(
     requests: int,
     digesting: bool,
 ) -> Worker:
-    """Make `file` from beginning to end in this thread, while others read what comes next, with `requests` at a
-    time, or none if it is all near."""
+    """Write `file` from beginning to end in this thread.
+
+    Other threads prefetch the remote data of the next tasks, `requests` at a time; 0 if all inputs are local.
+    """
     unit = max(min(BLOCK, memory // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = tasks(file, unit, writer.positioned)
     if not requests:
@@ -124,7 +127,7 @@ def _take(queue: Iterator[Task], worker: Worker, progress: Progress | None) -> N
 
 
 def _finish(file: FilePlan, writer: Writer, workers: Sequence[Worker], total: Tally, digests: dict[str, int]) -> None:
-    """Put the CRC-32 of the tensors into `digests`, and write what is known only now that they are."""
+    """Put the CRC-32 of the tensors into `digests`, and write the trailers, which depend on them."""
     pieces: dict[str, list[tuple[int, int, int]]] = {}
     for worker in workers:
         for name, made in (worker.digests or {}).items():
@@ -135,7 +138,7 @@ def _finish(file: FilePlan, writer: Writer, workers: Sequence[Worker], total: Ta
         worker.digests = None
     digests.update((name, combine(made)) for name, made in pieces.items())
     for part in file.parts:
-        # What was moved as tiles never was in order in memory: it is read again while the system still has it there.
+        # Tensors moved as tiles were never in memory in order: read them back while they are in the page cache.
         if isinstance(part, Data) and part.nbytes and part.name not in digests:
             crc = 0
             for at in range(0, part.nbytes, BLOCK):
@@ -148,19 +151,19 @@ def _finish(file: FilePlan, writer: Writer, workers: Sequence[Worker], total: Ta
 
 
 class TensorReader:
-    """Reads a tensor's bytes, at most `limit` at a time."""
+    """Reads the bytes of a tensor, at most `limit` at a time."""
 
     def __init__(self, tensor: LazyTensor, readers: Readers, limit: int = BLOCK) -> None:
         self._data = Data(0, tensor, "")
         self._worker = Worker(readers, None, limit)
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Bytes `start` to `stop`, valid until the next call."""
+        """Return bytes `start` to `stop`, valid until the next call."""
         return self._worker.bytes_of(self._data, start, stop)
 
     @property
     def bytes_read(self) -> int:
-        """How many bytes were read from files."""
+        """The number of bytes read from files."""
         return self._worker.tally.bytes_read
 
 
@@ -196,7 +199,7 @@ def _in_threads(queue: Iterator[Task], workers: list[Worker], progress: Progress
     threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
     try:
         usual = threading.stack_size(STACK)
-        # A signal comes before a thread is started or after it, and to none of those that are.
+        # Block signals while the threads start: a signal comes before or after, and never to one of them.
         heard = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             for thread in threads:
@@ -207,13 +210,13 @@ def _in_threads(queue: Iterator[Task], workers: list[Worker], progress: Progress
             threading.stack_size(usual)
             signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         if threads[0].ident is None:
-            # No room for another: those that run do the work, or else this one.
+            # No thread could be started: work in this one.
             work(workers[0])
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
     except BaseException:
-        # A signal: let every thread finish the piece at hand before the staging area is removed under it.
+        # A signal: let every thread finish its task before the staging area is removed.
         stop.set()
         for thread in threads:
             if thread.ident is not None:

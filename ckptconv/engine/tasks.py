@@ -1,9 +1,9 @@
-"""What there is to do for an output file, as tasks that do not depend on each other. Pure; knows no format.
+"""Divides the work for an output file into tasks that do not depend on each other. Pure; knows no format.
 
-An output file is made window by window. A window is an interval of the output no larger than a buffer. A tensor whose
-bytes lie in another order than the output wants them (a transpose) is instead moved as tiles, each written wherever it
-belongs. Tensors that are columns of the same rows are moved as blocks of rows: a few rows are read once, and what each
-tensor takes of them is written where it belongs.
+An output file is made window by window. A window is an interval of the output no larger than a buffer. A tensor that
+the file has in another order than the output (a transpose) is moved as tiles instead, each written where it belongs.
+Tensors that are columns of the same rows are moved as blocks of rows: a few rows are read once, and each tensor's share
+of them is written where it belongs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from ckptconv.storage.prefetch import Range, is_read_far
 from ckptconv.tensors.lazy import LazyTensor, Stored, StridedRows, strided_rows
 from ckptconv.tensors.moves import BLOCK, Assembled, File, Move, Runs
 
-# Cuts inside a tensor fall on multiples of this, so that they never cut an element.
+# Tensors are cut at multiples of this many bytes, so that no element is cut.
 ALIGNMENT = 64
-# What lies between the runs of a strided tensor is fetched along from far away, up to so many times what is wanted.
+# From a remote file, the runs of a strided tensor are fetched with the gaps between them if that is at most so many
+# times the wanted bytes.
 SPARSE = 4
 
 
@@ -32,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Bytes `start` to `stop` of the output file, and the pieces they consist of."""
+    """Bytes `start` to `stop` of the output file, and the pieces that make them up."""
 
     start: int
     stop: int
@@ -40,14 +41,14 @@ class Window(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A move whose result is written run by run, to where `part` is in the output file."""
+    """A move whose result is written run by run, relative to the offset of `part` in the output file."""
 
     part: Data
     move: Move
 
 
 class RowBlock(NamedTuple):
-    """Pieces of several tensors that are made of the same bytes, which are read once."""
+    """Pieces of several tensors that are made from the same bytes, which are read once."""
 
     pieces: list[Piece]
 
@@ -56,9 +57,11 @@ Task: TypeAlias = Window | Tile | RowBlock | Trailer
 
 
 def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterator[Task]:
-    """The work that makes `file`, in windows of at most `unit` bytes, and tiles of at most twice that, or `tile` where
-    no more is done to them than to transpose. What comes late comes in its place where the file is not `positioned`,
-    and else not at all."""
+    """Yield the tasks that make `file`.
+
+    Windows have at most `unit` bytes. Tiles have at most twice that, or `tile` if they are only transposed. A trailer
+    is a task, in its place, only if the writer is not `positioned`; otherwise it is left out.
+    """
     pieces: list[Piece] = []
     start = at = 0
     groups = _sharing_rows(file, unit) if positioned else []
@@ -95,7 +98,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
         done = 0
         while done < size:
             room = start + unit - part.offset - done
-            # A cut inside a small tensor costs two reads: begin a new window with it instead.
+            # Cutting a small tensor costs two reads: begin a new window with it instead.
             take = size - done if size - done <= room else room // ALIGNMENT * ALIGNMENT if size > unit else 0
             if take:
                 pieces.append(Piece(part, done, done + take))
@@ -115,7 +118,7 @@ _Shared: TypeAlias = "tuple[Data | AssertZero, StridedRows]"
 
 
 def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
-    """Groups of the parts of `file` that lie beside each other in the same rows, of which they take most."""
+    """Return groups of parts of `file` that are beside each other in the same rows and take most of each row."""
     strided = [
         (part, found)
         for part in file.parts
@@ -134,12 +137,14 @@ def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
 
 
 def is_dense(tensor: LazyTensor) -> TypeGuard[Stored]:
-    """What most tensors are, and all of 200,000 may be: bytes of a file as they lie."""
+    """Whether `tensor` is contiguous bytes of a file: most tensors are, all of 200,000 may be, and they are handled
+    fast.
+    """
     return type(tensor) is Stored and tensor.contiguous
 
 
 def _worth_sharing(group: list[_Shared], unit: int) -> bool:
-    """Whether reading `group` at once costs less than reading each of it, which reads along small gaps only."""
+    """Whether reading `group` at once costs less than reading each tensor, which reads across small gaps only."""
     _, (rows, _) = group[0]
     widest = max(distance for _, _, distance in rows)
     taken = sum(part.tensor.nbytes for part, _ in group)
@@ -147,7 +152,7 @@ def _worth_sharing(group: list[_Shared], unit: int) -> bool:
 
 
 def _row_blocks(group: list[_Shared], unit: int) -> Iterator[RowBlock]:
-    """`group` in blocks of as many rows as `unit` bytes hold."""
+    """Yield `group` as blocks of as many rows as fit into `unit` bytes."""
     _, (rows, _) = group[0]
     count = sum(count for _, count, _ in rows)
     step = unit // max(distance for _, _, distance in rows)
@@ -158,10 +163,9 @@ def _row_blocks(group: list[_Shared], unit: int) -> Iterator[RowBlock]:
 
 
 class Needs:
-    """What a task reads from far away, as ranges.
+    """Gives the remote ranges that a task reads.
 
-    A scattered tensor needs all that lies between its first byte and its last: nearly every task reads here and there
-    in all of it.
+    For a scattered tensor, that is everything from its first byte to its last: nearly every task reads throughout it.
     """
 
     def __init__(self, unit: int) -> None:
@@ -179,8 +183,10 @@ class Needs:
                     yield from whole or _read_by(tensor.moves(start, stop, "output", self._unit))
 
     def _around(self, tensor: LazyTensor) -> list[Range]:
-        """All between the first and the last byte of a tensor, in each of its files; nothing if most of it is not
-        the tensor's."""
+        """Return the range from the first to the last byte of a tensor, in each of its files.
+
+        Return no ranges if they have more than `SPARSE` times the tensor's bytes.
+        """
         if self._whole is None or self._whole[0] is not tensor:
             ends: dict[File, tuple[int, int]] = {}
             for file, start, stop in _read_by(tensor.moves(0, tensor.nbytes, "source", BLOCK)):

@@ -1,7 +1,7 @@
-"""Carries out one task after the other: one thread's buffers, reads, kernels and writes.
+"""Carries out tasks one after another: the buffers, reads, kernels and writes of one thread.
 
-A window is filled from as few reads as its moves allow, then written with one call. Of a checkpoint with very many
-small tensors a window has a thousand: what can be done for all of them at once is.
+A window is filled with as few reads as its moves allow, then written with one call. If a checkpoint has very many small
+tensors, a window contains a thousand, so they are handled together where possible.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ckptconv.tensors import kernels
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored
 from ckptconv.tensors.moves import GAP, Assembled, File, Kernel, Move, Runs
 
-# Told of everything that is read for the output: the file, where in it, and what is there.
+# Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 
-# Converted tensors of less than a window by this are read together, and converted at once.
+# Converted tensors of at most a window divided by this are read together and converted at once.
 _SMALL = 8
 
 
@@ -50,7 +50,7 @@ class Tally:
 
 @dataclass
 class _Span:
-    """Bytes `start` to `stop` of a file, and the sources inside it, by number."""
+    """Bytes `start` to `stop` of a file, and the sources in them, each with its index."""
 
     file: File
     start: int
@@ -60,8 +60,10 @@ class _Span:
 
 @dataclass
 class _Alike:
-    """What makes bytes `start` to `stop` of a window: `kernel`, of `nbytes` bytes that lie at `ranges` (position,
-    length) of `file`, of one tensor after the other."""
+    """Small conversions done at once: how to make bytes `start` to `stop` of a window.
+
+    `kernel` is applied to the `nbytes` bytes at `ranges` (offset, length) of `file`, one range for each tensor.
+    """
 
     file: File
     kernel: Kernel
@@ -72,8 +74,7 @@ class _Alike:
 
 
 def _is_simple(tensor: LazyTensor, start: int, stop: int) -> TypeGuard[Convert]:
-    """Whether bytes `start` to `stop` of `tensor` are whole elements, converted of elements that are stored as they
-    lie."""
+    """Whether bytes `start` to `stop` of `tensor` are whole elements, converted from elements dense in a file."""
     return (
         type(tensor) is Convert
         and start < stop
@@ -84,8 +85,10 @@ def _is_simple(tensor: LazyTensor, start: int, stop: int) -> TypeGuard[Convert]:
 
 
 def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: int, most: int) -> None:
-    """Have bytes `start` to `stop` of `tensor`, which is stored as it lies, made at `at`, together with what is made
-    before them, unless that takes more than `most` bytes."""
+    """Add the conversion that makes bytes `start` to `stop` of `tensor` at byte `at` of the window to `known`.
+
+    It joins the last entry if it continues that one and both together read at most `most` bytes.
+    """
     stored = tensor.tensor
     assert isinstance(stored, Stored)
     before, after = stored.dtype.itemsize, tensor.dtype.itemsize
@@ -105,10 +108,9 @@ def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: 
 
 
 class Worker:
-    """One thread's buffers: at most four of `unit`, the size of a window, or two of the size of a tile.
+    """The buffers of one thread: at most four of `unit`, the size of a window, or two of the size of a tile.
 
-    A window may take one, what is read for it two, and what kernels make of that another; a tile is made of as much as
-    it makes.
+    A window may need one, its reads two, and the results of its kernels one; a tile reads as much as it makes.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class Worker:
     ) -> None:
         self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
         self.fetches = isinstance(readers, Prefetch)
-        # By the name of the tensor, its CRC-32; or position, bytes and CRC-32 of every piece made.
+        # By name of the tensor: its CRC-32, or (offset, bytes, CRC-32) of every piece made so far.
         self.digests: dict[str, int | list[tuple[int, int, int]]] | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
         self.scratch = self.around = memoryview(b"")
@@ -129,9 +131,9 @@ class Worker:
         self.tally = Tally()
 
     def run(self, task: Task) -> int:
-        """Carry out `task`; the bytes it wrote."""
+        """Carry out `task`. Return the number of bytes written."""
         if isinstance(task, Trailer):
-            # All of its data was made by this worker.
+            # This worker has made all of the file's data.
             data = task.make(Digests(self.digests or {}))
             self._write(task.offset, memoryview(data))
             size = len(data)
@@ -153,7 +155,7 @@ class Worker:
         return len(out)
 
     def _digest(self, part: Data, start: int, data: memoryview) -> None:
-        """Take note of `data`, the bytes of `part` from `start` on."""
+        """Add `data`, the bytes of `part` from `start` on, to its CRC-32."""
         assert self.digests is not None
         if not start and len(data) == part.nbytes:
             self.digests[part.name] = zlib.crc32(data)
@@ -167,7 +169,7 @@ class Worker:
             made.append((start, len(data), zlib.crc32(data)))
 
     def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
-        """Bytes `start` to `stop` of a tensor, valid until the next call."""
+        """Return bytes `start` to `stop` of a tensor, valid until the next call."""
         return self._assemble(Window(part.offset + start, part.offset + stop, [Piece(part, start, stop)]))
 
     def _write(self, offset: int, data: memoryview) -> None:
@@ -175,7 +177,7 @@ class Worker:
         self.writer.write_at(offset, data)
 
     def _assemble(self, window: Window) -> memoryview:
-        """The bytes of `window`, in this worker's buffer."""
+        """Return the bytes of `window`, in this worker's buffer."""
         out = self.window[: window.stop - window.start]
         reads: dict[File, list[tuple[int, memoryview]]] = {}
         near: File | None = None
@@ -191,7 +193,7 @@ class Worker:
                 _add_alike(alike, tensor, start, stop, base + start, self.unit)
                 continue
             if is_dense(tensor):
-                # One after the other they mostly lie in one file, whose name takes time to look up.
+                # Consecutive tensors are mostly in the same file, and looking one up takes time.
                 if tensor.file is not near:
                     near = tensor.file
                     ranges = reads.setdefault(near, [])
@@ -215,7 +217,7 @@ class Worker:
         return out
 
     def _convert(self, alike: _Alike, out: memoryview) -> None:
-        """Pass small tensors that lie one after the other in `out` through their kernel at once."""
+        """Apply a kernel at once to small tensors that are adjacent in `out`."""
         self._make_room(alike.nbytes)
         packed = self.scratch[: alike.nbytes]
         ends = list(itertools.accumulate(length for _, length in alike.ranges))
@@ -237,7 +239,10 @@ class Worker:
         return size
 
     def _divide(self, block: RowBlock) -> int:
-        """Read what the pieces of `block` are made of, and write each; or check that it is zero."""
+        """Read the sources of the pieces of `block` together, and write each tensor.
+
+        Raises NotZeroError for a piece of an `AssertZero` that is not all zeros.
+        """
         pieces = [
             (piece, list(piece.part.tensor.moves(piece.start, piece.stop, "output", self.unit)))
             for piece in block.pieces
@@ -263,7 +268,7 @@ class Worker:
         return written
 
     def _of_read(self, move: Move, data: memoryview, out: memoryview | None) -> memoryview:
-        """As `_result`, where all from the first run of the source to its last is read already."""
+        """Do as `_result`, with `data` as the bytes from the first run of the source to its last."""
         assert isinstance(move.source, Runs)
         picked = kernels.pick(data, move.source._replace(offset=0), None if move.kernels else out)
         result, overflows = kernels.apply(move.kernels, picked, out)
@@ -271,8 +276,10 @@ class Worker:
         return result
 
     def _read_together(self, sources: list[tuple[File | None, Runs | bytes | Assembled]]) -> list[memoryview | None]:
-        """For each of `sources` the bytes from its first run to its last, read with those of the others that overlap;
-        None for what is in no file, and for all where they are too much for the buffer."""
+        """Return for each of `sources` the bytes from its first run to its last, and read overlapping ones at once.
+
+        The entry is None for a source that is not in a file; all are None if they are too much for the buffer.
+        """
         order = sorted(
             (file.path, runs.offset, index, file, runs)
             for index, (file, runs) in enumerate(sources)
@@ -304,7 +311,7 @@ class Worker:
         return views
 
     def _result(self, move: Move, out: memoryview | None = None) -> memoryview:
-        """The bytes that `move` makes, in its target's order; put into `out`, if that is given."""
+        """Return the bytes that `move` makes, in the order of its target; in `out`, if that is given."""
         if isinstance(move.source, Runs):
             data = self._packed(move.file, move.source)
         else:
@@ -314,14 +321,14 @@ class Worker:
         return result
 
     def _assembled(self, source: Assembled) -> memoryview:
-        """What the moves of `source` make."""
+        """Return the bytes that the moves of `source` make."""
         made = memoryview(bytearray(source.nbytes))
         for move in source.moves:
             kernels.scatter(made, move.target, self._result(move))
         return made
 
     def _packed(self, file: File | None, source: Runs) -> memoryview:
-        """The runs of `source`, one after the other."""
+        """Return the runs of `source`, packed one after the other."""
         assert file is not None
         size, length = source.nbytes, source.length
         self._make_room(size)
@@ -337,7 +344,7 @@ class Worker:
         return packed
 
     def _pick(self, reader: Reader, source: Runs, packed: memoryview) -> None:
-        """Fill `packed` with the runs of `source`, which are short and lie near each other."""
+        """Fill `packed` with the runs of `source`, which are short and near each other."""
         done = 0
         for block in blocks(source):
             size, span = block.nbytes, block.stop - block.offset
@@ -356,7 +363,7 @@ class Worker:
             self.scratch = memoryview(bytearray(size))
 
     def _read(self, file: File, ranges: list[tuple[int, memoryview]]) -> None:
-        """Fill the buffers from their offsets, reading along small gaps instead of beginning anew."""
+        """Fill each buffer from its offset; read across small gaps instead of starting another read."""
         ranges.sort(key=itemgetter(0))
         with self.readers.reading(file) as reader:
             begin = end = ranges[0][0]
@@ -378,13 +385,13 @@ class Worker:
                 self.seen(file, Runs(offset, len(to)), to)
 
     def _count(self, file: File, size: int) -> None:
-        # What was packed, or came from far away, was counted when it was read for this.
+        # Packed and remote data was counted when it was unpacked or fetched.
         if file.packed is None and not (self.fetches and is_read_far(file)):
             self.tally.bytes_read += size
 
 
 class Digests(Mapping[str, int]):
-    """The CRC-32 of every tensor that is not empty, by name, of the pieces that were made of it so far."""
+    """The CRC-32 of every non-empty tensor, by name, combined from the pieces made so far."""
 
     def __init__(self, pieces: Mapping[str, int | list[tuple[int, int, int]]]) -> None:
         self._pieces = pieces

@@ -1,5 +1,6 @@
-"""Makes the files of a plan, and gives them their names when all are whole.
+"""Writes the files of a plan, and publishes them when all are complete.
 
-In: the plans of a conversion's outputs. `staging` holds the files while they grow, `jobs` makes one of them,
-`publish` all, `parts` and `finish` divide the work among processes. Out: files under their names, with a manifest
-if asked for."""
+In: the plans of a conversion's outputs. `staging` holds the files while they are written, `jobs` writes one file,
+`publish` all of them, `parts` and `finish` divide the work among processes. Out: files under their final names, with a
+manifest if one was requested.
+"""

@@ -1,4 +1,4 @@
-"""What a conversion read, as a rule for make: https://www.gnu.org/software/make/manual. Pure."""
+"""The inputs of a conversion as a rule for make: https://www.gnu.org/software/make/manual. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from ckptconv.errors import UsageError
 
-# How names in a Makefile have what else would mean something there. An equals sign would make an assignment of the
-# rule, an ampersand a group, and a semicolon begins a recipe, even after a backslash: make looks at what a function
-# gives too late for that.
+# How to escape characters that are special to make. "=" would make the rule an assignment, "&" a grouped target. ";"
+# begins a recipe, even after a backslash. As the result of a function they are plain: make expands it too late for
+# that.
 _ESCAPED = {
     "$": "$$",
     "=": "$(if ,,=)",
@@ -18,20 +18,20 @@ _ESCAPED = {
     ";": "\\$(if ,,;)",
     **{character: "\\" + character for character in " #:*?[|"},
 }
-# These there is no way to write (parentheses are members of an archive), nor control characters, some of which end a
-# name; in a target, nor those.
+# Characters that cannot be escaped, in any name (parentheses denote an archive member) and in a target. Control
+# characters cannot be either; some end a name.
 _NOWHERE, _IN_NO_TARGET = frozenset("\\()\x7f"), frozenset("%|")
-# As a target such a name, as .IGNORE or .ONESHELL, changes how make runs; make itself takes "./" away from it. With the
-# directory in front, blanks in which have their backslash, it is a file like any other.
+# As a target, a name such as .IGNORE or .ONESHELL changes how make runs, and make strips a leading "./". With the
+# current directory in front (its blanks escaped by a backslash) it is an ordinary file.
 _SPECIAL = re.compile(r"\.[A-Z_]+")
 _HERE = "$(subst $() ,\\ ,$(CURDIR))/"
 _WIDTH = 120
 
 
 def rule(targets: Sequence[str], inputs: Iterable[str]) -> str:
-    """`targets` depend on `inputs`, and are made anew, not missed, when one of those is gone.
+    """Return a rule that makes `targets` depend on `inputs`; if an input is gone, make rebuilds instead of failing.
 
-    Raises UsageError for names that no Makefile can hold.
+    Raises UsageError for names that a Makefile cannot hold.
     """
     for target in targets:
         if _IN_NO_TARGET.intersection(target) or _SPECIAL.fullmatch(target):
@@ -42,7 +42,7 @@ def rule(targets: Sequence[str], inputs: Iterable[str]) -> str:
 
 
 def escaped(name: str) -> str:
-    """A name as a Makefile has it."""
+    """Return a name escaped for a Makefile. Raises UsageError if that is impossible."""
     if not name or name.startswith("~") or _NOWHERE.intersection(name) or min(name) < " ":
         raise _unspeakable(name)
     plain = "".join(_ESCAPED.get(character, character) for character in name)

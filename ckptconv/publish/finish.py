@@ -30,15 +30,15 @@ from ckptconv.storage.paths import is_remote, join, normalize, real_place
 from ckptconv.text import some
 
 _RANK = re.compile(r"mp_rank_\d+")
-# Of files that are missing so many are named for a part.
+# Number of missing files to name for each part.
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """An output whose parts are staged, as those who made them have described it.
+    """An output whose parts are staged, as the processes that made them described it.
 
-    `published`: a run before has put them together, and was only to clean up.
+    `published`: an earlier run has published the output and had only the clean-up left.
     """
 
     path: str
@@ -51,12 +51,12 @@ class _Planned:
 
     @property
     def files(self) -> list[tuple[str, int, int]]:
-        """Names, sizes in bytes, and how many tensors each holds."""
+        """Name, size in bytes and number of tensors of each file."""
         return self.told.files
 
     @property
     def untouched(self) -> str:
-        """What to say of the output where it cannot be finished."""
+        """The sentence for error messages that says what was not published."""
         return "The index was not written." if is_remote(self.path) else "Nothing was put under a final name."
 
     def final(self, name: str) -> str:
@@ -79,11 +79,11 @@ def finish(
 ) -> Report:
     """Check that all parts of `outputs`, one path or several, are staged, and publish them.
 
-    With `checksum` every file is read again and compared with the CRC-32 of its record. A manifest is written to
-    `manifest`, too, if that is given. `publishing` is called when all is checked, before the first output gets its
-    name. `progress` and `announce` are those that `convert` takes, for what is read again.
-    Raises UsageError where nothing is staged, FailedError where parts are missing, and CorruptError where a file
-    has changed; then nothing is published, and what is staged stays.
+    With `checksum`, read every file again and compare it with the CRC-32 of its record. If `manifest` is given, write a
+    manifest there too. `publishing` is called when all is checked, before the first output gets its final name.
+    `progress` and `announce` are those of `convert`, for the bytes read again. Raises UsageError if nothing is staged,
+    FailedError if parts are missing, and CorruptError if a file has changed; then nothing is published, and the staged
+    files stay.
     """
     started = time.monotonic()
     known = dict(storage_options or {})
@@ -136,7 +136,10 @@ def finish(
 
 
 def _published(planned: _Planned, manifest: str) -> bytes:
-    """The manifest of an output that is complete, which was only to be cleaned up after."""
+    """Return the manifest of an output that is published and has only to be cleaned up; b"" if there is none any more.
+
+    Raises FailedError if a file was changed or removed since, or if `manifest` is given but can no longer be made.
+    """
     for name, size, _ in planned.files:
         entry = look(planned.final(name))
         if entry.kind != "file" or entry.file.size != size:
@@ -166,7 +169,7 @@ def _directories(path: str) -> list[str]:
 
 
 def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
-    """The output at `path`, or those of the tensor-parallel ranks in it."""
+    """Return the output at `path`, or those of the tensor-parallel ranks in it."""
     found = _described(path, storage_options)
     if not found:
         listed = remote_parts.directories(path, storage_options) if is_remote(path) else _directories(path)
@@ -197,7 +200,7 @@ def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
 
 
 def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
-    """What was made of every file. Raises FailedError where some are missing."""
+    """Return the `Made` of every file, by name. Raises FailedError if some are missing."""
     made = {name: found for name, size, _ in planned.files if (found := staging.finished(name, size)) is not None}
     for name, _, count in planned.files:
         if name in made and len(made[name].crcs) != count:

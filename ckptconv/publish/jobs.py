@@ -1,4 +1,4 @@
-"""Makes one file of an output where it is staged: in this process, or in any other that sees the inputs."""
+"""Writes one file of an output into staging, in this process or in another that sees the inputs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ckptconv.tensors.moves import File
 
 @dataclass(frozen=True)
 class Task:
-    """A file to be made in `staging`. It can be pickled if its staging can.
+    """A file to write into `staging`. It can be pickled if its staging can.
 
-    `digested`: with the CRC-32 of its tensors. `recorded`: with a record that it is finished. `memory` (bytes) bounds
-    the buffers of all `jobs` threads together (None: as many as serve), and `requests` those under way to what is
-    remote.
+    `digested`: compute the CRC-32 of its tensors. `recorded`: write a record when it is finished. `memory` (bytes)
+    bounds the buffers of all `jobs` threads together (`jobs` None: as many as are useful). `requests` bounds the
+    concurrent requests to remote storage.
     """
 
     file: FilePlan
@@ -39,7 +39,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What another process has to know to carry a task out. `records` are for checking checksums, if it is to."""
+    """What another process needs to run a task. `records` are for checking checksums; None if it checks none."""
 
     storage_options: Mapping[str, Any]
     spool_dir: str
@@ -48,7 +48,7 @@ class Elsewhere:
 
 @dataclass
 class Result:
-    """What was made, and what that took."""
+    """A finished file, and what it took to make it."""
 
     made: Made
     tally: Tally = field(default_factory=Tally)
@@ -60,7 +60,7 @@ class Result:
 def make(
     task: Task, readers: SpoolingReaders, progress: Progress | None = None, checksums: Checksums | None = None
 ) -> tuple[Result, Callable[[], None]]:
-    """Make a file. What is left to be done is to wait for the disk, which the function does that is returned."""
+    """Write a file. Return the result and a function that waits for the disk and writes the record."""
     file, staging = task.file, task.staging
     writer = staging.create(file.name, file.size)
     crcs: dict[str, int] | None = {} if task.digested else None
@@ -87,9 +87,9 @@ def make(
 
 
 def make_elsewhere(task: Task, known: Elsewhere) -> Result | CkptconvError:
-    """Make a file to the end in this process, whichever it is.
+    """Write a file completely in this process, which may be any.
 
-    What keeps it from being made is returned: not every executor brings any exception home as it was.
+    Errors are returned, not raised: not every executor can transport every exception unchanged.
     """
     try:
         return _made(task, known)
@@ -119,7 +119,7 @@ def _made(task: Task, known: Elsewhere) -> Result:
 
 
 def packed_in(plans: Iterable[Plan]) -> Counter[File]:
-    """The packed files that the plans read, and how many bytes of tensors come from each."""
+    """Return the packed files that `plans` read, with the bytes of tensors that come from each."""
     found: Counter[File] = Counter()
     for plan in plans:
         for part in (part for file in plan.files for part in file.parts if isinstance(part, (Data, AssertZero))):

@@ -1,10 +1,10 @@
-"""The record of what was made of what: the manifest of an output, and the records of the files it grows from. Pure.
+"""The manifest of an output, and the records of its finished files. Pure.
 
-A manifest is deterministic: the same input and options give the same bytes, on any machine. It names no absolute path
-and no time. Schema: {"ckptconv": version, "plan": id, "kind": "weights" | "optimizer" | "universal", "source":
+A manifest is deterministic: the same input and options give the same bytes, on any machine. It contains no absolute
+path and no time. Schema: {"ckptconv": version, "plan": id, "kind": "weights" | "optimizer" | "universal", "source":
 {"format", "family", "model_rank"?, "inputs": {relative name: {"size", "identity"}}}, "options": {name: value, where it
 is not the default}, "aliases": {removed: kept}, "files": {name: {"size", "tensors": {name: CRC-32 in hex, or null where
-none was made}}}}.
+none was computed}}}}.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = ".ckptconv-manifest.json"
 
 @dataclass(frozen=True)
 class Made:
-    """A file of an output that is finished: its size, and the CRC-32 of each tensor, None where none was made."""
+    """A finished file of an output: its size, and the CRC-32 of each tensor by name, None where none was computed."""
 
     size: int
     crcs: Mapping[str, int | None]
@@ -35,7 +35,7 @@ class Made:
 
 
 def document(head: Mapping[str, Any], files: Mapping[str, Made]) -> bytes:
-    """The manifest of an output that consists of `files`, by name."""
+    """Return the manifest of an output: the entries of `head`, then `files` by name."""
     out = io.BytesIO()
     out.write(b"{\n")
     for key, value in head.items():
@@ -53,7 +53,7 @@ def document(head: Mapping[str, Any], files: Mapping[str, Made]) -> bytes:
 
 
 def together(documents: Sequence[bytes]) -> bytes:
-    """One manifest of all outputs of a conversion: that of the only one, or {"outputs": [those of each]}."""
+    """Return one manifest for all outputs of a conversion: the only document, or {"outputs": [each document]}."""
     return documents[0] if len(documents) == 1 else b'{"outputs": [\n' + b",\n".join(documents) + b"]}\n"
 
 
@@ -61,7 +61,7 @@ def together(documents: Sequence[bytes]) -> bytes:
 
 
 def spans(file: FilePlan, crcs: Mapping[str, int] | None) -> Iterator[tuple[int, int, int | None, str | None]]:
-    """What `file` consists of: where it begins, bytes, CRC-32 if known, and the name of a tensor."""
+    """Yield the parts of `file`: offset, size in bytes, CRC-32 if known, and the name of the tensor, if it is one."""
     for part in file.parts:
         if isinstance(part, Data):
             yield part.offset, part.nbytes, None if crcs is None else crcs.get(part.name, 0), part.name
@@ -72,7 +72,7 @@ def spans(file: FilePlan, crcs: Mapping[str, int] | None) -> Iterator[tuple[int,
 
 
 def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, Any]) -> bytes:
-    """The record that `file` is finished. `facts` are those by which it is known again."""
+    """Return the record that `file` is finished. `facts` identify the file later."""
     out = io.BytesIO()
     out.write(json.dumps({"name": file.name, "size": file.size, **facts})[:-1].encode())
     out.write(b', "spans": [')
@@ -83,5 +83,5 @@ def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, A
 
 
 def made(found: Mapping[str, Any]) -> Made:
-    """What a record says was made."""
+    """Return the `Made` that a record describes."""
     return Made(found["size"], {name: crc for _, _, crc, name in found["spans"] if name is not None})

@@ -1,4 +1,4 @@
-"""A conversion in parts: which files are whose, with no coordination between those who make them. Pure."""
+"""Assigns files to the parts of a conversion, without coordination between the processes that write them. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 def assign(sizes: Sequence[int], count: int, shift: int = 0) -> list[int]:
-    """For each file its part, of `count`: the largest first, each to the part that has the least so far.
+    """Return the part, of `count`, of each file: largest first, each goes to the part with the fewest bytes so far.
 
-    `shift` has another part begin: outputs of one file each are not all made by the first.
+    `shift` rotates the parts, so that outputs of one file each are not all made by the first part.
     """
-    # However many parts there are, no more of them get a file than there are files.
+    # No more parts than files get a file.
     filled = [(0, part) for part in range(min(count, len(sizes)))]
     found = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

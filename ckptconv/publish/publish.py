@@ -1,4 +1,4 @@
-"""Carries the plans of a conversion out in staging, and commits them when all are whole."""
+"""Carries out the plans of a conversion in staging, and commits them when all files are complete."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Done:
-    """What publishing took, and how much of it an earlier run had done: files, and bytes. `differing` are the names of
-    states that ranks keep each for itself, and differ."""
+    """What publishing took.
+
+    `reused` files, with `reused_bytes`, were finished by an earlier run. `differing` are the names of states of which
+    every rank has its own copy, and the copies differ.
+    """
 
     tally: Tally = field(default_factory=Tally)
     differing: list[str] = field(default_factory=list)
@@ -50,30 +53,30 @@ class Done:
 
 
 def final_path(target: Target, file: FilePlan) -> str:
-    """Where a file of an output goes."""
+    """Return the final path of a file of an output."""
     if target.is_tree and file.name == universal.LATEST:
         return universal.pointer(target.path)
     return target.path if target.is_file else join(target.path, file.name)
 
 
 def last_path(output: Output) -> str:
-    """The file that gets its name last: when it is there, so are the others."""
+    """Return the path of the file that gets its final name last: once it exists, so do the others."""
     names = [file.name for file in output.plan.files]
     last = safetensors.INDEX if safetensors.INDEX in names else names[-1 if output.target.is_tree else 0]
     return final_path(output.target, next(file for file in output.plan.files if file.name == last))
 
 
 def kind_of(target: Target) -> str:
-    """What an output is: a "file", a "directory", or a "tree"."""
+    """Return the kind of an output: "file", "directory" or "tree"."""
     return "file" if target.is_file else "tree" if target.is_tree else "directory"
 
 
 def staging_for(
     path: str, plan_id: str, kind: str, options: Options, shared: bool = False, in_parts: bool = False
 ) -> Staging:
-    """Where an output of a `kind`, or a file beside it, grows.
+    """Return the staging of an output of the given `kind`, or of a file beside it.
 
-    `shared`: others make parts of it at the same time. `in_parts`: on a store, more than one process has to do with it.
+    `shared`: other processes make parts of it at the same time. `in_parts`: on a store, several processes work on it.
     """
     if kind == "tree":
         return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, options.fsync, shared)
@@ -87,15 +90,15 @@ def staging_for(
 
 
 def _is_one_upload(output: Output) -> bool:
-    """Whether an output on a store is one file, which cannot be there while an index is not, as shards can."""
+    """Whether a remote output is one file: it is complete once it has its name, while shards need an index."""
     return is_remote(output.target.path) and all(file.name != safetensors.INDEX for file in output.plan.files)
 
 
 @dataclass
 class _Work:
-    """An output, where it grows, which of its files are to be made now, and what of them is.
+    """An output, its staging, the files to make in this run, and those made so far by name.
 
-    `digested` tells whether the CRC-32 of the tensors are made too.
+    `digested`: whether the CRC-32 of the tensors are computed too.
     """
 
     output: Output
@@ -106,25 +109,25 @@ class _Work:
 
     @property
     def left(self) -> list[FilePlan]:
-        """The files that are still to be made."""
+        """The files still to make."""
         return [file for file in self.files if file.name not in self.made]
 
     @property
     def nbytes(self) -> int:
-        """The sizes of all files to be made now, those included that are."""
+        """The size of all files of this run, made or not."""
         return sum(file.size for file in self.files)
 
     def resume(self, in_parts: bool) -> None:
-        """Count as made what an earlier run has finished."""
+        """Count the files that an earlier run has finished as made."""
         for file in self.files:
-            # What is not data is made again in no time.
+            # Files without tensors are quickly made again.
             found = self.staging.finished(file.name, file.size) if file.tensors or in_parts else None
             if found and (found.digested or not self.digested):
-                # The manifest does not tell how it went.
+                # The manifest must not depend on whether the run was resumed.
                 self.made[file.name] = found if self.digested else Made(found.size, dict.fromkeys(found.crcs))
 
     def manifest(self) -> bytes:
-        """The manifest of the output, all of which is made."""
+        """Return the manifest of the output, all of whose files are made."""
         return document(self.output.heading, {file.name: self.made[file.name] for file in self.output.plan.files})
 
 
@@ -141,12 +144,12 @@ def publish(
     verify: Callable[[Sequence[Mapping[str, str] | None]], int] | None = None,
     executor: Executor | None = None,
 ) -> Done:
-    """Carry out the plans in staging, and commit them when all are whole; or of one part only, and leave it there.
+    """Carry out the plans in staging and commit when all files are complete; or make one part, and keep it staged.
 
-    What an earlier run of the same plan has finished is not made again. `on_total` is told how many bytes are, and are
-    verified. `verify` is called before the commit with where each output's files are, by name; it raises if one is not
-    as it should be, and tells how many bytes it compared. What is sent elsewhere can be read only when it has its name:
-    then it is called at the end, with None for each. `executor` makes the files, where one is given.
+    Files that an earlier run of the same plan has finished are not made again. `on_total` is called with the number of
+    bytes to write and verify. `verify` is called before the commit with the paths of each output's files by name; it
+    raises if one is wrong and returns the bytes compared. Remote outputs can be read only under their final names: with
+    one, `verify` is called after the commit, with None for each output. `executor`, if given, writes the files.
     """
     storage_options = dict(options.storage_options)
     part = options.part
@@ -167,12 +170,12 @@ def publish(
                 "Convert it without --part, write it to a shared disk, or divide it with a smaller --max-shard-size.",
             )
     receives = any(is_remote(file.stored.path) for file in inputs)
-    # Half is for what is read, where the other half is for what is sent.
+    # With uploads, half of the memory is for reading and half for sending.
     memory = options.buffers(sends or receives) // (2 if sends else 1)
     with ExitStack() as stack:
         readers = stack.enter_context(SpoolingReaders(storage_options, options.spool_dir))
         chosen = files_of(outputs, part)
-        # A single file on a store appears when this process completes it, whoever makes the others.
+        # This process must complete the upload of a single remote file, whoever writes the other files.
         made_here = [executor is None or _is_one_upload(each) for each in outputs]
         if any(file.packed for file in inputs):
             plans = (Plan(tuple(files), "") for files, here in zip(chosen, made_here, strict=True) if here)
@@ -209,7 +212,7 @@ def publish(
             work.staging.expect(work.left)
         whole = sum(work.nbytes for work in works)
         if on_total:
-            # To verify is to go over all of it once more.
+            # Verification reads all of it once more.
             on_total(whole - done.reused_bytes + (whole if verify else 0))
         syncing = stack.enter_context(Syncing())
         requests = options.jobs or REQUESTS
@@ -218,7 +221,8 @@ def publish(
         elsewhere: list[tuple[_Work, Task]] = []
         for work, here in zip(works, made_here, strict=True):
             for file in work.left:
-                # A single file is made again where it has no name yet, and what is not data, in no time.
+                # No records for a single file, which is made again until it has its final name, or for files without
+                # tensors, which are quickly made again.
                 recorded = part is not None or (bool(file.tensors) and not work.output.target.is_file)
                 task = Task(file, work.staging, work.digested, recorded, jobs, memory, requests)
                 (own if here else elsewhere).append((work, task))
@@ -285,11 +289,11 @@ def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:
 
 
 def files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[list[FilePlan]]:
-    """Of each output the files that are to be made now: all, or those of one part."""
+    """Return the files of each output to make now: all, or those of one part."""
     if not part:
         return [list(output.plan.files) for output in outputs]
     number, count = part
-    # Each output by itself, so that who finishes it can tell whose a file was.
+    # Assign each output separately, so that `finish` can tell which part a file belongs to.
     found = []
     for index, output in enumerate(outputs):
         files = output.plan.files
@@ -299,7 +303,7 @@ def files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[li
 
 
 def _description(output: Output, parts: int, shift: int) -> bytes:
-    """All that `finish` has to know of a plan: what it consists of, and how it is published."""
+    """Return what `finish` needs to know of a plan, as JSON: its files, and how to publish them."""
     target, files = output.target, output.plan.files
     return json.dumps(
         {
@@ -321,7 +325,7 @@ def _elsewhere(
     progress: Progress | None,
     tally: Tally,
 ) -> None:
-    """Have `executor` carry the tasks out, the largest first."""
+    """Run the tasks in `executor`, the largest first."""
     from concurrent.futures import FIRST_EXCEPTION, wait
 
     known = Elsewhere(options.storage_options, options.spool_dir, checksums.records if checksums else None)
@@ -334,7 +338,7 @@ def _elsewhere(
         waiting = set(futures)
         while waiting:
             ended, waiting = wait(waiting, timeout=1, return_when=FIRST_EXCEPTION)
-            # What was made counts, whoever failed at the same time.
+            # Successes first: count the files made even if another task failed at the same time.
             for future in sorted(ended, key=_has_failed):
                 work, task = futures[future]
                 result = future.result()
@@ -352,7 +356,7 @@ def _elsewhere(
         for future in futures:
             future.cancel()
         if isinstance(error, Exception) and not isinstance(error, StoppedError):
-            wait(futures)  # so that nobody writes any more when this is said to have failed
+            wait(futures)  # so that no task still writes once this has failed
         if isinstance(error, (CkptconvError, MemoryError)) or not isinstance(error, Exception):
             raise
         raise FailedError(
@@ -367,7 +371,7 @@ def _has_failed(future: Future[Any]) -> bool:
 
 
 def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -> Staging | None:
-    """The manifest of all outputs, staged where it was asked for."""
+    """Stage the manifest of all outputs at the requested path; return None if none was requested."""
     if not options.manifest:
         return None
     data = together([work.manifest() for work in works])
@@ -378,10 +382,10 @@ def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -
 
 
 def _is_digested(output: Output, options: Options) -> bool:
-    """Whether the CRC-32 of the tensors are made: they cost a tenth of the work and more.
+    """Whether to compute the CRC-32 of the tensors, which costs a tenth of the work and more.
 
-    They serve where there are several files, or a manifest is asked for, as it may yet be for one file made in a part.
-    The manifest of a directory is to be the same whether it is made in parts or not.
+    They serve where there are several files, or where a manifest is requested; for one file made in a part it may be
+    requested later. The manifest of a directory must be the same whether it is made in parts or not.
     """
     asked = bool(options.manifest) or (options.part is not None and output.target.is_file)
     return asked or sum(bool(file.tensors) for file in output.plan.files) > 1
@@ -390,7 +394,7 @@ def _is_digested(output: Output, options: Options) -> bool:
 def _check_equal(
     outputs: Iterable[Output], equal: Iterable[tuple[str, LazyTensor, LazyTensor]], readers: SpoolingReaders
 ) -> None:
-    """Raise CorruptError for what is stored twice and differs."""
+    """Raise CorruptError if tensors that are stored twice differ."""
     for name, one, other in equal:
         if not same(one, other, readers):
             raise CorruptError(f"{name!r} is stored twice, in {_places(one, other)}, and the two differ.")

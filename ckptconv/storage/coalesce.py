@@ -1,4 +1,4 @@
-"""What lies near each other in a file, read as one. Pure."""
+"""Groups ranges that are near each other in a file, to be read at once. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from ckptconv.storage.paths import is_remote
 from ckptconv.tensors.moves import File, Runs
 
-# To read so many bytes along costs no more than to begin anew; and so many are read at once.
+# A gap of up to `NEAR` bytes costs no more to read than another read; up to `BLOCK` bytes are read at once.
 NEAR, BLOCK = 4096, 1 << 18
-# The same for parts of descriptions, here and in a remote file.
+# The same for parts of descriptions: the gap in a local and in a remote file, and the bytes to read at once.
 MAX_GAP_LOCAL, MAX_GAP_REMOTE, DESCRIPTIONS = 1 << 9, 1 << 18, 1 << 20
 
 
 def blocks(runs: Runs) -> Iterator[Runs]:
-    """`runs` in their order, in parts of which each is best read from its first byte to its last."""
+    """Yield `runs` in their order, in groups that are each best read from the first byte to the last."""
     offset, length, grid = runs
     inner, span, rows = len(grid), length, 0
     while inner:
@@ -38,17 +38,17 @@ def blocks(runs: Runs) -> Iterator[Runs]:
 
 
 def are_near(runs: Runs) -> bool:
-    """Whether several of `runs` are best read at once."""
+    """Whether it is best to read several of `runs` at once."""
     return bool(runs.grid) and runs.grid[-1][1] - runs.length <= NEAR
 
 
 def max_gap(file: File) -> int:
-    """Bytes between parts of descriptions in `file` that are cheaper to read than to skip."""
+    """Return the largest gap (bytes) between parts of descriptions in `file` that is cheaper to read than to skip."""
     return MAX_GAP_REMOTE if is_remote(file.path) else MAX_GAP_LOCAL
 
 
 def coalesced(offsets: Iterable[int], length: int, file: File) -> Iterator[list[int]]:
-    """Rising offsets of things of `length` bytes in `file`, in groups that are read together."""
+    """Group ascending offsets of items of `length` bytes in `file`; yield the groups to read at once."""
     gap = max_gap(file)
     group: list[int] = []
     for offset in offsets:

@@ -1,6 +1,7 @@
-"""Files, wherever they are: sizes, ranged reads, writers. With `staging`, the only module that opens files.
+"""Files, local or remote: what is at a path, listings, ranged reads.
 
-Local paths go straight to the operating system; anything with a URL scheme goes through fsspec, imported only then."""
+Local paths go straight to the operating system. Anything with a URL scheme goes through fsspec, imported only then.
+"""
 
 from __future__ import annotations
 
@@ -24,36 +25,36 @@ from ckptconv.tensors.moves import File
 
 Options = dict[str, Any]
 
-# Open files are kept for the next read, but no more than a common limit on descriptors (1,024) leaves room for.
+# Number of files to keep open for the next read; within a common limit on descriptors (1,024).
 OPEN_FILES = 256
 # readv takes at most this many buffers in one call (IOV_MAX on every system we know).
 MAX_BUFFERS = 1024
-# Bytes that are read for a small part of a description, here and from a remote file, and how many such blocks are kept.
+# Bytes to read for a small part of a description, from a local and a remote file; number of such blocks to keep.
 LOCAL_BUFFER, REMOTE_BUFFER, BUFFERS_KEPT = 1 << 11, 1 << 16, 8
-# Bytes of those that are kept, if they are more than one.
+# Bytes of the kept blocks at most, if there is more than one.
 MAX_BUFFERED = 1 << 20
 
 
 # --------------------------------------------------------------------------------------------------------- places
 
 
-# Descriptors of this process that are read under a name, and not by a path.
+# Open descriptors by the name under which they are read in place of a path.
 _held: dict[str, int] = {}
 
 
 def hold(name: str, fd: int) -> None:
-    """Have the open file `fd` read under `name`, as if that were its path, for as long as this process lives."""
+    """Make the open file `fd` readable under `name`, as if that were its path, for the lifetime of this process."""
     _held[name] = fd
 
 
 def is_far(path: str) -> bool:
-    """Whether `path` is read through fsspec: not if it was read already, and is held here."""
+    """Whether `path` is read through fsspec: it is remote, and was not already read and held here."""
     return is_remote(path) and path not in _held
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What stands under a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
+    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
 
     kind: str
     file: File
@@ -65,7 +66,7 @@ class Entry:
 
 
 def look(path: str, options: Options | None = None) -> Entry:
-    """What stands under `path`; symbolic links are followed. Raises FailedError where that cannot be told."""
+    """Return what is at `path`, following symbolic links. Raises FailedError if that cannot be determined."""
     if is_far(path):
         return _look_remote(path, options)
     try:
@@ -92,7 +93,7 @@ def _look_remote(path: str, options: Options | None) -> Entry:
 
 
 def _entry(path: str, row: Mapping[str, Any]) -> Entry:
-    """What a file system tells of a path, as an entry."""
+    """Convert the info that a file system gives of a path to an entry."""
     if row["type"] == "directory":
         return Entry("directory", File(path, 0))
     return Entry("file", File(path, row.get("size") or 0, remote.stamp(row)))
@@ -107,7 +108,7 @@ def _stamp(found: os.stat_result) -> str:
 
 
 def listing(directory: str, options: Options | None = None) -> dict[str, Entry]:
-    """The names in a directory, sorted, with what each is."""
+    """Return the entries of a directory by name, sorted."""
     if is_remote(directory):
         return _list_remote(directory, options)
     try:
@@ -122,7 +123,7 @@ def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:
     try:
         rows = remote.names(fs, inner)
     except FileNotFoundError:
-        return {}  # stores that have no directories know only those with something in them
+        return {}  # stores without directories know only those that contain something
     except CkptconvError:
         raise
     except Exception as error:
@@ -133,7 +134,7 @@ def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:
         if is_quoted(directory):
             name = unquote(name)
             if "/" in name or name in (".", ".."):
-                continue  # it is not right here
+                continue  # not the name of an entry here
         # Some stores list a directory as an empty file in itself.
         if name and row["name"].rstrip("/") != inner.rstrip("/"):
             path = join(directory, name)
@@ -146,34 +147,36 @@ def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:
 
 
 class Reader:
-    """Ranged reads of one file. Safe to use from several threads. `read_at` and `fill` are each made of the other: a
-    reader has one of its own."""
+    """Ranged reads of one file, safe to use from several threads.
+
+    `read_at` and `fill` call each other: a reader must define one of them.
+    """
 
     file: File
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; CorruptError where the file ends before that."""
+        """Return exactly `length` bytes from `offset`. Raises CorruptError if the file ends before that."""
         data = bytearray(length)
         self.fill(offset, [memoryview(data)])
         return bytes(data)
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill `buffers` one after the other with the bytes from `offset` on."""
+        """Fill `buffers` one after another with the bytes from `offset` on."""
         for buffer in buffers:
             buffer[:] = self.read_at(offset, len(buffer))
             offset += len(buffer)
 
     def fill_runs(self, offsets: Iterable[int], length: int, out: memoryview) -> None:
-        """Fill `out` with the runs of `length` bytes from each of `offsets` on, one after the other."""
+        """Fill `out` with runs of `length` bytes, one from each of `offsets`, one after another."""
         for at, offset in enumerate(offsets):
             self.fill(offset, [out[at * length : (at + 1) * length]])
 
     def close(self) -> None:
-        """Give the handle back."""
+        """Release what the reader holds open."""
 
 
 class DescriptorReader(Reader):
-    """Reads from an open descriptor, which it leaves open."""
+    """Reads from an open descriptor, and does not close it."""
 
     def __init__(self, file: File, fd: int) -> None:
         self.file = file
@@ -229,7 +232,7 @@ class LocalReader(DescriptorReader):
     def __init__(self, file: File) -> None:
         held = _held.get(file.path)
         try:
-            # To open a pipe would otherwise wait for somebody who writes to it.
+            # Opening a pipe would otherwise wait for a writer.
             fd = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if held is None else os.dup(held)
         except OSError as error:
             raise FailedError(f"{file.path} cannot be read: {reason(error)}.") from error
@@ -243,7 +246,7 @@ class LocalReader(DescriptorReader):
 
 
 class RemoteReader(Reader):
-    """Reads ranges of what a URL names, each with one request, which is made again where it failed and may work yet."""
+    """Reads ranges of a URL, with one request each, which is retried if it failed and may still succeed."""
 
     def __init__(self, file: File, options: Options | None) -> None:
         self.file = file
@@ -253,13 +256,13 @@ class RemoteReader(Reader):
 
     @property
     def parallel(self) -> bool:
-        """Whether its file system serves several requests at a time."""
+        """Whether its file system supports several requests at a time."""
         return remote.is_parallel(self._fs)
 
     def fetch(self, offset: int, length: int, put: remote.Put, stop: threading.Event | None = None) -> None:
-        """Read a range with one request, and `put` it piece by piece, each with its distance from `offset`.
+        """Read a range with one request. Call `put` with each piece and its distance from `offset`.
 
-        Where it is tried again, what was put already is put again. It is not tried again once `stop` is set.
+        A retry puts the whole range again. There is no retry once `stop` is set.
         """
         if not length:
             return
@@ -320,10 +323,10 @@ class RemoteReader(Reader):
 
 
 class BufferedReader(Reader):
-    """Reads descriptions, which are many small things near each other: a block for each miss, of which some are kept.
+    """Reads descriptions, which are many small things near each other. Each miss reads a block; a few blocks are kept.
 
-    A block begins with what is asked for, or with `around` half of a larger one before it. `bytes_read` counts what
-    `reader` was asked for, but by `fill`, which goes past the buffer.
+    A block begins at the requested offset; with `around`, it extends by a block's size to both sides of the request.
+    `bytes_read` counts the bytes requested from `reader`, except by `fill`, which bypasses the buffer.
     """
 
     def __init__(self, reader: Reader, around: bool = False) -> None:
@@ -332,7 +335,8 @@ class BufferedReader(Reader):
         self._reader, self._around = reader, around
         remote_file = is_far(reader.file.path)
         self._block = REMOTE_BUFFER if remote_file else LOCAL_BUFFER
-        # A remote file may be opened several times while it is looked at; a local one is read again in no time.
+        # Blocks of remote files are shared: a file may be opened several times to inspect it. Local ones are quickly
+        # read again.
         self._blocks = _remote_blocks if remote_file and reader.file.stamp else _Blocks()
         self._position, self._data = 0, b""
 
@@ -345,7 +349,8 @@ class BufferedReader(Reader):
             if self._around:
                 start, stop = max(offset - block, 0), min(offset + length + block, size)
             else:
-                # What comes next is wanted next, but at the end of a file, which is read backwards.
+                # Usually what follows is wanted next. But the end of a file is read backwards, so the last block starts
+                # earlier.
                 start = min(offset, max(size - block, 0))
                 stop = min(start + block, size)
             found = self.read_past(start, stop - start)
@@ -354,9 +359,9 @@ class BufferedReader(Reader):
         return data
 
     def read_on(self, offset: int, length: int, stop: int) -> bytes:
-        """The `length` bytes from `offset` on, or as many as there are before `stop`, or more that were read before.
+        """Return `length` bytes from `offset`, fewer if `stop` comes before, or more if more was already read.
 
-        Of what the last call gave, only what is before `offset` is let go of; the rest is not read again.
+        Of the bytes that the last call returned, only those before `offset` are dropped; the rest is not read again.
         """
         skipped = offset - self._position
         kept = self._data[skipped:] if 0 <= skipped < len(self._data) else b""
@@ -365,7 +370,7 @@ class BufferedReader(Reader):
         return self._data
 
     def read_past(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`, past the buffer."""
+        """Return exactly `length` bytes from `offset`, bypassing the buffer."""
         data = self._reader.read_at(offset, length)
         self.bytes_read += length
         return data
@@ -378,7 +383,7 @@ class BufferedReader(Reader):
 
 
 class _Blocks:
-    """The last blocks that were read of descriptions, for several threads."""
+    """The most recently used blocks of descriptions, shared by several threads."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[File, int], bytes] = OrderedDict()
@@ -407,7 +412,7 @@ _remote_blocks = _Blocks()
 
 
 class Readers:
-    """Readers by file, opened when first asked for; the least recently used one is closed beyond a limit."""
+    """Readers by file, opened at first use; beyond a limit, the least recently used one is closed."""
 
     def __init__(self, options: Options | None = None, limit: int = OPEN_FILES) -> None:
         self._options = options
@@ -418,7 +423,7 @@ class Readers:
 
     @contextlib.contextmanager
     def reading(self, file: File) -> Iterator[Reader]:
-        """The reader of `file`, kept open at least as long as the block runs."""
+        """Yield the reader of `file`, which stays open at least until the block ends."""
         path = file.path
         with self._lock:
             reader = self._open.get(path)
@@ -436,7 +441,7 @@ class Readers:
                     del self._busy[path]
 
     def open(self, file: File) -> Reader:
-        """A new reader of `file`."""
+        """Return a new reader of `file`."""
         return RemoteReader(file, self._options) if is_far(file.path) else LocalReader(file)
 
     def _shrink(self, keep: str) -> None:
@@ -463,8 +468,11 @@ def open_reader(file: File | str, options: Options | None = None) -> Reader: ...
 @overload
 def open_reader(file: File | str, options: Options | None = None, *, around: Literal[True]) -> BufferedReader: ...
 def open_reader(file: File | str, options: Options | None = None, *, around: bool = False) -> Reader:
-    """A reader of the descriptions in `file`, a path or what `look` found; buffered where it is remote, or `around`
-    what is asked for."""
+    """Return a reader of the descriptions in `file`, a path or the `File` that `look` found.
+
+    It is buffered if the file is remote, or with `around`, which also fetches both sides of a request. Raises
+    UsageError if the path is not a file.
+    """
     if isinstance(file, str):
         entry = look(file, options)
         if entry.kind == "missing":
@@ -478,7 +486,7 @@ def open_reader(file: File | str, options: Options | None = None, *, around: boo
 
 
 def read_text(path: str, limit: int, options: Options | None = None) -> str:
-    """A small text file, at most `limit` bytes. Raises CorruptError where it is larger or is not UTF-8."""
+    """Return the text of a small file, at most `limit` bytes. Raises CorruptError if it is larger or not UTF-8."""
     reader = open_reader(path, options)
     try:
         if reader.file.size > limit:
@@ -491,7 +499,7 @@ def read_text(path: str, limit: int, options: Options | None = None) -> str:
 
 
 def check_unchanged(files: Iterable[File], options: Options | None = None) -> None:
-    """Raise CorruptError if one of `files` is no longer what it was when it was opened."""
+    """Raise CorruptError if one of `files` has changed since it was opened."""
     for file in files:
         now = look(file.path, options)
         if (now.file.size, now.file.stamp) != (file.size, file.stamp):
@@ -504,9 +512,3 @@ def _changed(file: File, now: Entry) -> CorruptError:
         f"{file.path} changed while it was read (it had {file.size} bytes, and {found}). The output was not written.",
         "Convert it again once nothing writes to it.",
     )
-
-
-# -------------------------------------------------------------------------------------------------------- writing
-
-
-# ----------------------------------------------------------------------------------------------------- the process

@@ -1,8 +1,8 @@
-"""Directories by handle, for places that others can write to as well.
+"""Directories by open descriptor, for places where other users can write too.
 
-A handle is an open directory. Names given to it are single components, and no link is followed: what others rename,
-or put in the place of a name, meanwhile leads nowhere else. What is used or removed as a leftover of our own has to
-belong to the user who runs this, and nobody else may have been able to write into it.
+A handle is an open directory. Names given to it are single components, and links are not followed, so nothing that
+others rename or replace meanwhile can redirect an operation. A leftover of ours is used or removed only if it belongs
+to the current user and nobody else can have written into it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Neither a link nor a pipe with nobody at its other end leads anywhere.
+# Do not follow a link, nor wait for the other end of a pipe.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# No directory of ours is as deep.
+# Directories of ours are less deep than this.
 _DEEPEST = 32
-# As many links as the system follows.
+# Number of links that the system follows.
 _MOST_LINKS = 40
-# What others may do with a file or directory.
+# Permissions of other users on a file or directory.
 _OTHERS = 0o077
 _PROBE = ".ckptconv-spool-"
 
 
 class ForeignError(FailedError):
-    """What stands under a name of ours is not ours: it is neither used nor removed."""
+    """Something with a name of ours is not ours: it is neither used nor removed."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(
@@ -43,7 +43,7 @@ class ForeignError(FailedError):
 
 
 class Handle:
-    """An open directory. `path` is for messages. A context that closes it.
+    """An open directory, and a context manager that closes it. `path` is for messages.
 
     Methods raise OSError as the functions of `os` do.
     """
@@ -53,16 +53,16 @@ class Handle:
 
     @classmethod
     def open(cls, path: str) -> Handle:
-        """The directory that the user named; links on the way to it are followed."""
+        """Open the directory that the user named, following links."""
         return cls(os.open(path, _DIRECTORY), path)
 
     def inside(self, name: str) -> Handle:
-        """The directory `name` in this one, which is no link."""
+        """Open the directory `name` in this one; a link raises OSError."""
         return Handle(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd), os.path.join(self.path, name))
 
     @contextlib.contextmanager
     def below(self, names: Sequence[str], make: bool = False) -> Iterator[Handle]:
-        """The directory that `names` lead to, one inside the other, made where they are not there if `make`."""
+        """Yield the directory reached by `names`, one inside the other; with `make`, create those that are missing."""
         here = self
         try:
             for name in names:
@@ -79,7 +79,7 @@ class Handle:
                 here.close()
 
     def own(self, name: str) -> Handle:
-        """The directory `name` in this one, if it is private to this user.
+        """Open the directory `name` in this one, if it is private to this user.
 
         Raises FileNotFoundError if there is none, ForeignError for anything else.
         """
@@ -103,9 +103,9 @@ class Handle:
         return inner
 
     def _is_ours(self, found: os.stat_result) -> bool:
-        """Whether what was `found` in this directory is private to whoever runs this.
+        """Whether the entry with the stat `found`, in this directory, is private to the current user.
 
-        There are file systems that give everything one owner, or one mode: there, what is made here tells them.
+        Some file systems give everything one owner or one mode: compare with a file created here.
         """
         others = found.st_mode & _OTHERS
         if found.st_uid == os.geteuid() and not others:
@@ -118,25 +118,25 @@ class Handle:
         return found.st_uid == made.st_uid and not others & ~made.st_mode
 
     def make_private(self, name: str) -> None:
-        """Make the directory `name`, which only this user can open."""
+        """Create the directory `name`, which only this user can open."""
         os.mkdir(name, 0o700, dir_fd=self.fd)
 
     def names(self) -> list[str]:
         return os.listdir(self.fd)
 
     def stat(self, name: str) -> os.stat_result:
-        """What stands under `name`; a link is not followed."""
+        """Return the stat of `name`; a link is not followed."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def has(self, name: str) -> bool:
-        """Whether anything stands under `name`."""
+        """Whether there is an entry `name`."""
         with contextlib.suppress(OSError):
             self.stat(name)
             return True
         return False
 
     def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """The regular file `name`, opened. Raises FileNotFoundError if there is none, ForeignError for all else."""
+        """Open the regular file `name`. Raises FileNotFoundError if there is none, ForeignError for anything else."""
         path = os.path.join(self.path, name)
         try:
             fd = os.open(name, flags | _SAFELY, dir_fd=self.fd)
@@ -150,7 +150,7 @@ class Handle:
         return fd
 
     def open_own(self, name: str) -> int:
-        """The regular file `name`, opened to be written, if it is this user's and has no other name."""
+        """Open the regular file `name` for writing. Raises ForeignError if it has another owner, or a second name."""
         try:
             fd = self.open_file(name, os.O_RDWR)
         except PermissionError:
@@ -163,11 +163,11 @@ class Handle:
         return fd
 
     def create(self, name: str, mode: int = 0o666) -> int:
-        """A new file `name`, opened to be written. Raises FileExistsError if something is there."""
+        """Create the file `name` and open it for writing. Raises FileExistsError if something is there."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, mode, dir_fd=self.fd)
 
     def open_or_create(self, name: str, mode: int = 0o666) -> int:
-        """The file `name` of this user's, opened to be written, and made where it is not there."""
+        """Open this user's file `name` for writing; create it if it does not exist."""
         while True:
             with contextlib.suppress(FileExistsError):
                 return self.create(name, mode)
@@ -175,7 +175,7 @@ class Handle:
                 return self.open_own(name)
 
     def read(self, name: str, most: int) -> bytes | None:
-        """The content of the file `name`; None if there is none. Raises ValueError for more than `most` bytes."""
+        """Return the content of the file `name`, None if there is none. Raises ValueError for over `most` bytes."""
         try:
             fd = self.open_file(name)
         except FileNotFoundError:
@@ -187,9 +187,9 @@ class Handle:
         return data
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """Write a small file so that it is there with all of its content, or not at all.
+        """Write a small file atomically: it exists with all of its content, or not at all.
 
-        It need not be synced: a power cut may take it away or spoil it, which shows, as it is JSON to the last byte.
+        It is not synced. A power cut may remove or damage it; that is detected, as it is JSON to the last byte.
         """
         temporary = f"{name}.{secrets.token_hex(4)}"
         fd = self.create(temporary)
@@ -202,18 +202,19 @@ class Handle:
         self.replace(temporary, self, name)
 
     def replace(self, name: str, other: Handle, new: str) -> None:
-        """Rename `name` to `new` in the directory `other`, and replace what is there; a link is replaced itself."""
+        """Rename `name` to `new` in the directory `other`, replacing what is there; a link is replaced itself."""
         os.replace(name, new, src_dir_fd=self.fd, dst_dir_fd=other.fd)
 
     def unlink(self, name: str) -> None:
-        """Remove the file `name`, if it is there."""
+        """Remove the file `name`, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
 
     def clear(self, kept: Collection[str] = (), prefix: str = "", deepest: int = _DEEPEST) -> None:
-        """Remove everything in here but for the files `kept`, paths that begin with `prefix`, as far as that can be.
+        """Remove everything in this directory except the files `kept`; errors are ignored.
 
-        Links are removed, not followed, and what is mounted here stays.
+        `kept` are paths that begin with `prefix`. Links are removed, not followed. File systems mounted here are left
+        alone.
         """
         device = os.fstat(self.fd).st_dev
         for name in self.names():
@@ -231,12 +232,12 @@ class Handle:
                 os.rmdir(name, dir_fd=self.fd)
 
     def sync(self) -> None:
-        """Have the names in here survive a power cut, as far as the file system can; they stand in any case."""
+        """Make the names in this directory durable, as far as the file system can. Errors are ignored."""
         with contextlib.suppress(OSError):
             os.fsync(self.fd)
 
     def sync_below(self, deepest: int = _DEEPEST) -> None:
-        """The same for all directories in here."""
+        """Do the same for this directory and all directories in it."""
         for name in self.names():
             with contextlib.suppress(OSError):
                 if deepest and stat.S_ISDIR(self.stat(name).st_mode):
@@ -257,16 +258,16 @@ class Handle:
 
 
 def unnamed(directory: Handle) -> int:
-    """A new file in `directory` that nobody else can open, and that needs no removal."""
+    """Create a file in `directory` that nobody else can open and that needs no removal. Return its descriptor."""
     try:
         return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=directory.fd)
     except (OSError, AttributeError) as error:
-        # Some file systems, and other systems, have no files without names.
+        # Some file systems, and systems other than Linux, have no unnamed files.
         unknown = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
         if isinstance(error, OSError) and error.errno not in unknown:
             raise
     for name in directory.names():
-        # Whoever was killed between the two steps below has left one.
+        # A process killed between the two steps below has left one.
         if name.startswith(_PROBE):
             with contextlib.suppress(OSError, FailedError):
                 os.close(directory.open_own(name))
@@ -279,9 +280,10 @@ def unnamed(directory: Handle) -> int:
 
 
 def resolved(path: str) -> str:
-    """Where `path` leads, all links followed.
+    """Return `path` with all links followed.
 
-    Raises UnsafeError for a link at its end that a stranger has put into a directory where everybody may, such as /tmp.
+    Raises UnsafeError if its last component is a link that a stranger has put into a directory like /tmp, where
+    everybody may create entries.
     """
     here = path
     for _ in range(_MOST_LINKS):

@@ -1,4 +1,4 @@
-"""Where a file or directory is, and the options of the store that it is in: one value instead of two."""
+"""A path or URL together with the options of its store, as one value."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ckptconv.tensors.moves import File
 
 @dataclass(frozen=True)
 class Location:
-    """A path or URL, and the options of its store. What stands there is looked at once, when it is asked for.
+    """A path or URL, and the options of its store. What is there is determined once, on demand.
 
-    `file` is what was found there when a listing or an entry told of it: a reader sees whether it is still the same.
+    `file` is the file that a listing or an entry found there: a reader checks that it is still the same.
 
     >>> str(Location("/runs/7").join("latest"))
     '/runs/7/latest'
@@ -29,27 +29,27 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """The last component of the path."""
         return paths.basename(self.path)
 
     @property
     def parent(self) -> Location:
-        """The directory that this is in."""
+        """The directory that contains this."""
         return self.at(paths.dirname(self.path))
 
     def join(self, *names: str) -> Location:
-        """`names` inside of this directory."""
+        """Return the location of `names` in this directory."""
         return self.at(paths.join(self.path, *names))
 
     def at(self, other: str | File) -> Location:
-        """Another path of the same store, or a file in it that was looked at."""
+        """Return the location of another path of the same store, or of a file found in it."""
         if isinstance(other, str):
             return replace(self, path=other, file=None)
         return replace(self, path=other.path, file=other)
 
     @functools.cached_property
     def entry(self) -> files.Entry:
-        """What stands here. Raises FailedError where that cannot be told."""
+        """What is here. Raises FailedError if that cannot be determined."""
         return files.look(self.path, self.options)
 
     @property
@@ -59,17 +59,17 @@ class Location:
 
     @functools.cached_property
     def names(self) -> Mapping[str, files.Entry]:
-        """The names in this directory, sorted, with what each is."""
+        """The entries of this directory by name, sorted."""
         return files.listing(self.path, self.options)
 
     def open_reader(self) -> files.Reader:
-        """A reader of the descriptions in this file."""
+        """Return a reader of the descriptions in this file."""
         return files.open_reader(self.file or self.path, self.options)
 
     def open_buffered(self) -> files.BufferedReader:
-        """A reader of this file that fetches what is around a description along with it."""
+        """Return a reader of this file that also fetches what surrounds a description."""
         return files.open_reader(self.file or self.path, self.options, around=True)
 
     def read_text(self, limit: int) -> str:
-        """This small text file, at most `limit` bytes. Raises CorruptError where it is larger or is not UTF-8."""
+        """Return the text of this small file. Raises CorruptError if it is larger than `limit` bytes or not UTF-8."""
         return files.read_text(self.path, limit, self.options)

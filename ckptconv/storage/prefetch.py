@@ -1,9 +1,9 @@
-"""Prefetches what tasks read from remote files: the ranges of many tasks together, in few requests, several at a time.
+"""Prefetches what tasks read from remote files: the ranges of many tasks together, in few concurrent requests.
 
-Tasks are taken in batches. The ranges that a batch reads are sorted and coalesced, across small gaps too, and fetched
-while the batch before is worked on. Where that would be many small requests, as with the partitions of many ranks, a
-batch is made larger than memory allows, and what was fetched waits in a temporary file, the spool. So it does where all
-of a large tensor is needed again and again. Conversion and verification both read through it: it cannot change a byte.
+Tasks are taken in batches. The ranges that a batch reads are sorted, coalesced across small gaps, and fetched while the
+previous batch is processed. If that would be many small requests, as with the partitions of many ranks, a batch is made
+larger than memory allows, and the fetched data waits in a temporary file, the spool. The same happens if all of a large
+tensor is needed repeatedly. Both conversion and verification read through it; it cannot change a byte.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ckptconv.tensors.moves import GAP, File
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-# Bytes of a request, if that much is wanted in one place; it may be up to twice as large.
+# Bytes of a request, if that much is wanted in one place; at most twice as large.
 REQUEST = 5 << 20
-# Bytes between those that are wanted, as a share of the bytes wanted.
+# Bytes to read in gaps at most, as a share of the wanted bytes.
 MAX_OVERREAD = 1 / 25
-# Gaps of at most so many bytes are read anyway, while requests would be smaller than this on average.
+# Gaps of at most `MAX_GAP` bytes are read anyway while requests would be smaller than `SMALL_REQUEST` on average.
 MAX_GAP, SMALL_REQUEST = 256 << 10, 64 << 10
-# Bytes of a batch in the spool at most, and bytes that must be free on the disk for each of them.
+# Bytes of a spooled batch at most; bytes that must be free on the disk for each of them.
 MAX_SPOOLED, SPOOL_HEADROOM = 1 << 30, 4
-# A batch has at most so many tasks, unless they all read the same bytes.
+# Tasks of a batch at most, unless they all read the same bytes.
 MAX_TASKS = 4096
-# Requests at a time.
+# Concurrent requests.
 REQUESTS = 8
 STACK = 512 << 10
 
@@ -52,7 +52,7 @@ Task = TypeVar("Task")
 
 
 class Extent:
-    """A range that one request fetches, and where its bytes are once it is there: in memory, or in the spool."""
+    """A range that one request fetches. Once fetched, its bytes are in memory (`data`) or in the spool (at `place`)."""
 
     __slots__ = ("data", "done", "file", "place", "start", "stop")
 
@@ -68,7 +68,7 @@ class Extent:
 
 
 class Batch(Generic[Task]):
-    """Tasks that follow one another, and the remote ranges they read. `spooled`: those wait in the spool."""
+    """Consecutive tasks, and the remote ranges they read. `spooled`: the fetched ranges wait in the spool."""
 
     def __init__(self, tasks: list[Task], extents: list[Extent], spooled: bool) -> None:
         self.tasks, self.extents, self.spooled = tasks, extents, spooled
@@ -78,14 +78,14 @@ class Batch(Generic[Task]):
 
 
 def total_bytes(extents: Iterable[Extent]) -> int:
-    """The bytes that the requests fetch."""
+    """Return the number of bytes that the requests fetch."""
     return sum(extent.nbytes for extent in extents)
 
 
 def coalesce(ranges: Iterable[Range], request: int = REQUEST) -> list[Extent]:
-    """The requests that fetch `ranges`: those of one file are joined across small gaps, long ones are cut.
+    """Return the requests that fetch `ranges`: ranges of one file are joined across small gaps, long ones are cut.
 
-    They come in the order in which the first of their bytes are named.
+    They are ordered by the first of `ranges` that each contains.
     """
     by_file: dict[File, list[tuple[int, int, int]]] = {}
     for rank, (file, start, stop) in enumerate(ranges):
@@ -103,7 +103,7 @@ def coalesce(ranges: Iterable[Range], request: int = REQUEST) -> list[Extent]:
 
 
 def _merged(found: list[tuple[int, int, int]], gap: int) -> list[tuple[int, int, int]]:
-    """Ranges with their ranks, in the order of the file, those no more than `gap` apart as one."""
+    """Merge ranges (start, stop, rank) that are no more than `gap` apart; the result is in file order."""
     runs: list[tuple[int, int, int]] = []
     for start, stop, rank in sorted(found):
         if runs and start <= runs[-1][1] + gap:
@@ -119,10 +119,10 @@ def _gaps(runs: list[tuple[int, int, int]]) -> list[int]:
 
 
 def _widest_gap(gaps: Sequence[list[int]], wanted: int) -> int:
-    """The widest gap that is read rather than skipped, so that only a small share of what is read is not wanted."""
+    """Return the widest gap to read rather than skip, such that only a small share of the bytes read is unwanted."""
     requests = len(gaps) + sum(map(len, gaps))
     overread = widest = 0
-    # Ranks are alike, and so are their gaps: those of a width are all read, or none.
+    # Ranks have equal gaps: read all gaps of one width, or none.
     for gap, count in sorted(Counter(itertools.chain.from_iterable(gaps)).items()):
         overread += gap * count
         if overread > MAX_OVERREAD * wanted and not (gap <= MAX_GAP and wanted < SMALL_REQUEST * requests):
@@ -143,13 +143,13 @@ def _cut(file: File, start: int, stop: int, request: int) -> Iterator[Extent]:
 
 
 class Prefetch(Generic[Task]):
-    """Readers of remote files, for one thread that takes the tasks of `over` in order.
+    """Readers of remote files, for one thread that takes the tasks of `over` in order; a context manager.
 
-    `memory` (bytes) bounds what is fetched and not used yet, but for what waits in `spool`; `requests` are under way at
-    a time, each for `request` bytes where so many are wanted. `needs` gives the remote ranges that a task reads. What
-    it does not name is read all the same, when it is asked for. Used as a context.
+    `memory` (bytes) bounds what is fetched and not used yet, except what waits in `spool`. At most `requests` requests
+    run at a time, each for `request` bytes if that many are wanted. `needs` returns the remote ranges that a task
+    reads; other ranges are read on demand.
 
-    `bytes_fetched` counts what came from remote files, `bytes_used` what was asked for of that.
+    `bytes_fetched` counts the bytes from remote files, `bytes_used` those that were asked for.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class Prefetch(Generic[Task]):
     ) -> None:
         self._readers, self._spool, self._needs = readers, spool, needs
         self._request = request or REQUEST
-        # In memory two batches are held, one that is used and one that comes.
+        # Memory holds two batches, one in use and one being fetched.
         self._unit = memory // 2
-        # Smaller requests than this on average are worth a larger batch.
+        # If requests are smaller than this on average, a larger batch is worthwhile.
         self._small = max(min(self._request, self._unit), 1 << 16)
         self._requests = requests
         self._pool: ThreadPoolExecutor | None = None
@@ -187,7 +187,7 @@ class Prefetch(Generic[Task]):
     # ---- planning
 
     def over(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """`tasks`, while what the next ones need is fetched."""
+        """Yield `tasks` while what the next ones need is fetched."""
         coming: deque[Batch[Task]] = deque()
         for batch in self._batches(tasks):
             self._begin(batch)
@@ -212,7 +212,7 @@ class Prefetch(Generic[Task]):
             if not found and not taken:
                 yield Batch([task], [], spooled=False)
                 continue
-            # A range may be named again by every task that reads in it.
+            # Several tasks may name the same range: count it once.
             size = sum(each.stop - each.start for each in found if each not in ranges)
             is_full = len(taken) >= MAX_TASKS
             if taken and ((size and wanted + size > target) or (is_full and (size or not found))):
@@ -230,7 +230,7 @@ class Prefetch(Generic[Task]):
             yield self._batch(taken, coalesce(ranges, self._request))
 
     def _is_worth_more(self, extents: list[Extent], size: int) -> bool:
-        """Whether requests are small, and a batch of `size` bytes may wait in the spool with the one before it."""
+        """Whether requests are small, and the spool has room for a batch of `size` bytes and the one before it."""
         return (
             total_bytes(extents) < len(extents) * self._small
             and size <= MAX_SPOOLED
@@ -301,7 +301,7 @@ class Prefetch(Generic[Task]):
 
     @contextlib.contextmanager
     def reading(self, file: File) -> Iterator[Reader]:
-        """The reader of `file`, as `Readers.reading` gives it."""
+        """Yield the reader of `file`, as `Readers.reading` does."""
         batch = self._current
         if batch is not None and file in batch.by_file:
             yield _Prefetched(self, batch.by_file[file], file)
@@ -310,7 +310,7 @@ class Prefetch(Generic[Task]):
                 yield reader
 
     def fill(self, file: File, extent: Extent | None, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with what is at `offset` of `file`: of `extent`, which is waited for, or by a request."""
+        """Fill `buffer` from `offset` of `file`: from `extent`, once it is fetched, or if that is None by a request."""
         self.bytes_used += len(buffer)
         if extent is None:
             self._reader(file).fill(offset, [buffer])
@@ -327,7 +327,7 @@ class Prefetch(Generic[Task]):
 
 
 class _Prefetched(Reader):
-    """Reads what was fetched of a file, and waits for it; and what was not."""
+    """Reads prefetched ranges of a file, waiting for them if need be; reads other ranges on demand."""
 
     def __init__(self, prefetch: Prefetch[Any], extents: list[Extent], file: File) -> None:
         self.file = file
@@ -350,5 +350,5 @@ class _Prefetched(Reader):
 
 
 def is_read_far(file: File) -> bool:
-    """Whether a file is remote, and read as it is."""
+    """Whether a file is remote, and not compressed inside another."""
     return file.packed is None and is_far(file.path)

@@ -1,8 +1,9 @@
-"""Outputs on stores: written from beginning to end, in parts, and there only when whole.
+"""Uploads outputs to stores: each file sequentially, in parts, and visible only when complete.
 
 An upload stays invisible until it is completed, and all files of an output are completed together, the index last. S3
-and Azure's stores are spoken to directly, with several parts under way; Google's through the files that its fsspec
-package gives. Where a file system has no uploads that can wait, files grow under hidden names and are renamed.
+and Azure's stores are accessed directly, with several parts sent at a time; Google's through the file objects of its
+fsspec package. On a file system whose uploads cannot be completed later, files are written under hidden names and
+renamed.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from ckptconv.storage.writing import Writer
 
 Options = Mapping[str, Any]
 
-# What S3 allows: parts of at least 5 MiB, but for the last, and at most 10,000 of them.
+# S3's limits: parts of at least 5 MiB, except the last, and at most 10,000 of them.
 PART, PARTS = 5 << 20, 10_000
 MOST_PART = 5 << 30
-# Parts grow with the memory that is allowed, up to this: larger ones are hardly faster.
+# Parts grow with the allowed memory, up to this size: larger ones are hardly faster.
 GOOD_PART = 64 << 20
-# Smaller files are sent with one request, when they are committed.
+# Smaller files are sent with one request, on commit.
 SMALL = 1 << 16
 SENT_AT_A_TIME = 1 << 17
-# Threads are given small stacks: they wait for the network, nothing else.
+# Small stacks for threads, which only wait for the network.
 STACK = 512 << 10
 
 
 def part_size(size: int, memory: int) -> int:
-    """How many bytes a part of an upload of `size` bytes has, where two parts are to fit into `memory`.
+    """Return the bytes of a part of an upload of `size` bytes, such that two parts fit into `memory` if possible.
 
-    Raises UsageError for a file that no upload can hold.
+    Raises UsageError for a file that is too large for any upload.
     """
     wanted = max(PART, min(memory // 2, GOOD_PART))
     least = -(-size // PARTS)
@@ -50,9 +51,9 @@ def part_size(size: int, memory: int) -> int:
 
 
 class Upload:
-    """One file on its way. Parts are counted from 0; `parallel` says that several may be sent at a time.
+    """An upload of one file. Parts are numbered from 0; `parallel` tells whether several may be sent at a time.
 
-    Once `given_up` is set, what fails is not tried again.
+    Once `given_up` is set, failures are not retried.
     """
 
     parallel = False
@@ -64,11 +65,11 @@ class Upload:
         raise NotImplementedError
 
     def complete(self) -> None:
-        """Put the file under its name."""
+        """Make the file visible under its name."""
         raise NotImplementedError
 
     def abort(self) -> None:
-        """Throw away what was sent."""
+        """Discard what was sent."""
         raise NotImplementedError
 
 
@@ -96,7 +97,7 @@ class _Body(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        # Little at a time: whoever asks for all of it would hold it twice.
+        # Return little at a time: a caller that reads everything at once would hold it twice.
         out = memoryview(buffer).cast("B")[:SENT_AT_A_TIME]
         data = self._data[self._at : self._at + len(out)]
         out[: len(data)] = data
@@ -107,7 +108,7 @@ class _Body(io.RawIOBase):
 class S3Upload(Upload):
     """A multipart upload, or for a small file one request at the end.
 
-    Source: the API of S3, CreateMultipartUpload and those around it.
+    Source: the S3 API, CreateMultipartUpload and related operations.
     """
 
     parallel = True
@@ -122,7 +123,7 @@ class S3Upload(Upload):
         self._id = self._call("create_multipart_upload")["UploadId"] if size > SMALL else ""
 
     def _call(self, method: str, **arguments: Any) -> Any:
-        settings = self._fs.s3_additional_kwargs  # such as encryption; s3fs drops what a method does not take
+        settings = self._fs.s3_additional_kwargs  # such as encryption; s3fs drops those that a method does not accept
         return remote.retrying(lambda: self._fs.call_s3(method, settings, **self._where, **arguments), self.given_up)
 
     def send(self, number: int, data: memoryview) -> None:
@@ -134,7 +135,7 @@ class S3Upload(Upload):
         self._etags[number] = {"PartNumber": number + 1, "ETag": made["ETag"], **sums}
 
     async def _send(self, number: int, body: _Body) -> Any:
-        # Not by call_s3, which tries again with a body that it has read to the end.
+        # Not call_s3, which would retry with a body that is already read to the end.
         await self._fs.set_session()
         client = await self._fs.get_s3(self._bucket)
         taken = client.meta.service_model.operation_model("UploadPart").input_shape.members
@@ -150,13 +151,13 @@ class S3Upload(Upload):
         try:
             self._call("complete_multipart_upload", UploadId=self._id, MultipartUpload=parts)
         except FileNotFoundError:
-            # The answer to an earlier attempt may have been lost.
+            # The response to an earlier attempt may have been lost.
             if not self._is_complete():
                 raise
         self._id = ""
 
     def _is_complete(self) -> bool:
-        """Whether the object there may be this upload: its tag ends with the number of parts."""
+        """Whether the object there may be this upload: its ETag ends with the number of parts."""
         try:
             found = self._call("head_object")
         except FileNotFoundError:
@@ -171,7 +172,7 @@ class S3Upload(Upload):
 
 
 class FileUpload(Upload):
-    """A file of fsspec's that is opened without `autocommit`, and committed when told to."""
+    """An fsspec file that is opened with `autocommit=False`, and committed on `complete`."""
 
     def __init__(self, fs: Any, inner: str, size: int, part: int) -> None:
         super().__init__()
@@ -191,10 +192,10 @@ class FileUpload(Upload):
 
 
 class AzureUpload(Upload):
-    """Blocks that nobody sees until a list names them, which is sent last.
+    """Blocks that stay invisible until a block list, sent last, names them.
 
-    Source: the API of Azure's block blobs, Put Block and Put Block List. Both may be sent again: a block replaces
-    the one of its name, and a list may name what an earlier one named.
+    Source: the API of Azure block blobs, Put Block and Put Block List. Both may be repeated: a block replaces the one
+    of its name, and a list may name what an earlier one named.
     """
 
     parallel = True
@@ -209,7 +210,7 @@ class AzureUpload(Upload):
         remote.retrying(lambda: remote.run(self._fs, remote.with_blob(self._fs, self._inner, action)), self.given_up)
 
     def send(self, number: int, data: memoryview) -> None:
-        # All names in a blob are to be of one length; this is that of adlfs, whose leftovers may be there.
+        # All block names in a blob must have the same length; this is adlfs's, whose leftovers may be there.
         name = f"{self._id}{number:08d}"
         settings = remote.azure_settings(self._fs)
         self._call(lambda blob: blob.stage_block(name, _Body(data), length=len(data), **settings))
@@ -222,11 +223,11 @@ class AzureUpload(Upload):
         self._call(lambda blob: blob.commit_block_list(blocks, **remote.azure_settings(self._fs)))
 
     def abort(self) -> None:
-        """Nothing to do: there is no request for it, and blocks that no list names are gone after a week."""
+        """Do nothing: there is no such request, and blocks that no list names are deleted after a week."""
 
 
 class RenamedUpload(Upload):
-    """A file under a hidden name beside its own, for file systems that know only that."""
+    """A file under a hidden name beside its own, for file systems that can do no more."""
 
     def __init__(self, fs: Any, inner: str, size: int, part: int) -> None:
         super().__init__()
@@ -235,7 +236,7 @@ class RenamedUpload(Upload):
         self._hidden = f"{directory}/{HIDDEN}{name}"
         if directory.strip("/"):
             fs.makedirs(directory, exist_ok=True)
-        # What is there may be a link, and would be written through.
+        # Remove what is there: it may be a link, and writing would follow it.
         with contextlib.suppress(Exception):
             fs.rm_file(self._hidden)
         self._file = fs.open(self._hidden, "wb")
@@ -259,7 +260,7 @@ KINDS: dict[str, Callable[[Any, str, int, int], Upload]] = {
     **dict.fromkeys(("gs", "gcs"), FileUpload),
     **dict.fromkeys(("abfs", "abfss", "az"), lambda fs, inner, size, part: AzureUpload(fs, inner)),
 }
-# What can be read and not written as we write.
+# Schemes that can be read, but not written as uploads are.
 _READ_ONLY = {
     **dict.fromkeys(("http", "https"), "Servers of plain files take none."),
     "hf": "Write it to a local directory, and upload that with `hf upload`.",
@@ -268,7 +269,7 @@ _READ_ONLY = {
 
 
 def check_writable(url: str, options: Options | None = None) -> None:
-    """Raise UsageError for a URL of a kind that is never written to."""
+    """Raise UsageError for a URL with a scheme that cannot be written to."""
     fs, _ = remote.filesystem(url, options)
     for name in remote.protocols(fs):
         if name in _READ_ONLY:
@@ -279,7 +280,7 @@ def check_writable(url: str, options: Options | None = None) -> None:
 
 
 class Buffers:
-    """Room for `count` parts in memory; who wants more waits until one is given back."""
+    """Memory for `count` parts; `take` waits until one is free."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -296,9 +297,9 @@ class Buffers:
 
 
 class UploadWriter(Writer):
-    """Takes the bytes of a file from beginning to end, and has them sent in parts of `part` bytes.
+    """Takes the bytes of a file sequentially, and sends them in parts of `part` bytes.
 
-    Parts grow in `buffers`, which all files of an output share, while others are sent.
+    Parts are filled in `buffers`, which all files of an output share, while others are sent.
     """
 
     positioned = False
@@ -350,7 +351,7 @@ class UploadWriter(Writer):
         try:
             thread.start()
         except RuntimeError:
-            return  # no room for another
+            return  # the system allows no more threads
         finally:
             threading.stack_size(usual)
         self._threads.append(thread)
@@ -372,7 +373,7 @@ class UploadWriter(Writer):
             raise failure(self._url, self._failure) from self._failure
 
     def sync(self) -> None:
-        """Wait until all that was written has been sent."""
+        """Wait until everything that was written is sent."""
         self._end()
         self._check()
         if self._at != self._size:
@@ -389,7 +390,7 @@ class UploadWriter(Writer):
             self._filling = None
 
     def close(self) -> None:
-        """Let what is being sent be sent, and no more."""
+        """Wait for the parts that are being sent, and send no more."""
         self._failure = self._failure or FailedError(f"{self._url}: writing was given up.")
         self.upload.given_up.set()
         self._end()
@@ -403,7 +404,7 @@ class UploadWriter(Writer):
 
 
 def failure(url: str, error: BaseException) -> CkptconvError:
-    """What a user is told where `url` cannot be written."""
+    """Return the error for the user if `url` cannot be written."""
     if isinstance(error, CkptconvError):
         return error
     missing = "Does the bucket or container exist?"
@@ -413,7 +414,7 @@ def failure(url: str, error: BaseException) -> CkptconvError:
 
 @contextlib.contextmanager
 def explained(url: str) -> Iterator[None]:
-    """Turn what a store refuses into a FailedError that says what to do."""
+    """Turn an error of a store into a FailedError that says what to do."""
     try:
         yield
     except Exception as error:

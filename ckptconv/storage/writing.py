@@ -1,4 +1,4 @@
-"""Files that are written: writers, locks, fsync, and room on the disk."""
+"""Writes local files: writers, locks, fsync, and free space on the disk."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ckptconv.storage.handles import Handle
 
 
 def reason(error: OSError) -> str:
-    """What the operating system says, without its number and path."""
+    """Return the operating system's message, without its number and path."""
     return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 class Writer:
-    """A file that grows in staging. `positioned` writers take bytes in any order and from several threads."""
+    """A file that is being written. `positioned` writers accept bytes in any order and from several threads."""
 
     positioned: bool
 
@@ -33,19 +33,21 @@ class Writer:
             self.write_at(offset, data[at * length : (at + 1) * length])
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """What was written, where a writer is positioned."""
+        """Return bytes that were written; only for positioned writers."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Wait until what was written is on the disk."""
+        """Wait until the written bytes are on the disk."""
 
     def close(self) -> None:
-        """End writing."""
+        """Finish writing."""
 
 
 class LocalWriter(Writer):
-    """Writes the file `path` of `size` bytes, which is made or taken over if it is this user's; `directory` is the open
-    directory that it lies in, by default the one that its path names."""
+    """Writes the file `path` of `size` bytes, which is created, or reused if it belongs to this user.
+
+    `directory` is the open directory that contains it; by default the one in its path.
+    """
 
     positioned = True
 
@@ -58,18 +60,18 @@ class LocalWriter(Writer):
             try:
                 lock(self._fd, path)
                 if not self.is_at(here, name):
-                    raise BusyError(path)  # and has put it under its final name just now
+                    raise BusyError(path)  # the other process has just given it its final name
                 try:
                     os.ftruncate(self._fd, size)
                 except OSError:
-                    here.unlink(name)  # nobody else has it, and nobody will finish it
+                    here.unlink(name)  # this process has it locked, and nobody will finish it
                     raise
             except BaseException:
                 os.close(self._fd)
                 raise
 
     def is_at(self, directory: Handle, name: str) -> bool:
-        """Whether the file still stands under `name` in `directory`."""
+        """Whether the file is still at `name` in `directory`."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(self._fd), directory.stat(name))
         return False
@@ -90,15 +92,18 @@ class LocalWriter(Writer):
                 at += length
 
     def read_at(self, offset: int, length: int) -> bytes:
+        data = bytearray()
         with writing(self._path):
-            return os.pread(self._fd, length, offset)
+            while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
+                data += more
+        return bytes(data)
 
     def sync(self) -> None:
         with writing(self._path):
             try:
                 os.fsync(self._fd)
             except OSError as error:
-                # There are file systems without it.
+                # Some file systems do not support it.
                 if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
                     raise
 
@@ -110,7 +115,7 @@ class LocalWriter(Writer):
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Turn what the operating system refuses into a FailedError that says what to do."""
+    """Turn an OSError into a FailedError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -130,11 +135,10 @@ def writing(path: str) -> Iterator[None]:
 
 
 class Syncing:
-    """Takes steps that wait for the disk in a thread of its own, so that one file is waited for while the next grows.
+    """Runs steps that wait for the disk in its own thread, so that the next file is written meanwhile.
 
-    One step more may wait: whoever is killed loses no more files than these that have no record yet.
-
-    A context that, left by an exception, waits for the one at hand and leaves out the rest.
+    At most one more step is queued: if the process is killed, only these two of the finished files lack a record. As a
+    context manager: after an exception it waits for the current step and skips the rest.
     """
 
     def __init__(self) -> None:
@@ -144,19 +148,19 @@ class Syncing:
         self._stopped = False
 
     def add(self, step: Callable[[], None]) -> None:
-        """Have `step` taken when those before it are done."""
+        """Queue `step`, to be run after those before it."""
         if self._thread is None:
             thread = threading.Thread(target=self._work, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no room for a thread
+            except RuntimeError:  # the system allows no more threads
                 step()
                 return
             self._thread = thread
         self._waiting.put(step)
 
     def finish(self) -> None:
-        """Wait until every step is taken. Raises what kept one from being taken."""
+        """Wait until every step has run. Raises the error of a step that failed."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join()
@@ -182,7 +186,7 @@ class Syncing:
 
 
 class BusyError(FailedError):
-    """Another process writes what this one was to write."""
+    """Another process is writing the file that this one was to write."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -191,16 +195,16 @@ class BusyError(FailedError):
 
 
 def lock(fd: int, path: str, shared: bool = False) -> None:
-    """Mark a staging file as belonging to a living process, or to several where it is `shared`.
+    """Lock a staging file for this process, or for several at once if `shared`.
 
-    Raises BusyError if it belongs to another.
+    Raises BusyError if another process has locked it.
     """
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BusyError(path) from None
     except OSError as error:
-        # Some network file systems have no locks; converting there is still right, if one process does it.
+        # Some network file systems have no locks; a conversion there is still correct if only one process does it.
         if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
             raise
 
@@ -217,7 +221,7 @@ def is_locked(fd: int) -> bool:
 def check_space(
     directory: str, size: int, what: str = "The output", hint: str = "Free some space, or write elsewhere."
 ) -> None:
-    """Raise FailedError before the first byte where `size` bytes cannot fit into the file system of `directory`."""
+    """Raise FailedError, before the first byte, if `size` bytes do not fit into the file system of `directory`."""
     try:
         found = os.statvfs(directory)
     except OSError:

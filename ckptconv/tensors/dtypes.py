@@ -1,4 +1,4 @@
-"""The element types of tensors: names, sizes, and the codes of safetensors."""
+"""The element types of tensors: names, sizes, and safetensors codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class DType(NamedTuple):
-    """An element type: torch's name, safetensors' code (None where it has none), bytes per element, and kind.
+    """An element type: torch's name, safetensors' code (None if it has none), bytes per element, and kind.
 
     Kinds: f float, i signed, u unsigned, b bool, c complex, x other bits (quantized, packed).
     """
@@ -20,7 +20,7 @@ class DType(NamedTuple):
         return self.name
 
 
-# In the order in which safetensors ranks its codes: the library writes the last first.
+# In the order of safetensors' ranking of its codes; the library writes the highest rank first.
 _DTYPES = (
     DType("bool", "BOOL", 1, "b"),
     DType("float4_e2m1fn_x2", "F4", 1, "x"),  # two values a byte; safetensors counts values, torch bytes
@@ -28,7 +28,7 @@ _DTYPES = (
     DType("int8", "I8", 1, "i"),
     DType("float8_e5m2", "F8_E5M2", 1, "f"),
     DType("float8_e4m3fn", "F8_E4M3", 1, "f"),
-    DType("float8_e8m0fnu", "F8_E8M0", 1, "x"),  # powers of two that scale a block; no numbers of their own
+    DType("float8_e8m0fnu", "F8_E8M0", 1, "x"),  # powers of two that scale a block; no numbers by themselves
     DType("float8_e4m3fnuz", "F8_E4M3FNUZ", 1, "f"),
     DType("float8_e5m2fnuz", "F8_E5M2FNUZ", 1, "f"),
     DType("int16", "I16", 2, "i"),
@@ -67,7 +67,7 @@ DTYPE_RANK: dict[str, int] = {d.name: rank for rank, d in enumerate(_DTYPES)}
 
 
 def itemsize_of_components(dtype: DType) -> int:
-    """Bytes of the unit whose order is swapped in a big-endian file: a complex number is two of them."""
+    """Return the bytes of the unit that is byte-swapped in a big-endian file: a complex number consists of two."""
     return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
 
 

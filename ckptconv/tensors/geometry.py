@@ -12,7 +12,7 @@ from ckptconv.tensors.moves import GAP, Cut, File, Gather, Move, Runs
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a C-order tensor of `shape`, in elements, as torch counts them."""
+    """Return the strides of a C-order tensor of `shape`, in elements, as torch counts them."""
     strides = []
     step = 1
     for extent in reversed(shape):
@@ -21,10 +21,10 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# Tensors are many, and their shapes are few.
+# There are many tensors, but few distinct shapes.
 @functools.lru_cache(maxsize=4096)
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements of `shape` laid out by `strides` (in elements) lie densely in C order."""
+    """Whether elements of `shape` laid out by `strides` (in elements) are dense and in C order."""
     step = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent == 0:
@@ -37,8 +37,11 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 class _Box(NamedTuple):
-    """A block of a strided tensor: where its elements go (bytes), where they begin (elements), and by dimension how
-    many they are and how far apart (elements), in C order."""
+    """A block of a strided tensor.
+
+    `target`: where the elements go (bytes). `origin`: where they begin (elements). `dims`: for each dimension the count
+    and the stride (elements), in C order.
+    """
 
     target: Runs
     origin: int
@@ -48,12 +51,16 @@ class _Box(NamedTuple):
 def bands(
     shape: tuple[int, ...], strides: tuple[int, ...], first: int, last: int, limit: int, item: int
 ) -> Iterator[_Box]:
-    """Boxes of at most `limit` elements whose results are contiguous, in output order, for elements `first` to
-    `last`."""
+    """Yield boxes of at most `limit` elements that cover elements `first` to `last`.
+
+    The result of each is contiguous; they come in output order.
+    """
     sizes = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
     def walk(dim: int, low: int, high: int, origin: int, done: int) -> Iterator[_Box]:
-        """Elements `low` to `high` of the sub-tensor of dimensions from `dim` on, whose first goes to `done`."""
+        """Yield the boxes of elements `low` to `high` of the sub-tensor of dimensions from `dim` on; the first goes to
+        `done`.
+        """
         if dim == len(shape):
             yield _Box(Runs(done * item, item), origin, ())
             return
@@ -81,8 +88,8 @@ def bands(
 
 
 def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: int) -> Iterator[_Box]:
-    """Boxes of at most `limit` elements that are long runs in the file and in the result alike, in file order."""
-    # Runs that begin and end with pages cost less than others.
+    """Yield boxes of at most `limit` elements that are long runs in both the file and the result, in file order."""
+    # Runs that begin and end at page boundaries cost less.
     limit = 1 << limit.bit_length() - 1
     by_source = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: strides[dim])
     by_result = [dim for dim in reversed(range(len(shape))) if shape[dim] > 1]
@@ -96,7 +103,7 @@ def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: in
             factor = factor * tile[dim] // shape[dim]
             tile[dim] = shape[dim]
 
-    # The runs that are written are the longer ones: a page that is written in pieces costs more than one that is read.
+    # Make the written runs the longer ones: writing a page in pieces costs more than reading one in pieces.
     grow(by_source, 1 << max(limit.bit_length() // 2 - 1, 0))
     grow(by_result, limit // math.prod(tile))
     grow(by_source, limit // math.prod(tile))
@@ -123,8 +130,10 @@ def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: in
 
 
 def gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
-    """The move that makes `box`: which runs to read, of `most` bytes if there are gaps in them, and how to pick the
-    elements out of them."""
+    """Return the move that makes `box`: the runs to read, and how to pick the elements from them.
+
+    Gaps are read along with the runs only if that takes at most `most` bytes.
+    """
     dims = [(count, stride * item) for count, stride in box.dims]
     axes = sorted((axis for axis, (count, stride) in enumerate(dims) if count > 1 and stride), key=lambda a: dims[a][1])
     for gap in (GAP, 0):
@@ -142,7 +151,7 @@ def gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
         for axis in grid:
             packed[axis] = step
             step *= dims[axis][0]
-        # Reading along the gaps pays only while the buffer stays small.
+        # Reading across gaps pays only while the buffer stays small.
         if step <= most:
             break
     source = Runs(base + box.origin * item, run, tuple(dims[axis] for axis in reversed(grid)))
@@ -154,7 +163,9 @@ def gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
 
 
 def trim(move: Move, start: int, stop: int) -> Iterator[Move]:
-    """`move` without what lies outside the interval, which an interval that cuts an element leaves at its ends."""
+    """Yield `move` without the bytes outside `start` to `stop`. Only an interval that cuts an element leaves such
+    bytes.
+    """
     offset, length, _ = move.target
     if start <= offset and move.target.stop <= stop:
         yield move
@@ -166,7 +177,7 @@ def trim(move: Move, start: int, stop: int) -> Iterator[Move]:
 
 
 def _piece(move: Move, low: int, high: int, target: Runs) -> Move:
-    """Bytes `low` to `high` of what `move` makes, sent to `target`."""
+    """Return a move that makes bytes `low` to `high` of the result of `move`, and puts them at `target`."""
     if not move.kernels:
         if isinstance(move.source, bytes):
             return Move(target, None, move.source[low:high])
@@ -176,7 +187,7 @@ def _piece(move: Move, low: int, high: int, target: Runs) -> Move:
 
 
 def _rows(start: int, stop: int, row: int, limit: int) -> Iterator[tuple[int, int, int, int]]:
-    """The interval as (first row, last row, first byte, last byte) of bands of full rows or parts of one row."""
+    """Yield the interval as (first row, last row, first byte, last byte): bands of full rows, or parts of one row."""
     while start < stop:
         first, low = divmod(start, row)
         count = min((stop - start) // row, max(limit // row, 1)) if low == 0 else 0
@@ -190,8 +201,11 @@ def _rows(start: int, stop: int, row: int, limit: int) -> Iterator[tuple[int, in
 
 
 def spread(move: Move, width: int, row: int, begin: int) -> Iterator[Move]:
-    """`move`, which makes bytes of a tensor with rows of `width`, for a tensor that has those rows inside rows of
-    `row` bytes, from byte `begin` of each on."""
+    """Yield `move` for a wider tensor.
+
+    It makes bytes of a tensor with rows of `width` bytes. In the wider tensor these are in rows of `row` bytes, from
+    byte `begin` of each.
+    """
     if width == row:
         yield move
         return

@@ -1,11 +1,11 @@
-"""What happens to bytes on their way: gathers, casts, byte swaps, signs. Block by block, with numpy.
+"""The kernels: gathers, casts, byte swaps, sign flips. Block by block, with numpy.
 
-Bits in, bits out: every kernel works on unsigned views, so that no value passes through arithmetic that could change
-it. numpy is imported when the first kernel runs; a conversion that only copies never does.
+Every kernel works on the bits, as unsigned views, so that no value passes through arithmetic that could change it.
+numpy is imported when the first kernel runs; a conversion that only copies never imports it.
 
-A cast rounds once, to nearest, ties to even, from the stored value. NaN stays NaN: its sign and the leading bits of its
-payload are kept and its quiet bit is set, on every machine alike; bfloat16 → float32 alone keeps all bits as they are,
-for a bfloat16 is the upper half of a float32. What rounds beyond the largest finite number becomes infinite, and is
+A cast rounds the stored value once, to nearest, ties to even. NaN stays NaN, with its sign, the leading bits of its
+payload, and the quiet bit set, the same on every machine. Only bfloat16 → float32 keeps all bits unchanged, because a
+bfloat16 is the upper half of a float32. A value that rounds beyond the largest finite number becomes infinite, and is
 counted.
 """
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
-# Elements that a cast takes at a time: with its temporaries a block stays in the second-level cache.
+# Elements to cast at a time: a block and its temporaries stay in the second-level cache.
 _BLOCK = 1 << 16
-# A transpose is done in tiles of so many elements along the source's rows and along the result's, by way of a copy
-# whose rows are a cache line further apart: rows a power of two apart would all fall on the same lines.
+# The tile of a transpose: elements along the rows of the source and of the result. It goes through a copy whose rows
+# are padded by a cache line (bytes): rows a power of two apart would all map to the same lines.
 _TILE = (512, 64)
 _LINE = 64
-# Below this extent a transposed axis is copied fastest as it is.
+# A transposed axis shorter than this is copied fastest without tiles.
 _NARROW = 32
-# Runs that are shorter than this, and more than that, are scattered by numpy.
+# numpy scatters runs that are shorter than `_LONG_RUN` bytes, if there are more than `_FEW_RUNS`.
 _LONG_RUN, _FEW_RUNS = 4096, 16
 
 
 @functools.cache
 def numpy_module() -> ModuleType:
-    # OpenBLAS starts a thread for every processor when it is loaded, and their stacks count as memory of this process.
-    # Nothing here uses them. The setting is taken back: it is not for the processes and libraries that come after.
+    # OpenBLAS, when loaded, starts a thread for every processor, and their stacks count as memory of this process.
+    # Nothing here uses them. The setting is removed again: it is not for processes and libraries loaded later.
     name = "OPENBLAS_NUM_THREADS"
     unset = name not in os.environ
     if unset:
@@ -62,10 +62,10 @@ def numpy_module() -> ModuleType:
 
 
 def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None) -> tuple[memoryview, int]:
-    """Pass `data` through `kernels` in turn: the result, and how many finite values became infinite in a cast.
+    """Pass `data` through `kernels` in turn. Return the result, and how many finite values became infinite in a cast.
 
-    With `out`, which has exactly the result's length, the result is written there; it may not overlap `data`.
-    Raises UsageError for a cast there is not, ValueError where the data does not fit the kernels.
+    `out`, if given, has exactly the result's length, receives it, and may not overlap `data`. Raises UsageError for an
+    unsupported cast, ValueError if the data does not fit the kernels.
     """
     view = memoryview(data).cast("B")
     overflows = 0
@@ -89,7 +89,7 @@ def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None
 
 
 def scatter(out: memoryview, target: Runs, data: Buffer) -> None:
-    """Put `data` at `target` of `out`, run after run. Raises ValueError where it does not fit."""
+    """Put `data` at `target` of `out`, run after run. Raises ValueError if it does not fit."""
     offset, length, grid = target
     view = memoryview(data).cast("B")
     end = offset + length + sum((count - 1) * distance for count, distance in grid)
@@ -112,7 +112,10 @@ def _check_room(out: memoryview, size: int) -> None:
 
 
 def pick(data: memoryview, runs: Runs, out: memoryview | None = None) -> memoryview:
-    """The `runs` of `data`, one after the other: what `scatter` undoes. Raises ValueError where they leave `data`."""
+    """Return the `runs` of `data`, one after the other: the inverse of `scatter`.
+
+    Raises ValueError if they exceed `data`.
+    """
     offset, length, grid = runs
     if offset < 0 or any(n < 1 or d < 0 for n, d in grid) or runs.stop > len(data):
         raise ValueError(f"{runs} of {len(data)} bytes")
@@ -128,7 +131,7 @@ def is_zero(data: memoryview) -> bool:
 
 
 def _result_size(kernel: Kernel, size: int) -> int:
-    """How many bytes `kernel` makes of `size` bytes. Raises ValueError for bytes that are not whole elements."""
+    """Return how many bytes `kernel` makes from `size` bytes. Raises ValueError if those are not whole elements."""
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Cast):
@@ -159,7 +162,7 @@ def _gather(kernel: Gather, data: memoryview, out: memoryview) -> int:
     if min(strides, default=0) < 0 or last + item > len(data):
         raise ValueError(f"{kernel} leaves its {len(data)} bytes")
     shape, strides, item = _widened(shape, strides, item)
-    # numpy knows no unsigned integer of 16 bytes; a complex one is copied bit by bit just as well.
+    # numpy has no unsigned integer of 16 bytes; a complex number is copied bit by bit as well.
     dtype = np.dtype({1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(item, f"V{item}"))
     dims = _merged(shape, strides)
     counts = tuple(count for count, _ in dims)
@@ -169,15 +172,17 @@ def _gather(kernel: Gather, data: memoryview, out: memoryview) -> int:
     if rows is None:
         result[...] = source
         return 0
-    # An array holds one plane at every place of the other axes.
+    # Each array holds one plane for every index of the other axes.
     planes = (np.moveaxis(array, (rows, -1), (-2, -1)) for array in (source, result))
     _transpose(*planes)
     return 0
 
 
 def _widened(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> Gather:
-    """The same gather in larger elements, as far as elements lie together in source and result and make up one of up to
-    16 bytes: a copy costs by the element."""
+    """Return the same gather with larger elements, of up to 16 bytes, as a copy costs by the element.
+
+    Elements are combined as far as they are adjacent in both source and result.
+    """
     while shape and shape[-1] == 1:
         shape, strides = shape[:-1], strides[:-1]
     if shape and strides[-1] == item:
@@ -189,7 +194,7 @@ def _widened(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> Gat
 
 
 def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """(count, stride) by axis, without axes of one, and with axes that continue each other as one."""
+    """Return (count, stride) for each axis. Drop axes of one element; merge axes that continue each other."""
     dims: list[tuple[int, int]] = []
     for count, stride in zip(shape, strides, strict=True):
         if count == 1:
@@ -202,9 +207,9 @@ def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int
 
 
 def _transposed_axis(dims: list[tuple[int, int]]) -> int | None:
-    """The axis along which the source is contiguous, where that is not the last, as it is in the result.
+    """Return the axis along which the source is contiguous; None if that is the last, as it is in the result.
 
-    None also where too little is transposed for tiles to be worth it.
+    Return None also if too little is transposed to be worth tiles.
     """
     counts = [count for count, _ in dims]
     axis = min(range(len(dims)), key=lambda axis: dims[axis][1] or math.inf, default=0)
@@ -214,7 +219,7 @@ def _transposed_axis(dims: list[tuple[int, int]]) -> int | None:
 
 
 def _transpose(source: Array, result: Array) -> None:
-    """Copy `source` to `result` tile by tile: of their last two axes source is contiguous along the first."""
+    """Copy `source` to `result` tile by tile. `source` is contiguous along the first of their last two axes."""
     np = numpy_module()
     *planes, height, width = source.shape
     rows, columns = min(_TILE[0], height), min(_TILE[1], width)
@@ -261,7 +266,7 @@ def _join(kernel: Join, data: memoryview, out: memoryview) -> int:
 
 
 def _negate(kernel: Negate, data: memoryview, out: memoryview) -> int:
-    """Integers as torch negates them, modulo 2ⁿ; of a floating number, or both parts of a complex one, the sign."""
+    """Negate integers as torch does, modulo 2ⁿ; flip the sign of a float, or of both parts of a complex number."""
     np = numpy_module()
     dtype = DTYPES[kernel.dtype]
     code = f"u{itemsize_of_components(dtype)}"
@@ -271,7 +276,7 @@ def _negate(kernel: Negate, data: memoryview, out: memoryview) -> int:
     elif dtype.kind in "fc" and dtype.name not in _SCALES:
         np.bitwise_xor(source, source.dtype.type(_sign(source)), out=result)
         if dtype.name in _FORMATS and _FORMATS[dtype.name].specials == "fnuz":
-            # Here the bits of minus zero are NaN: zero stays zero, and NaN NaN.
+            # In this format the bits of minus zero are NaN: keep zero and NaN as they are.
             special = (source & 0x7F) == 0
             result[special] = source[special]
     else:
@@ -298,7 +303,7 @@ def _sign(bits: Array) -> int:
 
 
 class _Format(NamedTuple):
-    """A binary floating format: bits of exponent and of mantissa, exponent bias, and what its special values are.
+    """A binary floating-point format: bits of exponent and mantissa, exponent bias, and its special values.
 
     "ieee": infinities and NaNs. "fn": no infinities, NaN is all ones. "fnuz": no infinities and no minus zero, whose
     bits are the NaN. (OCP 8-bit Floating Point Specification 1.0; Noune et al. 2022, arXiv:2206.02915.)
@@ -323,9 +328,9 @@ class _Format(NamedTuple):
         return 1 << (self.mantissa - 1)
 
     def overflow(self, source: _Format) -> int:
-        """The bits that the smallest number of format `source` which rounds to infinity has there.
+        """Return the bits, in format `source`, of the smallest number that rounds to infinity in this format.
 
-        It lies half a step above the largest finite number; that the tie is infinite is rounding to even.
+        It is half a step above the largest finite number; that tie becomes infinite by rounding to even.
         """
         exponent = self.bias + source.bias
         return (exponent << source.mantissa) | (
@@ -343,7 +348,7 @@ _FORMATS = {
     "float8_e5m2fnuz": _Format(5, 2, 16, "fnuz"),
     "float8_e4m3fnuz": _Format(4, 3, 8, "fnuz"),
 }
-# Powers of two and nothing else: no sign, no mantissa.
+# Formats of powers of two only: no sign, no mantissa.
 _SCALES = {"float8_e8m0fnu"}
 
 
@@ -363,7 +368,7 @@ def _cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
     between = np.empty(block, "u4") if len(steps) > 1 else None
     scratch = np.empty(block, "u4")
     overflows = 0
-    # Overflow is counted; that NaN is invalid and subnormals are inexact is no news.
+    # Overflow is counted; numpy's warnings of invalid NaNs and inexact subnormals are expected.
     with np.errstate(all="ignore"):
         for start in range(0, len(elements), block or 1):
             values = elements[start : start + block]
@@ -375,13 +380,14 @@ def _cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
     return overflows
 
 
-# A step of a cast: bits in, bits out, and room for as many uint32; returns how many finite values became infinite.
+# A step of a cast: takes the source bits, the result bits, and scratch space of as many uint32. Returns how many finite
+# values became infinite.
 _Step: TypeAlias = "Callable[[Array, Array, Array], int]"
 
 
 @functools.cache
 def _steps(source: str, target: str) -> tuple[_Step, ...]:
-    """How to cast: at most one exact step to float32, then at most one that may round."""
+    """Return the steps of a cast: at most one exact step to float32, then at most one that may round."""
     direct: dict[tuple[str, str], _Step] = {
         ("bfloat16", "float32"): _upper_half,
         ("float32", "bfloat16"): _round_to_bfloat16,
@@ -410,7 +416,7 @@ def _round_to_bfloat16(source: Array, result: Array, scratch: Array) -> int:
 
 
 def _nearest_upper_half(source: Array, result: Array, scratch: Array) -> None:
-    # Adding half a step, and one more where the result would be odd, carries into the upper half where it has to.
+    # Adding half a step, less one where the result would be even, carries into the upper half when it has to round up.
     numpy_module().right_shift(source, 16, out=scratch)
     scratch &= 1
     scratch += 0x7FFF
@@ -420,11 +426,11 @@ def _nearest_upper_half(source: Array, result: Array, scratch: Array) -> None:
 
 
 def _round_twice_to_bfloat16(source: Array, result: Array, scratch: Array) -> int:
-    """float64 → float32 → bfloat16, where the first rounding is kept from deciding the second."""
+    """Round float64 → float32 → bfloat16, such that the first rounding does not affect the second."""
     np = numpy_module()
     values, halfway = source.view("f8"), scratch.view("f4")
     halfway[...] = values
-    # Only a float32 that lies exactly between two bfloat16 misleads: move it to the side the value was on.
+    # Only a float32 exactly between two bfloat16 can mislead: move it to the side of the original value.
     (ties,) = np.nonzero((scratch & 0xFFFF) == 0x8000)
     if len(ties):
         was, became = np.abs(values[ties]), np.abs(halfway[ties].astype("f8"))
@@ -434,7 +440,7 @@ def _round_twice_to_bfloat16(source: Array, result: Array, scratch: Array) -> in
 
 
 def _by_hardware(before: str, after: str, source: Array, result: Array, scratch: Array) -> int:
-    """A conversion that numpy makes in one correct rounding, with the processor's instruction or without."""
+    """Convert as numpy does, in one correct rounding, with the processor's instruction or without."""
     result.view(after)[...] = source.view(before)
     return _mend(before, after, source, result)
 
@@ -445,13 +451,14 @@ def _look_up(table: Array, source: Array, result: Array, scratch: Array) -> int:
 
 
 def _mend(before: str, after: str, source: Array, result: Array) -> int:
-    """Set what became of NaNs, about which hardware and libraries differ; the number of overflows."""
+    """Set the results of NaNs, which differ between hardware and libraries. Return the number of overflows."""
     np = numpy_module()
     source_format, format_ = _FORMATS[before], _FORMATS[after]
     widening = format_.mantissa >= source_format.mantissa
     least = source_format.infinity if widening else format_.overflow(source_format)
     sign = _sign(source)
-    # Seen as signed the largest is positive, seen as unsigned it is negative if there is a negative one.
+    # As signed integers, the maximum is the largest positive value; as unsigned, it is the negative value of largest
+    # magnitude, if there is a negative one.
     if max(int(source.view(f"i{source.itemsize}").max()), int(source.max()) & (sign - 1)) < least:
         return 0
     magnitude = source & source.dtype.type(sign - 1)
@@ -469,7 +476,7 @@ def _mend(before: str, after: str, source: Array, result: Array) -> int:
 
 @functools.cache
 def _float32_table(source: str) -> Array:
-    """The float32 bits of all 256 values of an 8-bit format, each of which float32 holds exactly."""
+    """Return the float32 bits of all 256 values of an 8-bit format; float32 represents each exactly."""
     np = numpy_module()
     decode = _scale_bits if source in _SCALES else functools.partial(_float32_bits, _FORMATS[source])
     table: Array = np.array([decode(bits) for bits in range(256)], "u4")
@@ -478,7 +485,7 @@ def _float32_table(source: str) -> Array:
 
 
 def _scale_bits(bits: int) -> int:
-    # 2**(bits - 127) has that very exponent field; only the least is a subnormal.
+    # 2**(bits - 127) has `bits` as its exponent field; only the smallest is subnormal.
     single = _FORMATS["float32"]
     return single.infinity | single.quiet if bits == 0xFF else bits << single.mantissa or single.quiet
 

@@ -1,9 +1,9 @@
-"""Where the bytes of a tensor lie: dtypes, `LazyTensor` expressions, and the `Move`s that carry them out.
+"""`LazyTensor` expressions: where the bytes of a tensor are, and the `Move`s that produce them.
 
-A `LazyTensor` is a dtype, a shape and an expression over byte ranges of files. It holds no data and opens nothing; it
-answers one question: which source bytes make up bytes `start` to `stop` of this tensor (C order, little-endian)?
-The answer is a stream of `Move`s, each no larger than one buffer. Everything else, threads, resume, remote reads,
-joining of partitions, follows from that question being answerable for any interval, at any time, in any process.
+A `LazyTensor` is a dtype, a shape and an expression over byte ranges of files. It holds no data and opens no file. It
+answers one question: which source bytes make up bytes `start` to `stop` of this tensor (C order, little-endian)? The
+answer is a stream of `Move`s, each no larger than one buffer. Threads, resume, remote reads and joining of partitions
+all work because any process can ask this for any interval at any time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,12 @@ from ckptconv.tensors.moves import (
     Swap,
 )
 
-# ---------------------------------------------------------------------------------------------------------- dtypes
-
-
-# ------------------------------------------------------------------------------------------------- files and moves
-
 
 # ------------------------------------------------------------------------------------------------------ LazyTensor
 
 
 class LazyTensor:
-    """A tensor that is not loaded: `dtype`, `shape`, and where its bytes are. The base of all expressions."""
+    """A tensor that is not loaded: `dtype`, `shape`, and where its bytes are. The base class of all expressions."""
 
     __slots__ = ()
     dtype: DType
@@ -59,29 +54,29 @@ class LazyTensor:
 
     @property
     def scattered(self) -> bool:
-        """Whether output order costs far more reads than source order, as for a transposed matrix."""
+        """Whether output order takes far more reads than source order, as for a transposed matrix."""
         return False
 
     def inputs(self) -> tuple[File, ...]:
-        """The files its bytes come from; one may come more than once."""
+        """Return the files that its bytes come from; a file may occur more than once."""
         raise NotImplementedError
 
     def origin(self) -> tuple[str, int]:
-        """The path and offset its first byte comes from: sorted by this, files are read forwards."""
+        """Return the path and offset of its first byte: tensors sorted by this are read forwards."""
         raise NotImplementedError
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
-        """The moves that make up bytes `start` to `stop`; their targets count from the tensor's first byte.
+        """Yield the moves that make bytes `start` to `stop`; their targets count from the first byte of the tensor.
 
-        Together the targets cover the interval once. In "source" order a whole tensor's moves come as they lie in the
-        file, wherever they go. No move makes more than `limit` bytes, or reads more than about twice that; in "source"
-        order not more than that.
+        Together the targets cover the interval once. In "source" order, the moves of a whole tensor come in file order,
+        wherever they go. No move makes more than `limit` bytes. None reads more than about twice that; in "source"
+        order, none reads more than `limit`.
         """
         raise NotImplementedError
 
 
 class Derived(LazyTensor):
-    """A tensor that is made of one other."""
+    """A tensor made from one other."""
 
     __slots__ = ()
     tensor: LazyTensor
@@ -98,7 +93,7 @@ class Derived(LazyTensor):
 
 
 class Composed(LazyTensor):
-    """A tensor that is made of several others."""
+    """A tensor made from several others."""
 
     __slots__ = ()
     parts: tuple[LazyTensor, ...]
@@ -138,7 +133,7 @@ class Stored(LazyTensor):
 
     @property
     def scattered(self) -> bool:
-        # How many bytes lie together in the file and in the result alike? Where they are few, order matters.
+        # `run`: bytes that are contiguous both in the file and in the result. If they are few, the order matters.
         run = item = self.dtype.itemsize
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if extent > 1:
@@ -175,8 +170,8 @@ class Stored(LazyTensor):
 class Partitioned(LazyTensor):
     """A parameter cut into equal pieces, one on every rank (ZeRO-3), joined in rank order.
 
-    Rank r holds `piece` elements from byte `bases[r] + offset` of `files[r]`. The pieces together may be longer than
-    the tensor: what is left over is padding. `files` and `bases` are tuples that all parameters of a flat group share.
+    Rank r holds `piece` elements from byte `bases[r] + offset` of `files[r]`. All pieces together may be longer than
+    the tensor; the rest is padding. All parameters of a flat group share the tuples `files` and `bases`.
     """
 
     files: tuple[File, ...]
@@ -209,7 +204,7 @@ class Concat(Composed):
     dim: int = 0
     dtype: DType = field(init=False)
     shape: tuple[int, ...] = field(init=False)
-    # Where each part begins inside a row, a row being what one index of the dimensions before `dim` spans, in bytes.
+    # Where each part begins inside a row (bytes); a row is the span of one index of the dimensions before `dim`.
     starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -238,7 +233,7 @@ class Concat(Composed):
                 begin, width = self.starts[index], self.starts[index + 1] - self.starts[index]
                 part_low, part_high = max(low - begin, 0), min(high - begin, width)
                 if part_low < part_high:
-                    # Full rows are one interval of the part; a partial row is always alone.
+                    # Full rows are one interval of the part; a partial row always comes alone.
                     inner = self.parts[index].moves(
                         first * width + part_low, (last - 1) * width + part_high, order, limit
                     )
@@ -285,7 +280,7 @@ class Narrow(Derived):
 
 @dataclass(frozen=True, slots=True)
 class View(Derived):
-    """The same bytes under another dtype or shape."""
+    """The same bytes with another dtype or shape."""
 
     tensor: LazyTensor
     dtype: DType
@@ -301,7 +296,7 @@ class View(Derived):
 
 @dataclass(frozen=True, slots=True)
 class Convert(Derived):
-    """`tensor` with every element passed through `kernel`, giving elements of `dtype`."""
+    """`tensor` with every element converted by `kernel` to an element of `dtype`."""
 
     tensor: LazyTensor
     kernel: Cast | Swap | Negate | Conjugate | Bits
@@ -315,7 +310,7 @@ class Convert(Derived):
         before, after = self.tensor.dtype.itemsize, self.dtype.itemsize
         first, last = start // after, -(-stop // after)
         if stop - start != self.nbytes:
-            order = "output"  # tiles are of whole tensors, and could not be trimmed
+            order = "output"  # tiles cover whole tensors and could not be trimmed
         for move in self.tensor.moves(first * before, last * before, order, limit * before // max(before, after)):
             offset, length, grid = move.target
             if offset % before or length % before:
@@ -330,7 +325,7 @@ class Convert(Derived):
 
 @dataclass(frozen=True, slots=True)
 class Joined(Composed):
-    """Tensors of one shape put together by `kernel`, element by element, into elements of `dtype`."""
+    """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
 
     parts: tuple[LazyTensor, ...]
     kernel: Join
@@ -358,7 +353,7 @@ class Joined(Composed):
 
 @dataclass(frozen=True, slots=True)
 class Inline(Virtual):
-    """A tensor whose bytes are in the description itself."""
+    """A tensor whose bytes are held in the expression itself."""
 
     data: bytes
     dtype: DType
@@ -376,7 +371,7 @@ class Inline(Virtual):
 
 @dataclass(frozen=True, slots=True)
 class Zeros(Virtual):
-    """A tensor of zeros, which is nowhere stored."""
+    """A tensor of zeros, which is stored nowhere."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -388,10 +383,11 @@ class Zeros(Virtual):
 
 
 class TensorFacts(NamedTuple):
-    """What a tensor in a state dict is beside its bytes.
+    """The facts about a tensor in a state dict other than its bytes.
 
     `kind` is "tensor", "parameter", "buffer" or the name of a subclass. Tensors with the same `storage` shared memory
-    when they were saved: each saw `storage_nbytes` bytes from element `storage_offset` on, by `strides` (elements).
+    when they were saved. Each saw a storage of `storage_nbytes` bytes and began at its element `storage_offset`, with
+    `strides` (elements).
     """
 
     kind: str = "tensor"
@@ -423,15 +419,15 @@ class Tagged(Derived):
 
 
 def untagged(tensor: LazyTensor) -> LazyTensor:
-    """The expression alone."""
+    """Return the expression without its facts."""
     return tensor.tensor if isinstance(tensor, Tagged) else tensor
 
 
 def same_bytes(tensor: LazyTensor) -> Hashable:
-    """A key that two tensors have in common when they are the same elements in the same place, dtype and shape.
+    """Return a key that is equal for two tensors with the same elements in the same place, dtype and shape.
 
-    None for an empty tensor, which is never the same as another. Expressions over several files compare by identity:
-    whoever builds them ties names by using one object.
+    Return None for an empty tensor, which never equals another. Expressions over several files compare by identity: to
+    tie names, use one object for all of them.
     """
     tensor = inner = untagged(tensor)
     if tensor.numel == 0:
@@ -442,17 +438,17 @@ def same_bytes(tensor: LazyTensor) -> Hashable:
 
 
 class StridedRows(NamedTuple):
-    """Where a tensor lies that takes the same bytes out of each of equal rows, which lie one after the other.
+    """Where a tensor is that takes the same bytes from each of several consecutive rows of equal length.
 
-    `rows` are (file, number of rows, bytes from one to the next), part after part where the tensor is joined of
-    several; `offsets` says where each part has its first byte. Tensors with the same `rows` may share them.
+    `rows` are (file, number of rows, bytes from one to the next), one for each part of a joined tensor. `offsets` are
+    the first byte of each part. Tensors with the same `rows` may share them.
     """
 
     rows: tuple[tuple[File, int, int], ...]
     offsets: tuple[int, ...]
 
     def beside(self, other: StridedRows) -> bool:
-        """Whether the two lie in the same rows, this one not before the other."""
+        """Whether both are in the same rows, this one not before the other."""
         return self.rows == other.rows and all(
             0 <= mine - theirs < distance
             for mine, theirs, (_, _, distance) in zip(self.offsets, other.offsets, self.rows, strict=True)
@@ -460,8 +456,10 @@ class StridedRows(NamedTuple):
 
 
 def strided_rows(tensor: LazyTensor) -> StridedRows | None:
-    """The strided rows that `tensor` is, one index of its first dimension to a row; None for what lies densely or in
-    another order."""
+    """Return the strided rows of `tensor`, one index of its first dimension to a row.
+
+    Return None for a tensor that is dense or in another order.
+    """
     if isinstance(tensor, Tagged):
         return strided_rows(tensor.tensor)
     if isinstance(tensor, (View, Convert)):
@@ -483,6 +481,3 @@ def strided_rows(tensor: LazyTensor) -> StridedRows | None:
     if width >= distance:
         return None
     return StridedRows(((tensor.file, tensor.shape[0], distance),), (tensor.offset,))
-
-
-# ------------------------------------------------------------------------------------------------------- geometry

@@ -1,4 +1,4 @@
-"""Moves: runs of bytes in files, and the kernels that they pass on their way to an output."""
+"""Moves: runs of bytes in files, and the kernels applied to them on the way to the output."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
-# The largest piece of work: buffers of 256 KiB to 1 MiB stay in the second-level cache and copy fastest.
+# The largest unit of work: buffers of 256 KiB to 1 MiB stay in the second-level cache and copy fastest.
 BLOCK = 1 << 20
 
 
-# Bytes between two runs that are cheaper to read along than to skip with one more system call.
+# A gap of this many bytes between two runs is cheaper to read than to skip with one more system call.
 GAP = 2048
 
 
@@ -19,9 +19,9 @@ Order: TypeAlias = Literal["output", "source"]
 
 
 class File(NamedTuple):
-    """A file as a source of bytes: its URL or path, its size, and what identifies this version of its content.
+    """A file as a source of bytes: its URL or path, its size, and a stamp that identifies this version of its content.
 
-    It may be compressed inside another: `packed` says where, and `path` is for people only.
+    If it is compressed inside another file, `packed` says where, and `path` is for messages only.
     """
 
     path: str
@@ -31,13 +31,15 @@ class File(NamedTuple):
 
     @property
     def stored(self) -> File:
-        """The file as it is stored: itself, or the one that it is packed in."""
+        """The file as it is stored: itself, or the one that contains it compressed."""
         return self.packed.file if self.packed else self
 
 
 class Packed(NamedTuple):
-    """`nbytes` bytes from byte `offset` of `file`, compressed by `method`, "deflate" or "zstandard"; the CRC-32 of what
-    they unpack to, if it is recorded."""
+    """Compressed data: `nbytes` bytes from byte `offset` of `file`.
+
+    `method` is "deflate" or "zstandard". `crc` is the CRC-32 of the uncompressed data, if it is recorded.
+    """
 
     file: File
     offset: int
@@ -62,11 +64,11 @@ class Runs(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where the last run ends; distances are never negative."""
+        """The end of the last run; distances are never negative."""
         return self.offset + self.length + sum((count - 1) * distance for count, distance in self.grid)
 
     def offsets(self) -> Iterator[int]:
-        """Where each run begins, in the order in which they are packed."""
+        """Yield the offset of each run, in the order in which they are packed."""
         if not self.grid:
             yield self.offset
         elif len(self.grid) == 1:
@@ -86,7 +88,7 @@ class Runs(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Pick elements of `itemsize` bytes by strides (in bytes) out of the packed source, into C order."""
+    """Pick elements of `itemsize` bytes from the packed source by strides (in bytes), into C order."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -94,7 +96,7 @@ class Gather(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """Convert elements from one dtype to another, one correct rounding each."""
+    """Convert elements from one dtype to another, with one correct rounding each."""
 
     source: str
     target: str
@@ -107,26 +109,26 @@ class Swap(NamedTuple):
 
 
 class Negate(NamedTuple):
-    """Flip every element's sign: torch's neg bit, resolved."""
+    """Flip the sign of every element: resolves torch's neg bit."""
 
     dtype: str
 
 
 class Conjugate(NamedTuple):
-    """Flip the sign of every imaginary part: torch's conj bit, resolved."""
+    """Flip the sign of every imaginary part: resolves torch's conj bit."""
 
     dtype: str
 
 
 class Cut(NamedTuple):
-    """Keep bytes `start` to `stop` of what the kernels before have made."""
+    """Keep bytes `start` to `stop` of the result of the kernels before."""
 
     start: int
     stop: int
 
 
 class Bits(NamedTuple):
-    """Of every unsigned integer of `itemsize` bytes keep `width` bits from bit `shift` on, as one of `result` bytes."""
+    """Take `width` bits from bit `shift` of every unsigned integer of `itemsize` bytes, as one of `result` bytes."""
 
     itemsize: int
     shift: int
@@ -135,9 +137,10 @@ class Bits(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Of as many unsigned integers of each of several kinds, kind after kind, make integers of `result` bytes.
+    """Combine unsigned integers of several kinds into integers of `result` bytes.
 
-    `kinds` are (bytes of one, the bit it begins at in the result, how many bits it has there).
+    The input has the same number of each kind, kind after kind. `kinds` are (bytes of one integer, its first bit in the
+    result, its number of bits there).
     """
 
     kinds: tuple[tuple[int, int, int], ...]
@@ -148,17 +151,17 @@ Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Cu
 
 
 class Assembled(NamedTuple):
-    """What several moves make, in `nbytes` bytes in which their targets lie."""
+    """The results of several moves, in `nbytes` bytes that contain their targets."""
 
     moves: tuple[Move, ...]
     nbytes: int
 
 
 class Move(NamedTuple):
-    """A piece of work no larger than one buffer.
+    """A unit of work no larger than one buffer.
 
-    Read `source` from `file` (or take the bytes themselves, or what other moves make, when `file` is None), packed run
-    after run; apply `kernels` in turn; put the result at `target` of the tensor, run after run.
+    Read `source` from `file`, packed run after run. If `file` is None, `source` is the bytes themselves, or what other
+    moves make. Apply `kernels` in turn. Put the result at `target` of the tensor, run after run.
     """
 
     target: Runs

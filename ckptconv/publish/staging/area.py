@@ -16,20 +16,21 @@ from ckptconv.outputs.schema import MOST_DESCRIPTION
 from ckptconv.storage.handles import ForeignError, Handle, resolved
 from ckptconv.storage.writing import BusyError, is_locked, lock
 
-# Seconds to wait for another conversion that publishes into the same directory: it renames files, no more.
+# Seconds to wait for another conversion that publishes into the same directory; it only renames files.
 PATIENCE = 60.0
 
 
-# What hidden siblings of an output end in: the plan, or `BUSY`; something by chance. Earlier releases had `-parts`.
+# How the names of hidden siblings of an output end: with the plan id, or `BUSY`, then perhaps a random suffix. Earlier
+# releases appended `-parts`.
 _ENDING = re.compile(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
 
 
-# The bytes of a name that a hidden one repeats: with the rest it is no longer than a file system allows.
+# Bytes of the output's name to repeat in a hidden name; with the rest it stays within the limits of file systems.
 _LONGEST = 200
 
 
 def hidden(name: str) -> str:
-    """What the hidden siblings of `name` begin with."""
+    """Return the prefix of the hidden siblings of `name`."""
     data = os.fsencode(name)
     if len(data) > _LONGEST:
         data = data[: _LONGEST - 17] + b"~" + hashlib.sha256(data).hexdigest()[:16].encode()
@@ -37,12 +38,12 @@ def hidden(name: str) -> str:
 
 
 def is_sibling(found: str, prefix: str) -> bool:
-    """Whether the name `found` is one that we give to hidden siblings that begin with `prefix`."""
+    """Whether `found` is a name that this program gives to hidden siblings with the prefix `prefix`."""
     return found.startswith(prefix) and _ENDING.fullmatch(found, len(prefix)) is not None
 
 
 class Place(NamedTuple):
-    """A directory by the names that lead to it from an open one, and a name in it."""
+    """A name in a directory, which is reached from an open directory by the names `above`."""
 
     root: Handle
     above: tuple[str, ...]
@@ -54,7 +55,7 @@ class Place(NamedTuple):
             yield directory
 
     def stat(self) -> os.stat_result | None:
-        """What stands there, if anything does."""
+        """Return the stat of the entry at this place, None if there is none."""
         with contextlib.suppress(OSError), self.open() as directory:
             return directory.stat(self.name)
         return None
@@ -66,19 +67,21 @@ PREFIX = ".ckptconv-"
 LOCK, DESCRIPTION, RECORD = ".lock", ".plan.json", ".record-"
 
 
-# What a description is called once its output has its final name.
+# The name of the description once its output has its final name.
 PUBLISHED = ".published.json"
 
 
-# In a staging directory: the single file of an output, the tree, and the one that this replaces. And what the name of
-# the directory ends in that whoever publishes has to itself.
+# Names in a staging directory: the single file of an output, the tree, and the old tree that it replaces. `BUSY` ends
+# the name of the directory that a process holds alone while it publishes.
 FILE, TREE, OLD, BUSY = "file", "tree", "old", "publishing"
 
 
 class Described(NamedTuple):
-    """A staging directory of an output in parts: where it is, the plan that its name tells, the kinds of output that
-    have theirs there, and the description in it. `published`: whoever put the parts together had done so, and was only
-    to clean up."""
+    """A staging directory of an output in parts.
+
+    Its path, the plan id from its name, the kinds of output that are staged there, and the description in it.
+    `published`: an earlier run has published the output and had only the clean-up left.
+    """
 
     place: str
     plan_id: str
@@ -88,10 +91,9 @@ class Described(NamedTuple):
 
 
 def described(path: str) -> list[Described]:
-    """Staging directories of the output `path` in which parts are.
+    """Return the staging directories of the output `path` that contain parts.
 
-    Raises ForeignError where there are some that are not this user's, and no others, and CorruptError for a
-    description that is none.
+    Raises ForeignError if the only ones belong to another user, and CorruptError for an invalid description.
     """
     path = resolved(path)
     parent, name = os.path.split(path)
@@ -129,27 +131,27 @@ def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ..
 
 
 def record_of(name: str) -> str:
-    """The name of the record of the file `name`."""
+    """Return the name of the record of the file `name`."""
     return RECORD + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
 def allocated(directory: Handle, name: str) -> int:
-    """How many bytes of the disk the file `name` has already."""
+    """Return how many bytes of disk the file `name` already occupies."""
     with contextlib.suppress(OSError):
         return directory.stat(name).st_blocks * 512
     return 0
 
 
 def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int]:
-    """The directory `name` of ours, made where it is not there, and its lock.
+    """Open and lock our directory `name`, creating it if it does not exist. Return it and the lock's descriptor.
 
-    Raises BusyError if others are in it, and ForeignError where something else stands there: a directory of ours is
-    empty, or has our lock.
+    Raises BusyError if another process holds the lock, and ForeignError if something else has that name: a directory of
+    ours is empty or has our lock.
     """
     while True:
         with contextlib.suppress(FileExistsError):
             home.make_private(name)
-        # What is removed just now is made again.
+        # If another process removes the directory meanwhile, create it again.
         with contextlib.suppress(FileNotFoundError):
             staging = home.own(name)
             try:
@@ -159,7 +161,8 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
                 guard = staging.open_or_create(LOCK, 0o600)
                 try:
                     lock(guard, path, shared)
-                    # Whoever removed it had it locked until now.
+                    # A process that removes the directory holds its lock until then, so check that the lock file still
+                    # exists.
                     if os.path.samestat(os.fstat(guard), staging.stat(LOCK)):
                         return staging, guard
                 except BaseException:
@@ -173,7 +176,7 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
 
 
 def wait_for(home: Handle, name: str, path: str) -> tuple[Handle, int]:
-    """As `enter`, when no other process is in it any more. Raises FailedError where that takes too long."""
+    """Do as `enter`, but wait until no other process is in it. Raises FailedError after `PATIENCE` seconds."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -188,9 +191,9 @@ def wait_for(home: Handle, name: str, path: str) -> tuple[Handle, int]:
 
 
 def remove_dead(home: Handle, name: str, recover: Callable[[Handle], None] | None = None) -> None:
-    """Remove a staging area, a file or a directory, that is this user's and that no living process has locked.
+    """Remove a staging file or directory that belongs to this user and that no living process has locked.
 
-    A directory without our lock in it is only removed if it is empty. `recover` is called with it before.
+    A directory without our lock in it is removed only if empty. `recover` is called with the directory first.
     """
     with contextlib.suppress(OSError, FailedError):
         if not stat.S_ISDIR(home.stat(name).st_mode):
@@ -217,7 +220,7 @@ def remove_dead(home: Handle, name: str, recover: Callable[[Handle], None] | Non
 
 
 def remove_emptied(home: Handle, name: str, staging: Handle) -> None:
-    """Remove a staging directory, whose lock is held: last what says that it is one of ours."""
+    """Remove a staging directory whose lock is held. What identifies it as ours is removed last."""
     staging.clear({LOCK, PUBLISHED})
     for last in (PUBLISHED, LOCK):
         with contextlib.suppress(OSError):

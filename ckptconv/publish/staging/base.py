@@ -1,8 +1,8 @@
-"""Where outputs grow, and how they are published: in one step, so that a name means a finished output.
+"""Staging: where outputs are written, and how they are published in one step, so that a name means a finished output.
 
-Whoever makes an output enters its staging, asks what an earlier run has `finished`, says what it `expect`s to make, and
-then for each file calls `create`, writes, and calls `seal` and `record`. At the end it calls `commit`, or, having made
-parts of an output, `detach`.
+A process that makes an output enters its staging, asks which files an earlier run has `finished`, tells it which to
+`expect`, and for each file calls `create`, writes, and calls `seal` and `record`. At the end it calls `commit`, or
+`detach` if it made only parts of an output.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.handles import ForeignError
 from ckptconv.storage.writing import BusyError, Writer
 
-# A full disk is not left full of what may never be wanted.
+# On a full disk, staged files are not kept: they may never be wanted.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 GO_ON = "Run the same command again when that is mended: it goes on from there."
-# Bytes that are read at a time to compare a file with the checksums of its record.
+# Bytes to read at a time when a file is compared with the checksums of its record.
 _READ = 4 << 20
 
 
 @dataclass
 class Staging:
-    """An output that grows beside its final place and is published by `commit`.
+    """An output that is written near its final path and published by `commit`.
 
-    Used as a context: left by an exception, it removes what it staged, and nothing new stands under a final name.
+    As a context manager: after an exception it removes the staged files, except finished ones that the same command can
+    reuse (`keep`). If `commit` had not begun, nothing new has a final name.
     """
 
     plan_id: str
     durable: bool = True
-    # Whether files are being given their final names, and whether all have them.
+    # Whether `commit` has begun to give files their final names, and whether all have them.
     committing: bool = False
     committed: bool = False
-    # Whether an output that was made in parts is put together: those who made them said that they were done, and what
-    # says something else is an error, and not made again.
+    # Whether this is `finish`: every part was reported done, so a bad record is an error; its file is not made again.
     finishing: bool = False
     path: str = ""
-    # Files that have a record: resumed, or made by this run, here or by an executor.
+    # Files with a record: resumed, or made by this run, here or by an executor.
     recorded: set[str] = field(default_factory=set)
     _writers: list[Writer] = field(default_factory=list)
 
     def finished(self, name: str, size: int) -> Made | None:
-        """What an earlier run of the same plan has made under `name`; None where it has to be made."""
+        """Return what an earlier run of the same plan has made under `name`; None if it has to be made."""
         found = self._known(name, size)
         if found is None:
             return None
@@ -58,7 +58,7 @@ class Staging:
         return made(found)
 
     def check(self, name: str, size: int, progress: Callable[[int], None] | None = None) -> bool:
-        """Read a finished file again: whether it still has the checksums of its record. If not, that is removed.
+        """Read a finished file again; whether it still has the checksums of its record. If not, remove the record.
 
         `progress` is called with the bytes read since the last call.
         """
@@ -73,7 +73,7 @@ class Staging:
     def _has_checksums(
         self, name: str, found: Mapping[str, Any], progress: Callable[[int], None] | None = None
     ) -> bool:
-        """Whether the file `name` has the checksums of its record `found`, as far as that has any."""
+        """Whether the file `name` matches the checksums that its record `found` contains."""
         with self._reading(name, found) as reader:
             for start, length, crc, _ in found["spans"]:
                 if crc is not None and _digest(reader, start, length) != crc:
@@ -83,76 +83,76 @@ class Staging:
         return True
 
     def _known(self, name: str, size: int) -> dict[str, Any] | None:
-        """The record of a file that is as it says."""
+        """Return the record of a file that matches it, else None."""
         return None
 
     def _reading(self, name: str, found: Mapping[str, Any]) -> contextlib.AbstractContextManager[Reader]:
-        """A reader of the file `name`, whose record is `found`."""
+        """Return a reader of the file `name`, whose record is `found`."""
         raise NotImplementedError
 
     def _forget(self, name: str) -> None:
         """Remove the record of a file."""
 
     def expect(self, files: Iterable[FilePlan]) -> None:
-        """Raise FailedError where there is no room for `files`, which are to be made."""
+        """Raise FailedError if there is no room for `files`, which are about to be made."""
 
     def describe(self, data: bytes) -> None:
-        """Leave the description of the plan for `finish`."""
+        """Write the description of the plan, for `finish`."""
         raise NotImplementedError
 
     def create(self, name: str, size: int) -> Writer:
-        """A writer for the output file `name` of `size` bytes."""
+        """Return a writer for the output file `name` of `size` bytes."""
         raise NotImplementedError
 
     def put(self, name: str, data: bytes) -> Writer:
-        """Stage a small file, all of it, to be sealed later: the disk need not be waited for at once."""
+        """Stage a small file with the content `data`; `seal` it later, as there is no need to wait for the disk now."""
         writer = self.create(name, len(data))
         writer.write_at(0, memoryview(data))
         return writer
 
     def seal(self, writer: Writer) -> None:
-        """Put a file on the disk, to which nothing more is written, and close it."""
+        """Sync a completely written file to the disk (if `durable`), and close it."""
         if self.durable:
             writer.sync()
         writer.close()
         self._writers.remove(writer)
 
     def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
-        """Write the record that `file`, which was sealed, is finished; `crcs` are the CRC-32 of its tensors."""
+        """Write the record that `file`, already sealed, is finished. `crcs` are the CRC-32 of its tensors by name."""
 
     def staged(self, name: str) -> str:
-        """Where the output file `name` is until it is published."""
+        """Return the path of the output file `name` before it is published."""
         raise NotImplementedError
 
     def elsewhere(self) -> Staging:
-        """The same for another process, which makes files of it while this one holds the lock. Can be pickled."""
+        """Return a picklable copy for another process, which writes files while this one holds the lock."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """In that process: open the place, and close at the end what is open."""
+        """In that process: open the staging, and close everything at the end."""
         try:
             yield
         finally:
             self._close_writers()
 
     def commit(self, names: Sequence[str]) -> None:
-        """Publish the files created, the one named last as the last."""
+        """Publish the files that were created, the index last."""
         raise NotImplementedError
 
     def detach(self) -> None:
         """Release the lock and keep the staged files, for `finish` or a later run; after a commit, remove the rest."""
 
     def keep(self) -> str:
-        """Keep what is finished for the next run, and nothing else; "" if nothing is, else what to say of it."""
+        """Keep only the finished files, for the next run. Return a sentence that says so; "" if nothing is kept."""
         return ""
 
     def discard(self) -> None:
-        """Remove what was staged."""
+        """Remove the staged files."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all descriptors."""
 
     def _close_writers(self) -> None:
         for writer in self._writers:
@@ -179,13 +179,13 @@ class Staging:
         self.close()
 
     def _kept_files(self) -> str:
-        """How many files are kept, as the subject of a sentence."""
+        """Return the number of kept files, as the subject of a sentence."""
         count = len(self.recorded)
         return "1 finished file is" if count == 1 else f"{count} finished files are"
 
 
 def may_go_on(error: BaseException) -> bool:
-    """Whether the same command may well succeed when it is run again: what it has finished is of use then."""
+    """Whether the same command is likely to succeed when run again, so that the finished files are useful then."""
     if isinstance(error, FailedError):
         busy = isinstance(error, (BusyError, ForeignError))
         return not busy and getattr(error.__cause__, "errno", None) not in _FULL

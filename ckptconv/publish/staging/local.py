@@ -1,9 +1,9 @@
-"""Staging on local disks: a hidden directory, with a lock and records of its own.
+"""Staging on local disks: a hidden directory with its own lock and records.
 
-An output directory grows in a hidden directory inside it; one file, or a tree, in one beside it. A record is written
-when its file is on the disk, and then speaks for it. With `durable` off, nothing waits for the disk, and a record says
-so: then the machine may have crashed since, and lost what was written. Such a file is resumed only if it is read again
-and has the CRC-32 of its record, of every byte.
+An output directory is written in a hidden directory inside it; a single file or a tree, in one beside it. A record is
+written once its file is on the disk, and then vouches for it. With `durable` off, nothing waits for the disk, and the
+record says so: a crash of the machine may have lost data since. Such a file is resumed only after all its bytes are
+read again and match the CRC-32 of its record.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from ckptconv.tensors.moves import File
 
 
 class LocalStaging(Staging):
-    """A file, or with `is_ours` a directory of files, that grows in a hidden directory.
+    """A file, or with `is_ours` a directory of files, that is written in a hidden directory.
 
-    `is_ours(name)` tells which files of an earlier output the new one replaces; `index` is the name that makes an
-    output whole: it is removed first and written last, so that a kill in between leaves no index, never a wrong one.
-    The hidden directory, `token`, lies in `home`, and is private to the user; its name begins with `prefix`, as those
-    of other plans do. Whoever makes a whole output has it alone; those who make `shared` parts of it have it together.
+    `is_ours(name)` tells which files of an earlier output the new one replaces. `index` is the name that makes an
+    output complete: it is removed first and written last, so that a kill in between leaves no index, never a wrong one.
+    The hidden directory, `token`, is in `home` and private to the user; its name begins with `prefix`, as do those of
+    other plans. A process that makes a whole output locks it alone; those that make `shared` parts share the lock.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class LocalStaging(Staging):
         self.home, self.name = (self.path, "") if is_ours else os.path.split(self.path)
         self.prefix = hidden(self.name) if self.name else PREFIX
         self.token = self.prefix + plan_id
-        # Whoever publishes has this directory in `home` to itself.
+        # A process that publishes locks this directory in `home`.
         self.busy = self.prefix + BUSY
-        # Whether something of an earlier output was replaced.
+        # Whether any part of an earlier output was replaced.
         self._touched = False
         self._home: Handle | None = None
         self._staging: Handle | None = None
         self._guard = -1
         self._made: list[str] = []
-        # Files that were begun, and the records of those that have their final name.
+        # Files that were begun, and the records of files that already have their final name.
         self._begun: set[str] = set()
         self._renamed: dict[str, dict[str, Any]] = {}
         self._files = 0
@@ -91,11 +91,11 @@ class LocalStaging(Staging):
         return os.path.join(self.home, self.token)
 
     def inside(self, name: str) -> tuple[str, ...]:
-        """The names that lead from the staging directory to where the file `name` grows."""
+        """Return the path of the file `name` in the staging directory, as a tuple of names."""
         return (FILE if self.is_file else name,)
 
     def outside(self, name: str) -> tuple[str, ...]:
-        """The names that lead from `home` to where it goes."""
+        """Return the final path of the file `name` below `home`, as a tuple of names."""
         return (self.name if self.is_file else name,)
 
     def _place(self, name: str) -> Place:
@@ -109,11 +109,11 @@ class LocalStaging(Staging):
         return Place(self._home, tuple(above), last)
 
     def place(self, name: str) -> str:
-        """Where the file `name` grows."""
+        """Return the path where the file `name` is written."""
         return os.path.join(self.staging, *self.inside(name))
 
     def final(self, name: str) -> str:
-        """Where it goes."""
+        """Return the final path of the file `name`."""
         return os.path.join(self.home, *self.outside(name))
 
     def staged(self, name: str) -> str:
@@ -144,18 +144,19 @@ class LocalStaging(Staging):
         except ForeignError:
             if not self.is_file or self.shared:
                 raise
-            # One file can grow under any other name.
+            # A single file can be staged under any other name.
             self.token += f"-{secrets.token_hex(4)}"
             self._staging, self._guard = enter(home, self.token, self.path, shared=False)
-        # Parts of another plan may be waiting for their end, and who makes parts of this one is not to decide on them.
+        # Remove leftovers of other plans, unless this run makes parts: parts of another plan may be waiting for
+        # `finish`.
         for other in home.names() if not self.shared else ():
             is_leftover = is_sibling(other, self.prefix) and other not in (self.token, self.busy)
-            # In an output directory, only directories are ours.
+            # Inside an output directory, only directories are staging areas.
             if is_leftover and (self.name or stat.S_ISDIR(home.stat(other).st_mode)):
                 remove_dead(home, other, self.recover)
 
     def recover(self, staging: Handle) -> None:
-        """Save what a killed run has put into `staging`, which is about to be removed, and is not its own."""
+        """Restore what a killed run has moved into `staging` and is not its own, before `staging` is removed."""
 
     def elsewhere(self) -> LocalStaging:
         other = copy.copy(self)
@@ -166,7 +167,7 @@ class LocalStaging(Staging):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        # Where the staging directory is gone, nobody waits for the file any more.
+        # If the staging directory is gone, nobody wants the file any more, and this raises.
         with writing(self.path):
             self._home = Handle.open(self.home)
             self._staging = self._home.own(self.token)
@@ -190,7 +191,7 @@ class LocalStaging(Staging):
             self.close()
             return GO_ON
         if not self.recorded or (self._files < 2 and not self.shared):
-            # One file that could be made again as soon as all is kept only for its part in something larger.
+            # A single file is kept only as a part of something larger: else the next run makes it again.
             return ""
         if self.shared:
             for name in self._begun - self.recorded:
@@ -204,7 +205,7 @@ class LocalStaging(Staging):
         if self._guard >= 0 and not self.shared:
             self._end()
         elif self._guard >= 0:
-            # Others may be at work here.
+            # Other processes may be writing here.
             for name in self._begun:
                 self._forget(name)
                 self._drop(name)
@@ -214,13 +215,13 @@ class LocalStaging(Staging):
                 os.rmdir(path)
 
     def _drop(self, name: str) -> None:
-        """Remove what there is of a staged file."""
+        """Remove a staged file, if it exists."""
         place = self._place(name)
         with contextlib.suppress(OSError), place.open() as directory:
             directory.unlink(place.name)
 
     def _clear(self, kept: Iterable[str]) -> None:
-        """Remove what is staged, but for the files `kept` and their records."""
+        """Remove everything staged except the files `kept` and their records."""
         assert self._staging is not None
         names = [os.path.join(*self.inside(name)) for name in kept]
         self._staging.clear({*names, *map(record_of, kept), LOCK, DESCRIPTION})
@@ -231,7 +232,7 @@ class LocalStaging(Staging):
         assert self._home is not None
         assert self._staging is not None
         if self.committed:
-            # Whoever is killed from here on leaves word that all is done.
+            # If this process is killed from here on, the new name says that the output is published.
             with contextlib.suppress(OSError):
                 self._staging.replace(DESCRIPTION, self._staging, PUBLISHED)
         remove_emptied(self._home, self.token, self._staging)
@@ -269,7 +270,7 @@ class LocalStaging(Staging):
                 return None
             if renamed:
                 self._renamed[name] = found
-            # A copy, by which it has to be known when it has its final name.
+            # The file may be a copy: record what identifies it once it has its final name.
             facts = {"inode": now.st_ino, "mtime": now.st_mtime_ns}
             if not found["synced"]:
                 if any(crc is None for _, _, crc, _ in found["spans"]) or not self._has_checksums(name, found):
@@ -294,7 +295,7 @@ class LocalStaging(Staging):
             return None
 
     def _no_record(self, name: str, why: str) -> None:
-        """What to do about a record that is none: who can make the file again does."""
+        """Handle an invalid record: raise CorruptError in `finish`; any other run makes the file again."""
         if self.finishing:
             raise CorruptError(
                 f"The record of {name!r} in {self.staging} is damaged: {why}. Nothing was put under a final name.",
@@ -325,13 +326,13 @@ class LocalStaging(Staging):
     # ---- making files
 
     def expect(self, files: Iterable[FilePlan]) -> None:
-        # What is staged and of no use is in the way.
+        # Useless staged files take up disk space.
         if not self.shared:
             self._clear(self.recorded)
         check_space(self.home, sum(self._missing(file.name, file.size) for file in files))
 
     def _missing(self, name: str, size: int) -> int:
-        """How many of the `size` bytes of a file the disk has yet to find room for."""
+        """Return how many of the `size` bytes of a file still need disk space."""
         place = self._place(name)
         with contextlib.suppress(OSError), place.open() as directory:
             return max(size - allocated(directory, place.name), 0)
@@ -346,7 +347,7 @@ class LocalStaging(Staging):
             try:
                 writer = LocalWriter(path, size, directory)
             except ForeignError:
-                # In a directory of ours it is no more than a leftover.
+                # In our own directory this can only be a leftover.
                 directory.unlink(place.name)
                 writer = LocalWriter(path, size, directory)
         self._begun.add(name)
@@ -381,7 +382,7 @@ class LocalStaging(Staging):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Have no other conversion publish into `home` at the same time, where that takes more than one rename."""
+        """Lock out other conversions that publish into `home`; a single file needs no lock, being one rename."""
         if self.is_file:
             yield
             return
@@ -422,13 +423,13 @@ class LocalStaging(Staging):
             home.sync()
 
     def _move(self, name: str) -> None:
-        """Put one staged file where it goes."""
+        """Move one staged file to its final path."""
         source, goal = self._place(name), self._final(name)
         with source.open() as before, goal.open() as after:
             before.replace(source.name, after, goal.name)
 
     def _check_renamed(self) -> None:
-        """Raise FailedError where another conversion has replaced what an earlier run has put under a final name."""
+        """Raise FailedError if another conversion has replaced a file that an earlier run gave its final name."""
         for name, found in self._renamed.items():
             now = self._final(name).stat()
             if now is None or now.st_size != found["size"] or not _is_same(now, found):
@@ -439,7 +440,7 @@ class LocalStaging(Staging):
                 )
 
     def _unfinished(self, names: Sequence[str], error: OSError) -> FailedError:
-        """What to say where publishing had to stop: what is there, and what is not."""
+        """Return the error for a publication that stopped midway; it tells which files are in place."""
         missing = [name for name in names if self._place(name).stat() is not None]
         return FailedError(
             f"{self.path} is not complete: {reason(error)}. Of {len(names)} files {len(names) - len(missing)} have "
@@ -450,10 +451,10 @@ class LocalStaging(Staging):
 
 
 class TreeStaging(LocalStaging):
-    """A directory that is published as a whole, with files in directories of its own, and a file beside it after it.
+    """A directory tree that is published as a whole, followed by a file beside it.
 
-    It grows in a hidden sibling. `marker` is a name inside by which an earlier output is known, which is replaced;
-    a directory without it is not. `after` is the name of the file that is put beside the directory at the end.
+    It is written in a hidden sibling. `marker` is a name that identifies an earlier output, which is replaced; a
+    non-empty directory without it is not. `after` is the name of the file that is put beside the directory at the end.
     """
 
     def __init__(
@@ -484,7 +485,7 @@ class TreeStaging(LocalStaging):
         self.recover(self._staging)
 
     def recover(self, staging: Handle) -> None:
-        """Put an earlier output back that a killed run has moved out of the way, where nothing took its place."""
+        """Move an earlier output back that a killed run has moved out of the way without replacing it."""
         assert self._home is not None
         if staging.has(TREE) and not self._home.has(self.name):
             with contextlib.suppress(FileNotFoundError):
@@ -496,7 +497,7 @@ class TreeStaging(LocalStaging):
         home, staging = self._home, self._staging
         inside = [name for name in names if name != self.after]
         if self._renamed.keys() & set(inside):
-            # The tree had its name already when a run before was killed: some small files were made again.
+            # The tree already had its final name when an earlier run was killed: only some small files were made again.
             for name in inside:
                 if name not in self._renamed:
                     self._move(name)
@@ -520,7 +521,7 @@ class TreeStaging(LocalStaging):
 
 
 def _is_same(now: os.stat_result, found: Mapping[str, Any]) -> bool:
-    """Whether a file under a final name, where it might be another of the same size, is the one of a record."""
+    """Whether a file under a final name is the one of the record `found`, not another of the same size."""
     return bool(now.st_mtime_ns == found["mtime"] and now.st_ino == found["inode"])
 
 

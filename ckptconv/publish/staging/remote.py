@@ -1,4 +1,4 @@
-"""Staging on stores, where an object appears whole when its upload completes."""
+"""Staging on stores, where an object appears complete when its upload completes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ckptconv.storage.uploads import (
 from ckptconv.storage.writing import Writer
 from ckptconv.text import format_size
 
-# Unfinished uploads of our names that are older than this (seconds) belong to no living process.
+# Unfinished uploads under our names that are older than this (seconds) belong to no living process.
 STALE = 24 * 3600
 
 
 def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
-    """What to say of files, given by name and size, whose parts have to be larger than `memory` allows for."""
+    """Return a note for each file, given as name and size, whose upload parts must be larger than `memory` allows."""
     large = [(name, size, part_size(size, memory)) for name, size in files]
     return [
         f"{name} is sent in parts of {format_size(part)}, which take more memory than was allowed: of a file of "
@@ -42,10 +42,11 @@ def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
 
 
 class UploadStaging(Staging):
-    """Files on a store, all uploaded before the first is completed.
+    """Files on a store, all uploaded before the first upload is completed.
 
-    `path` is one file's URL, or where `index` is given a directory's: `is_ours(name)` tells which files of an earlier
-    output the new one replaces, and `index` is removed first and completed last. `memory` bounds the buffers.
+    `path` is the URL of one file, or if `index` is given of a directory. `is_ours(name)` tells which files of an
+    earlier output the new one replaces; `index` is removed first and completed last. `memory` (bytes) bounds the
+    buffers.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class UploadStaging(Staging):
         self._memory, self._options = memory, dict(options)
         self._uploads: dict[str, UploadWriter] = {}
         self._swept = False
-        # One part grows while another is sent, whatever it takes.
+        # At least two buffers, whatever they take: one part is filled while another is sent.
         self._buffers = Buffers(max(memory // part_size(0, memory), 2))
 
     def _url(self, name: str) -> str:
-        """Where the file `name` is uploaded to."""
+        """Return the URL to which the file `name` is uploaded."""
         return join(self.path, name) if self.is_ours else self.path
 
     def create(self, name: str, size: int) -> Writer:
@@ -106,7 +107,7 @@ class UploadStaging(Staging):
                     self._remove(fs, f"{inner}/{previous[-1]}")
                 previous.pop()
 
-        # The index comes last, when nothing is left beside it that it does not name.
+        # The index comes last, when no file remains beside it that it does not name.
         for number, name in enumerate(sorted(names, key=lambda name: name == self.index)):
             try:
                 if name == self.index:
@@ -121,7 +122,7 @@ class UploadStaging(Staging):
                 raise
         remove_previous()
         self.committed = True
-        # The records there are of shards that were replaced, or of this output, which is complete.
+        # These records are of shards that were replaced, or of this output, which is complete.
         for name in leftovers:
             with contextlib.suppress(Exception):
                 self._remove_records(fs, f"{inner}/{name}")
@@ -135,14 +136,16 @@ class UploadStaging(Staging):
         del self._uploads[name]
 
     def _remove_records(self, fs: Any, place: str) -> None:
-        """Remove what parts have left in the directory `place`: the description first, without which nothing is to be
-        finished."""
+        """Remove the files that parts have left in the directory `place`.
+
+        The description goes first: without it there is nothing for `finish`.
+        """
         assert self.is_ours is not None
         for name in sorted(names_in(fs, place), key=lambda name: name != DESCRIPTION):
             if name == DESCRIPTION or name.startswith(RECORD) or self.is_ours(name):
                 self._remove(fs, f"{place}/{name}")
         if not any(each in KINDS for each in remote.protocols(fs)):
-            fs.rmdir(place)  # stores have none
+            fs.rmdir(place)  # stores have no directories
 
     @staticmethod
     def _remove(fs: Any, inner: str) -> None:
@@ -157,7 +160,7 @@ class UploadStaging(Staging):
 
 
 def names_in(fs: Any, inner: str) -> dict[str, bool]:
-    """The names in a directory of a store, and whether each is a directory."""
+    """Return the names in a directory of a store; the value tells whether it is a directory."""
     try:
         rows = remote.names(fs, inner)
     except FileNotFoundError:
@@ -166,9 +169,9 @@ def names_in(fs: Any, inner: str) -> dict[str, bool]:
 
 
 def remove_stale(fs: Any, inner: str) -> None:
-    """Remove what processes that were killed long ago left of outputs whose paths begin with `inner`.
+    """Abort the S3 uploads that processes killed long ago left for outputs whose paths begin with `inner`.
 
-    As far as the store lists it and lets us; a rule of the bucket's does the same, and better.
+    This works only as far as the store lists and permits it; a lifecycle rule of the bucket does the same better.
     """
     if "s3" not in remote.protocols(fs):
         return

@@ -1,9 +1,9 @@
-"""Outputs on stores that several processes make: shards under their names, and no index before all are there.
+"""Outputs on stores that several processes make: shards under their final names, and no index until all are there.
 
-No store lets one process complete what another has sent. So a part takes the index and the manifest of an earlier
-output away, and puts its shards under their final names: a directory without an index is no model. In a directory of
-the plan beside them, it leaves a record of every shard, and the small files that would say what the shards are. Who
-finishes the output checks every record against its object, and puts the small files under their names, the index last.
+On a store, no process can complete what another has sent. So a part removes the index and the manifest of an earlier
+output and puts its shards under their final names: a directory without an index is no model. In a directory of the plan
+beside them, it leaves a record of every shard, and the small files that would declare the shards to be a model.
+`finish` checks every record against its object, and puts the small files under their final names, the index last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ckptconv.tensors.moves import File
 
 
 def described(path: str, options: Options) -> list[Described]:
-    """Directories of plans for the output `path`, as `area.described` gives those on a disk."""
+    """Return the staging directories of plans for the output `path`, as `area.described` does for a disk."""
     found = []
     for name in directories(path, options):
         if is_sibling(name, PREFIX):
@@ -40,21 +40,21 @@ def described(path: str, options: Options) -> list[Described]:
 
 
 def directories(path: str, options: Options) -> list[str]:
-    """The names of the directories in `path`."""
+    """Return the names of the directories in `path`, sorted."""
     fs, inner = remote.filesystem(path, options)
     with explained(path):
         return sorted(name for name, is_directory in names_in(fs, inner.rstrip("/")).items() if is_directory)
 
 
 def _is_shard(name: str) -> bool:
-    """Whether a file of an output is none that says which of the others are a model."""
+    """Whether a file of an output is a shard, not a small file that declares the others to be a model."""
     return name.endswith(safetensors.SUFFIX)
 
 
 class PartsOnStore(UploadStaging):
-    """A directory on a store some of whose shards this process makes, or which it finishes. Can be pickled.
+    """A directory on a store of which this process makes some shards, or which it finishes. Can be pickled.
 
-    `path` is its URL. `shared`: others make parts of it at the same time.
+    `path` is its URL. `shared`: other processes make parts of it at the same time.
     """
 
     is_ours: Callable[[str], bool]
@@ -74,11 +74,11 @@ class PartsOnStore(UploadStaging):
         self.shared = shared
         self._place = join(path, PREFIX + plan_id)
         self._names: dict[Writer, str] = {}
-        # Files that this run makes, or has made elsewhere.
+        # Files that this run makes, or has other processes make.
         self._mine: set[str] = set()
-        # Unfinished uploads to the same directory may be those of other parts.
+        # No sweep of stale uploads: unfinished uploads to the same directory may be those of other parts.
         self._swept = True
-        # Whether the index of an earlier output was looked for, and taken away.
+        # Whether the index and manifest of an earlier output were looked for and removed.
         self._opened = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,7 +88,7 @@ class PartsOnStore(UploadStaging):
         return PartsOnStore(*self._arguments)
 
     def _url(self, name: str) -> str:
-        # What says of the shards that they are a model waits, until all are there.
+        # The files that declare the shards to be a model wait until all shards are there.
         return join(self.path if _is_shard(name) else self._place, name)
 
     def expect(self, files: Iterable[FilePlan]) -> None:
@@ -124,7 +124,7 @@ class PartsOnStore(UploadStaging):
         self.recorded.add(file.name)
 
     def _complete(self, name: str) -> None:
-        """Put a small file under its name; the shards have theirs."""
+        """Put a small file under its final name; shards already have theirs."""
         if _is_shard(name):
             return
         data = _get(self._url(name), MOST_RECORD, self._options)
@@ -161,7 +161,7 @@ class PartsOnStore(UploadStaging):
     # ---- records
 
     def _known(self, name: str, size: int) -> dict[str, Any] | None:
-        """The record of a file whose object is the one that it was written for."""
+        """Return the record of a file if its object is the one that the record was written for."""
         with explained(self._place):
             found = self._record(name)
             return found if found and found["size"] == size and self._is_as_recorded(name, found) else None
@@ -200,12 +200,12 @@ class PartsOnStore(UploadStaging):
         fs, inner = remote.filesystem(join(self._place, name), self._options)
         with explained(self._place):
             if not any(each in KINDS for each in remote.protocols(fs)):
-                fs.makedirs(inner.rpartition("/")[0], exist_ok=True)  # stores have none
+                fs.makedirs(inner.rpartition("/")[0], exist_ok=True)  # stores have no directories
             remote.retrying(lambda: fs.pipe_file(inner, data))
 
 
 def _get(url: str, most: int, options: Options) -> bytes | None:
-    """What is under `url`, of which no more than `most` bytes are read."""
+    """Return the content of `url`; None if it does not exist. Raises CorruptError if it has more than `most` bytes."""
     fs, inner = remote.filesystem(url, options)
     with explained(url), contextlib.suppress(FileNotFoundError):
         data: bytes = remote.retrying(lambda: fs.cat_file(inner, start=0, end=most + 1))
