@@ -186,7 +186,7 @@ def _piece(move: Move, low: int, high: int, target: Runs) -> Move:
     return Move(target, move.file, move.source, (*move.kernels, Cut(low, high)))
 
 
-def _rows(start: int, stop: int, row: int, limit: int) -> Iterator[tuple[int, int, int, int]]:
+def row_runs(start: int, stop: int, row: int, limit: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield the interval as (first row, last row, first byte, last byte): bands of full rows, or parts of one row."""
     while start < stop:
         first, low = divmod(start, row)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.geometry import _rows, bands, gather, is_contiguous, spread, tiles, trim
+from ckptconv.tensors.geometry import bands, gather, is_contiguous, row_runs, spread, tiles, trim
 from ckptconv.tensors.moves import (
     BLOCK,
     GAP,
@@ -32,7 +32,6 @@ from ckptconv.tensors.moves import (
     Runs,
     Swap,
 )
-
 
 # ------------------------------------------------------------------------------------------------------ LazyTensor
 
@@ -227,7 +226,7 @@ class Concat(Composed):
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         row = self.starts[-1]
-        for first, last, low, high in _rows(start, stop, row, limit):
+        for first, last, low, high in row_runs(start, stop, row, limit):
             index = bisect.bisect_right(self.starts, low) - 1
             while index < len(self.parts) and self.starts[index] < high:
                 begin, width = self.starts[index], self.starts[index + 1] - self.starts[index]
