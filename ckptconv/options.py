@@ -31,8 +31,7 @@ SHORT_DTYPES = {
 
 
 class Rules(tuple[str, ...]):
-    """Renaming rules that come from a file: they can take exponential time, and are not even compiled in this
-    process."""
+    """Renaming rules that come from a file: they can take exponential time, and are not even compiled here."""
 
 
 # ------------------------------------------------------------------------------------------------------ kinds of value
@@ -86,8 +85,7 @@ def _rules(value: Any, called: str) -> tuple[str, ...]:
 
 
 def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
-    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, for an invalid
-    one."""
+    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, if it is none."""
     pattern, equals, replacement = text.rpartition("=")
     if not equals:
         raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.")

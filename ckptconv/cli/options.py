@@ -44,8 +44,7 @@ MAKING = [*LAYOUT, *named("jobs memory fsync clobber spool_dir dry_run verify"),
 
 
 def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command: add `options` after its arguments, and pass it, by name, the values of those that were
-    given."""
+    """Decorate a command: add `options` after its arguments, and pass it by name the values that were given."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)

@@ -77,8 +77,7 @@ def open_source(
 
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
-    """Return `source` with what is under `key`, and, if `states`, the optimizer's states; reopen it if it lacks
-    them."""
+    """Return `source` with what is under `key`, and with `states` the optimizer's; reopen it if these are missing."""
     wanted = replace(source.wanted, key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is None or wanted == source.wanted:
         return source
@@ -130,8 +129,7 @@ def _named(family: str) -> list[Format]:
 
 
 def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None) -> _Found | None:
-    """Return the surest format with its guess, `best` included; of equally sure ones, the first. Stop at one that is
-    CERTAIN."""
+    """Return the surest format, the first of equal ones, and its guess; `best` is that so far. Stop at CERTAIN."""
     for each in formats:
         guess = each.sniff(probe)
         if guess and (best is None or guess.sure > best[1].sure):

@@ -319,8 +319,7 @@ class Header(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A header's entry for a tensor; `more` are values of unknown keys, which are ignored. Nothing in it is checked
-    yet."""
+    """A header's entry for a tensor, not checked yet; `more` are the values of unknown keys, which mean nothing."""
 
     dtype: Any
     shape: Any

@@ -24,8 +24,8 @@ _LONGEST = 200
 
 
 def subtree(tree: Any, key: str, where: str) -> Any:
-    """Return the part of `tree` under the dotted `key`; "." is all of it. If keys contain dots, each step takes the
-    longest match.
+    """Return the part of `tree` under the dotted `key`, all for "."; if keys contain dots, each step matches the
+    longest.
 
     Raise UsageError, listing the keys there are, if nothing is under it.
     """
@@ -78,8 +78,7 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
 
 
 def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
-    """Return the globs of `exclude` that matched nothing, and why: {option: reason}. `names` are all the names there
-    are."""
+    """Return the globs of `exclude` that matched nothing, and why: {option: reason}. `names` are all there are."""
     found = (pattern for pattern in choice.exclude if pattern not in choice.used)
     return {f"--exclude {each!r}": f"matches nothing. {_candidates(each, names)[:-1]}" for each in found}
 

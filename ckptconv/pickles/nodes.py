@@ -17,8 +17,7 @@ _T = TypeVar("_T", bound=tuple[Any, ...])
 
 
 def _equal_only_to_its_kind(cls: type[_T]) -> type[_T]:
-    """Make a NamedTuple equal to no other tuple: a dict may have both a class or dtype and a tuple of its parts as
-    keys."""
+    """Make a NamedTuple equal no other tuple: a dict may have a class or dtype and a tuple of its parts as two keys."""
 
     def equal(self: _T, other: object) -> bool:
         return type(other) is cls and tuple.__eq__(self, other)

@@ -20,8 +20,7 @@ from ckptconv.tensors.lazy import Concat, LazyTensor
 
 # FBGEMM and TorchRec name embedding tables like this; the tensors beside one share the prefix.
 _TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")
-# Tensors beside a table of a key-value back end: ids by bucket, the number in each bucket, and a part of each row's
-# header.
+# Tensors beside a key-value back end's table: ids by bucket, the number in each, and a part of each row's header.
 COMPANIONS = ("weight_id", "bucket", "metadata")
 # Handles of such a back end, which are pickled without the data behind them.
 _HANDLES = ("PartiallyMaterializedTensor", "KVTensorWrapper")
@@ -138,8 +137,7 @@ def _handle(found: Contents, name: str) -> UnsupportedError:
 
 
 def join(tables: Sequence[Table], where: str) -> Table:
-    """Join the shards of a table. Raise UnsupportedError for a tensor that is no table of rows, or for shards of
-    different widths."""
+    """Join a table's shards. Raise UnsupportedError for a tensor that is no table of rows, or for different widths."""
     for name, tensor, _ in tables:
         if len(tensor.shape) != 2:
             raise UnsupportedError(

@@ -31,8 +31,7 @@ _PAIRS = frozenset({"complex128", "complex32"})
 
 
 def stored(tensor: Any) -> Any:
-    """Return `tensor`, lazy or torch, as a dtype that safetensors has: itself, or the same bits viewed as another
-    dtype."""
+    """Return `tensor`, lazy or torch, in a dtype that safetensors has: itself, or the same bits as another dtype."""
     name = live.dtype_name(tensor)
     if name not in STORED_AS:
         return tensor
@@ -76,8 +75,8 @@ def _live(tensor: Any, dtype: str) -> Any:
     if dtype not in _PAIRS:
         return tensor.view(getattr(torch, dtype)) if dtype.startswith("bits") else tensor
     if tensor.data_ptr() % (2 * tensor.element_size()):
-        # Pairs in a safetensors file may be misaligned; torch copies complex numbers with instructions that crash on
-        # that.
+        # Pairs in a safetensors file may be misaligned: torch's instructions for copying complex numbers crash on
+        # these.
         tensor = tensor.clone()
     try:
         return torch.view_as_complex(tensor)

@@ -175,8 +175,7 @@ _COMPOSITE = "composite"
 
 
 def walk(tree: Any) -> Iterator[Any]:
-    """Yield each container, tensor and object in a tree of lazy tensors, each once; skip strings, numbers and the
-    like."""
+    """Yield each container, tensor and object in a tree of lazy tensors once, but no strings, numbers and the like."""
     seen: set[int] = set()
     stack = [tree]
     while stack:
@@ -206,8 +205,7 @@ _EMPTY: dict[str, Callable[[], Any]] = {
 
 
 def _take_away(frame: _Frame) -> None:
-    """Remove from a frame's node what was not chosen: entries of a mapping, elements of a set; in a sequence, put
-    None."""
+    """Remove from a frame's node what was not chosen: a mapping's entries, a set's elements; a sequence gets None."""
     node, form = frame.out, frame.form
     first = len(form.fields) + 1
     if form is _ATTRIBUTES or all(child is not _GONE for child in node):
@@ -263,8 +261,7 @@ class _Leaf:
 class _Frame:
     """A node being written: its JSON array, the children still to write, and the names of tensors in it.
 
-    `prefix` begins the names of tensors inside; `implied` is the prefix that a reader of the record derives, None if
-    none.
+    `prefix` begins the names of tensors inside; `implied` is the prefix that a reader derives, None if it cannot.
     """
 
     __slots__ = (
@@ -730,7 +727,7 @@ class Encoder:
         return inner
 
     def _attributes(self, value: Any, prefix: str, rule: int) -> tuple[int, _Frame | None]:
-        """Return the index of a tensor's attributes in the table, and a frame for their contents if these are to be
+        """Return the index of a tensor's attributes in the table, and a frame for their contents if yet to be
         written."""
         if type(value) in _ATOMS:
             self.nodes.append(_atom(value))

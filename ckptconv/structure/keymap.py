@@ -63,7 +63,7 @@ def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str 
 
 
 def flatten_states(states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> Flattened:
-    """Return an optimizer's `states` by parameter, and its param_groups, as tensors by name with their structure
+    """Return an optimizer's `states` by parameter, and its param_groups, as tensors by name, and their structure
     record.
 
     The names are <parameter>.<state> for every format. The record has torch's own nesting, {"state": …, "param_groups":
@@ -118,8 +118,7 @@ def describe(
 def unflatten(
     flat: Mapping[str, Any], structure: str | None, *, live_values: bool | None = None, lay_out: bool = True
 ) -> Any:
-    """Return the tree that `structure` describes, with its tensors from `flat`: LazyTensors, torch tensors or numpy
-    arrays.
+    """Return the tree that `structure` describes, with tensors from `flat`: LazyTensors, torch tensors or numpy arrays.
 
     LazyTensors are returned `Tagged` if the record knows more of them than their bytes. torch tensors become
     parameters, get their attributes, and share memory, as the record says; they may share it with `flat`. Constants of

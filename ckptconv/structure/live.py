@@ -48,8 +48,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def dtype_name(tensor: Any) -> str:
-    """Return the name of the dtype of a LazyTensor or a torch tensor, as in `tensors.DTYPES`; of others, their own
-    text."""
+    """Return the name of the dtype of a LazyTensor or a torch tensor, as in `tensors.DTYPES`; of others, its text."""
     dtype = tensor.dtype
     return dtype.name if type(dtype) is DType else str(dtype).removeprefix("torch.")
 
@@ -75,8 +74,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def bare(tensor: Any) -> tuple[Any, TensorFacts]:
-    """Return a plain torch tensor detached, and the facts that its bytes do not give. Raise UsageError if it has no
-    storage."""
+    """Return a plain torch tensor detached, and the facts beside its bytes. Raise UsageError if it has no storage."""
     torch = sys.modules["torch"]
     if is_storage(tensor):
         dtype = getattr(tensor, "dtype", torch.uint8)
@@ -450,8 +448,7 @@ def _lie_so_already(views: Sequence[View]) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two torch tensors of one dtype and shape have the same bits; not compared if they are at the same
-    address."""
+    """Whether two torch tensors of one dtype and shape have the same bits; those at one address are not read."""
     if not is_plain(one) or not is_plain(other):
         return one is other
     together = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()

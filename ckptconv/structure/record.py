@@ -29,8 +29,7 @@ FACTORIES: dict[str, type] = {
     for kind in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
 } | {"collections.OrderedDict": OrderedDict, "collections.Counter": Counter}
 
-# Nodes whose children's names follow from the path: the index of the first child, and whether children are keys and
-# values.
+# Nodes whose children's names follow from the path: the first child's index, and whether they are keys and values.
 NAMING = {"dict": (1, True), "odict": (2, True), "list": (1, False), "tuple": (1, False)}
 
 DISTRUST = "No tool writes such a record by accident: do not trust its source."
@@ -120,7 +119,7 @@ def parse(structure: str) -> Record:
 
 
 def implied_name(prefix: str | None, key: Any) -> str | None:
-    """Return the name, which is not written, of a tensor under `key` in a container of `prefix`; None if it must be
+    """Return the name that a tensor under `key` in a container of `prefix` has by default; None if it must be
     written."""
     if prefix is None:
         return None

@@ -46,8 +46,7 @@ BLOCK, FAR_BLOCK = 1 << 19, 1 << 22
 CAST_BLOCK = 1 << 15
 # A footprint lists up to this many runs one by one; of more, it gives one range from the first to the last.
 _RUNS = 1 << 12
-# The largest gap, in bytes, between two elements that is read through, and the most bytes read at once for such
-# elements.
+# The largest gap between two elements that is read through, and the most read at once for such elements, in bytes.
 _GAP, _MOST = 1 << 14, 1 << 20
 
 
@@ -64,8 +63,8 @@ class Sources(Protocol):
 
 
 class Evaluator:
-    """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes if numpy has no integer
-    of that size.
+    """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes if numpy has none so
+    large.
 
     `bytes_read` counts the bytes read from files.
     """
@@ -214,8 +213,7 @@ class Evaluator:
 
 
 def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Range]:
-    """Yield the ranges of files read for elements `start` to `stop` in C order; they may include gaps between
-    elements."""
+    """Yield the ranges of files read for elements `start` to `stop` in C order, perhaps with gaps between elements."""
     if start >= stop or isinstance(tensor, (Inline, Zeros)):
         return
     if isinstance(tensor, (Tagged, Convert)):

@@ -138,8 +138,7 @@ class _Pair(NamedTuple):
 class _Piece(NamedTuple):
     """Elements `start` to `stop` of a pair in C order, compared in one step.
 
-    `far`: some of them are read from remote files. `scattered`: one of the two lies in its file in an order that makes
-    reading in C order slow.
+    `far`: some are read from remote files. `scattered`: one of the two is stored in an order that makes C order slow.
     """
 
     pair: _Pair
@@ -499,8 +498,7 @@ def _check_names(source: Source, expected: _Expected, found: Written, asked: Opt
 
 
 def _check_structure(expected: _Expected, found: Written) -> None:
-    """Check that the record is the source's, or, if there is none, that the order of the stored tensors is the
-    source's."""
+    """Check that the record is the source's, or, without one, that the stored tensors are in the source's order."""
     want = expected.structure(found.aliases)
     if expected.flat and found.structure is None:
         return

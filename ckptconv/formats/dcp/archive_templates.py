@@ -38,9 +38,9 @@ class Alike(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """What matching archives share: `head` before the data, and `tail` after it, zeroed at the ranges `blanks` where
-    they differ. `crc` is the offset of the data's checksum in the tail. `tensor` is that of an archive whose data
-    begins at byte `start`."""
+    """What matching archives share: `head` before the data, `tail` after it, with zeros at the ranges `blanks` where
+    they differ. `crc` is the offset of the data's CRC in the tail; `tensor` is one whose data begins at byte
+    `start`."""
 
     head: bytes
     tail: bytes

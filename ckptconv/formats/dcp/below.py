@@ -11,8 +11,7 @@ __all__ = ["FAMILY", "read", "sniff"]
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a checkpoint below a directory that holds nothing else, or shards of safetensors beside a set made from
-    them."""
+    """Recognize a checkpoint below a directory with nothing else in it, or shards beside a set made from them."""
     if probe.expected or not probe.is_directory:
         return None
     names = probe.place.names

@@ -208,8 +208,8 @@ class Entries:
             )
         packed = Packed(reader.file, place.offset, place.length, None, "zstandard")
         file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
-        # Decompression takes time, and an entry may lie about its size: bound all of them together by the size of the
-        # files.
+        # Decompression takes time, and an entry may lie about its size: the size of the files bounds all of it
+        # together.
         room = MAX_GROWTH * sum(each.size for each in self.files.values()) + ROOM_TO_GROW - self._unpacked
         ends = ends_of(file, reader, keep, min(most, room))
         self._unpacked += ends.size
@@ -275,8 +275,7 @@ def _agree(where: str, found: tuple[Any, Shape], said: tuple[Any, Shape]) -> Non
 def _check_packed(archive: Reader, records: Records) -> None:
     """Raise CorruptError if the checksums of a decompressed archive's storages are wrong.
 
-    The data itself was not kept. But its checksum, combined with those of the bytes around it, must give that of the
-    whole.
+    The data itself was not kept. But its checksum and those of the bytes around it, combined, must be that of all.
     """
     at, parts = 0, []
     for record in records:
@@ -295,8 +294,7 @@ def _check_packed(archive: Reader, records: Records) -> None:
 def offsets_of(
     tensors: Mapping[str, Stored], metadata: Mapping[str, str], where: str
 ) -> dict[str, tuple[Shape, Stored]]:
-    """Return the tensors of a safetensors file, each with the offsets at which it begins in the tensor it is a chunk
-    of."""
+    """Return a safetensors file's tensors, each with its offsets in the tensor that it is a chunk of."""
     try:
         info = strict_json.parse(metadata.get(SHARDING, "{}"))
     except ValueError:

@@ -75,8 +75,8 @@ def is_part(path: str) -> bool:
 
 
 def is_metadata(head: bytes) -> bool:
-    """Whether a file that begins with `head` is metadata, whatever its name: its pickle first names torch's class for
-    it."""
+    """Whether a file that begins with `head` is metadata, whatever its name: its pickle names torch's class for it
+    first."""
     return head[:1] == b"\x80" and _CLASS in head[:BEGINNING]
 
 

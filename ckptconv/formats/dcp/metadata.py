@@ -157,8 +157,7 @@ def _chunk(_: Opaque, state: Any) -> Any:
 
 
 def _index(value: Opaque, state: Any) -> Any:
-    """Return the key of an entry. It stays an object: were it a tuple, a duplicate key would silently replace the
-    first."""
+    """Return the key of an entry as an object: as a tuple, a duplicate key would silently replace the first."""
     if type(state) is not dict or type(state.get("fqn")) is not str:
         raise MalformedError("has an entry without a name")
     offset = state.get("offset")
@@ -212,8 +211,7 @@ def _vocabulary() -> Vocabulary:
 
 
 def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) -> Description:
-    """Return what the pickles, (path, data), describe together: one pickle, or with `of_ranks` one of each rank, in
-    order.
+    """Return what the pickles, (path, data), describe together: one pickle, or with `of_ranks` each rank's, in order.
 
     Of what several ranks describe alike, take the first. Raise CorruptError if they contradict themselves or each
     other, UnsafeError for an attack, UnsupportedError for what no known release writes.

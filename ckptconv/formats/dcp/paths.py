@@ -151,8 +151,7 @@ def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, P
 def _beside(rest: Iterable[Path], tensors: Iterable[Path], optimizers: Collection[Path]) -> set[str | int]:
     """Return the first steps of tensors that are no weights, if the model's names are at the top.
 
-    These are: names only trainers use; and, if an optimizer has states of parameters at the top, modules it has no
-    state of.
+    These are names that only trainers use, and, if an optimizer has parameters at the top, modules it has no state of.
     """
     top: set[str | int] = set()
     nested: set[str | int] = set()

@@ -233,8 +233,8 @@ class _Checkpoint:
         return found
 
     def read_values(self) -> None:
-        """Read the values that are no tensors. Values that are large or contain tensors are left out; `--key` asks for
-        the latter."""
+        """Read the values that are no tensors. Skip large ones, and hide those that contain tensors: a key asks for
+        these."""
         places = self.described.values
         for name, place in places.items():
             if place.length > MAX_VALUE:

@@ -74,8 +74,7 @@ class Place(NamedTuple):
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a directory. A single file stands for its checkpoint only if DeepSpeed is expected: `torch.load` reads
-    it too."""
+    """Recognize a directory; a file, which `torch.load` reads too, only if DeepSpeed is expected."""
     place, is_expected = probe.place, probe.expected == FAMILY
     if probe.is_file:
         return _GUESS._replace(sure=LIKELY) if is_expected and is_rank_file(place.name) else None
@@ -100,8 +99,7 @@ def is_tag_directory(names: Mapping[str, Entry]) -> bool:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a file of this name: "optim", "model", "expert", "layer", "expert_optim", or "" if it is not a
-    tag's."""
+    """Return the kind of a file by its name: "optim", "model", "expert", "layer", "expert_optim"; "" if it has none."""
     what = identity(name)
     return what[0] if what else ""
 

@@ -1,7 +1,7 @@
 """Open DeepSpeed ZeRO checkpoints: a directory of pickles, one for each rank, that hold partitions of parameters.
 
 Only the description in each file is read. The tensors, including the optimizer states, stay in the files. Sources:
-DeepSpeed's engine.py (save_checkpoint), and the optimizers named in `zero_layout`.
+DeepSpeed's engine.py (save_checkpoint), and the optimizers named in `partitions`.
 """
 
 from __future__ import annotations
@@ -272,8 +272,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
 
     part = _Part(model, optims, assemble(model, optims, files.directory, read_model, saved, layers))
     if part.weights.stage == 3:
-        # No weight depends on the other model files now. But a save that left one incomplete may have left older ones
-        # too.
+        # No weight depends on the other model files now. But a save that left one incomplete may have left older ones.
         for dp in range(len(optims)):
             if dp in own:
                 opened.glance(own[dp])
@@ -323,8 +322,7 @@ def _files_of_ranks(ranks: Sequence[int]) -> str:
 
 
 def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[OptimFile]:
-    """Return the files that hold the partitions. Raise CorruptError if they, or the counts in them, contradict each
-    other."""
+    """Return the files that hold the partitions. Raise CorruptError if they, or their counts, contradict each other."""
     first, world = optims[0], len(optims)
     count = max(first.counts, default=0) or model.number("dp_world_size") or world
     if count < world:

@@ -178,8 +178,7 @@ class OptimFile:
         return _release(self.version)
 
     def uses_muon(self, group: int) -> bool:
-        """Whether Muon trains a group. Elastic checkpoints have no param_groups to say so, only the optimizer's
-        name."""
+        """Whether Muon trains a group. Elastic checkpoints have no param_groups: only the optimizer's name says so."""
         if self.hyper:
             return any(
                 hyper.get("use_muon") is True and group in params
@@ -360,14 +359,13 @@ _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 
 
 def _if(kind: type, value: Any, default: Any) -> Any:
-    """Return `value` if it has the type, else `default`: for values that a client may have replaced (the configuration
-    can be a path) and that no element depends on."""
+    """Return `value` if it has the type, else `default`. It is for values that no element depends on and a client may
+    have replaced: the configuration can be a path."""
     return value if isinstance(value, kind) else default
 
 
 def _fused_experts(fields: Fields) -> tuple[list[FusedExperts], bool]:
-    """Return the layers of fused experts, and whether they are partitioned over other numbers of ranks than other
-    parameters."""
+    """Return the layers of fused experts, and whether other numbers of ranks share these than the other parameters."""
     found = []
     layers = fields.get("ds_autoep_layers", list) or fields.get("autoep_layers", list, [])
     for layer in layers:
@@ -424,8 +422,7 @@ def _fragments(group: Any) -> dict[str, tuple[int, int]]:
 
 
 def _optimizer_states(fields: Fields, flat: bool, groups: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the optimizer states by group, and the param_groups, from torch's state dict or an elastic checkpoint's
-    list."""
+    """Return the optimizer states by group, and the param_groups, of torch's state dict or an elastic checkpoint."""
     key = "optimizer_state_dict" if flat else "base_optimizer_state"
     inner = fields.get(key, (dict, list), {})
     if isinstance(inner, list):

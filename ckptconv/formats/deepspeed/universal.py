@@ -130,8 +130,7 @@ def read(place: Location, wanted: Wanted) -> Source | None:
 
 
 def _stage(models: Mapping[int, File]) -> int | None:
-    """Return 3 if the model files are those of ZeRO-3, one for each data-parallel rank; else 1, as the lower stages are
-    alike."""
+    """Return 3 if the model files are ZeRO-3's, one for each data-parallel rank; else 1: lower stages are alike."""
     return 3 if any(basename(file.path).startswith("zero_pp_rank_") for file in models.values()) else 1
 
 

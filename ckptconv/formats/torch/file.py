@@ -28,8 +28,7 @@ SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize most files by name or beginning; any other file is POSSIBLE, so it is read if no other format knows
-    it."""
+    """Recognize most files by name or beginning; any other is POSSIBLE: read if no other format knows it."""
     if not probe.is_file:
         return None
     head, _ = probe.head

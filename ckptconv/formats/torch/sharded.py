@@ -29,8 +29,7 @@ _SHOWN = 5
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize an index, or a directory with a set. If another family is expected, the directory's other files are
-    meant."""
+    """Recognize an index, or a directory with a set, unless another family's files are expected in it."""
     if probe.is_file:
         return GUESS if probe.place.path.endswith(".json") else None
     is_meant = probe.is_directory and probe.expected in ("", FAMILY)
@@ -131,8 +130,7 @@ def _source(
     files: Sequence[str],
     weight_map: Mapping[str, str] | None,
 ) -> Source:
-    """Join all files into one state dict, each tensor once. `weight_map`, if given, says which file holds which
-    tensor."""
+    """Join all files into one state dict, each tensor once; `weight_map`, if given, says which file holds which."""
     expected: dict[str, set[str]] = {file: set() for file in files}
     for name, file in (weight_map or {}).items():
         expected[file].add(name)
@@ -192,8 +190,7 @@ def _check_agreement(path: str, file: str, entries: Mapping[str, Any], expected:
 
 
 def _joined(weights: dict[str, Any], files: Sequence[TorchFile]) -> dict[str, Any]:
-    """Return `weights` as the original state dict: an OrderedDict if all parts are, with the attributes of the parts
-    merged."""
+    """Return `weights`; if all parts are OrderedDicts, as an OrderedDict with the attributes of all parts."""
     values = [file.value for file in files]
     if not all(type(value) is OrderedDict for value in values):
         return weights

@@ -231,8 +231,8 @@ class _Storages:
         return Storage(file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
 
     def places(self, wanted: StorageId) -> Callable[[str], tuple[File, int, int] | None] | None:
-        """Return a function from a key to the place of its storage, for storages like `wanted` that are stored as they
-        are used. Return None if such storages need more than that."""
+        """Return a function that finds the storages that differ from `wanted` only in their keys and are stored as they
+        are used; None if none can be."""
         if wanted.location == "meta" or self._swapped:
             return None
         archive, first = self._archive, self._first
@@ -310,8 +310,7 @@ class _Archive:
         return self._reader.read_at(self.start + offset, length)
 
     def _read_near(self, offset: int, length: int) -> bytes | memoryview:
-        """Read as `read_at` does, into a buffer valid until the next call: allocating one each time would take longer
-        than reading."""
+        """Read as `read_at` does, into a buffer valid until the next call: allocating one takes longer than reading."""
         if offset >= self._tail_start or length > DESCRIPTIONS:
             return self.read_at(offset, length)
         self._buffer = self._buffer or bytearray(DESCRIPTIONS)
@@ -434,8 +433,7 @@ class _Archive:
     def _name_of(self, raw: bytes, flags: int, extra: bytes) -> tuple[str, int]:
         """Return a member's name, and its flags, with the UTF-8 flag set if the name is UTF-8.
 
-        Record what other readers call it: no two members may share such a name, which may differ only in the leading
-        directory.
+        Record what other readers call it: no two alike, and each the same but for the leading directory.
         """
         try:
             name = decoded(raw, bool(flags & _UTF8))
@@ -479,8 +477,7 @@ class _Archive:
         return ends
 
     def _old_script_prefix(self) -> str | None:
-        """Return the names' prefix in a TorchScript archive whose description is no pickle; None for any other
-        archive."""
+        """Return the names' prefix in a TorchScript archive whose description is no pickle; None for other archives."""
         top, slash, _ = next(iter(self.rows), "").partition("/")
         prefix = top + slash
         is_one = slash and all(prefix + name in self.rows for name in (script_json.DESCRIPTION, "version"))
@@ -802,8 +799,7 @@ def _plain_pickle() -> UnsupportedError:
 
 
 def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None:
-    """Return what a file that is no zip archive is, judged by its first 512 bytes, as an error whose message lacks the
-    name.
+    """Return what a file that is no zip archive is, by its first 512 bytes, as an error whose message lacks the name.
 
     Return None if it is nothing known.
     """
