@@ -510,8 +510,8 @@ class Decoder:
     def _view(
         self, leaf: dict[str, Any], tensor: Any, itemsize: int
     ) -> tuple[Hashable, int, int, tuple[int, ...]] | None:
-        """Return the storage that a tensor shares, its size in bytes, and the tensor's offset and strides (in elements)
-        in it.
+        """Return the storage that a tensor shares, its size in bytes, and the tensor's offset and strides there (in
+        elements).
 
         Tensors that were cast since still share it, as a storage of their own dtype.
         """
@@ -631,7 +631,7 @@ def _dict_attributes(kind: type, attributes: Any) -> dict[str, Any]:
 
 
 def _tensor_attributes(_: type, attributes: Any) -> dict[str, Any]:
-    """Return a tensor's attributes by name. A subclass's state that is not a dict becomes the attribute "state"."""
+    """Return a tensor's attributes by name; a subclass's state of any other form becomes the attribute "state"."""
     parts = attributes if type(attributes) is tuple and len(attributes) == 2 else (attributes,)
     named: dict[str, Any] = {}
     for part in parts:

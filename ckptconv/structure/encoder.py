@@ -727,7 +727,7 @@ class Encoder:
         return inner
 
     def _attributes(self, value: Any, prefix: str, rule: int) -> tuple[int, _Frame | None]:
-        """Return the index of a tensor's attributes in the table, and a frame for their contents if yet to be
+        """Return the index of a tensor's attributes in the table, and a frame for their contents, if not yet
         written."""
         if type(value) in _ATOMS:
             self.nodes.append(_atom(value))

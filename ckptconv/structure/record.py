@@ -119,8 +119,7 @@ def parse(structure: str) -> Record:
 
 
 def implied_name(prefix: str | None, key: Any) -> str | None:
-    """Return the name that a tensor under `key` in a container of `prefix` has by default; None if it must be
-    written."""
+    """Return the default name of a tensor under `key` in a container of `prefix`; None if its name must be written."""
     if prefix is None:
         return None
     if type(key) is str:

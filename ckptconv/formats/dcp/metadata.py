@@ -152,7 +152,7 @@ def _chunk(_: Opaque, state: Any) -> Any:
     if type(state) is not dict or not {"offsets", "sizes"} <= state.keys():
         raise MalformedError("has a chunk without offsets and sizes")
     offsets, sizes = _counts(state["offsets"], "offsets of a chunk"), _counts(state["sizes"], "sizes of a chunk")
-    state.clear()  # the pickle remembers it to its end, and nothing refers to it
+    state.clear()  # the memo keeps it until the pickle ends, and nothing refers to it
     return offsets, sizes
 
 

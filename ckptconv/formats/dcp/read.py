@@ -1,5 +1,4 @@
-"""Open directories of torch.distributed.checkpoint (DCP), as FSDP, torchtitan, OLMo-core, accelerate and Lightning save
-them.
+"""Open directories of torch.distributed.checkpoint (DCP): those of FSDP, torchtitan, OLMo-core, accelerate, Lightning.
 
 A directory holds `.metadata`, or a `__R.metadata` of each rank, and `__R_N.distcp` files; or `shard-*.safetensors`,
 which describe themselves. The metadata says what each tensor's chunks are and where. The model is converted; other
@@ -233,8 +232,8 @@ class _Checkpoint:
         return found
 
     def read_values(self) -> None:
-        """Read the values that are no tensors. Skip large ones, and hide those that contain tensors: a key asks for
-        these."""
+        """Read the values that are no tensors. Skip large ones; hide those with tensors in them, which a key asks
+        for."""
         places = self.described.values
         for name, place in places.items():
             if place.length > MAX_VALUE:

@@ -1,5 +1,4 @@
-"""Read torch's zip archives (.pt, .pth, .bin, .ckpt since torch 1.6) by ranges: the central directory and the pickle,
-no data.
+"""Read torch's zip archives (.pt, .pth, .bin, .ckpt since torch 1.6) by ranges: directory and pickle, no data.
 
 Source: `torch/serialization.py` and `caffe2/serialize/inline_container.cc`; the zip format is PKWARE's APPNOTE.TXT. An
 archive P.pt has the members P/data.pkl (the description), P/data/KEY (one for each storage), and in newer files
