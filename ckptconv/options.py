@@ -1,7 +1,7 @@
-"""The table of options: what each is called, what values it takes, its default, and what it decides.
+"""The table of options: the name, values, default and effect of each.
 
-`Options` is made of it, for a conversion, and `RowOptions`, for the layout of rows; so are the command line, what a
-manifest records, and the checks of all that a caller gives.
+`Options`, for a conversion, and `RowOptions`, for the layout of rows, are made from it. So are the command line, the
+options in a manifest, and the checks of a caller's values.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from ckptconv.errors import UsageError
 from ckptconv.text import brief, parse_count, parse_part, parse_size
 
-# What the default of `memory` becomes where something is far away: requests are large, and several under way.
+# The default of `memory` if something is remote: requests are large, and several run at once.
 FAR_MEMORY = 24 << 20
-MOST_ITEMS = 100_000_000  # of a row
+MOST_ITEMS = 100_000_000  # items in a row
 DTYPES = ("float32", "bfloat16", "float16", "keep")
-# What people call dtypes for short.
+# Short names of dtypes.
 SHORT_DTYPES = {
     **dict.fromkeys(("fp32", "f32", "float"), "float32"),
     **dict.fromkeys(("fp16", "f16", "half"), "float16"),
@@ -31,7 +31,7 @@ SHORT_DTYPES = {
 
 
 class Rules(tuple[str, ...]):
-    """Rules for renaming that a file has given: they may be made to take for ever, and are not even compiled here."""
+    """Renaming rules that come from a file: they can take exponential time, and are not even compiled here."""
 
 
 # ------------------------------------------------------------------------------------------------------ kinds of value
@@ -40,8 +40,8 @@ class Rules(tuple[str, ...]):
 class Kind(NamedTuple):
     """What values an option takes.
 
-    `parse` makes one of what a caller gave; it raises UsageError, naming the option as it is told to. `words` is the
-    type that the command line has of it, `stored` the type in JSON, and `unset` the value where nothing was given.
+    `parse` converts what a caller gave; it raises UsageError, which names the option by its second argument. `words` is
+    its type on the command line, `stored` its type in JSON, and `unset` the value if none was given.
     """
 
     parse: Callable[[Any, str], Any]
@@ -85,7 +85,7 @@ def _rules(value: Any, called: str) -> tuple[str, ...]:
 
 
 def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
-    """The pattern and the replacement of a rule for renaming. Raises UsageError, naming the option, if it is none."""
+    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, if it is none."""
     pattern, equals, replacement = text.rpartition("=")
     if not equals:
         raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.")
@@ -111,7 +111,7 @@ def _mapping(value: Any, called: str) -> dict[str, Any]:
 
 
 def _dtype_name(value: Any, called: str) -> str:
-    """The full name of a dtype: of text, short or full, or of a dtype of torch, which is not imported for that."""
+    """Return the full name of a dtype from its text, short or full, or from a torch dtype; torch is not imported."""
     text = value if isinstance(value, str) else str(value)
     if not isinstance(value, str):
         if not text.startswith("torch."):
@@ -132,7 +132,7 @@ def _part(value: Any, called: str) -> tuple[int, int] | None:
 
 
 def _names(value: Any, called: str) -> dict[str, str]:
-    """Names by part, of a mapping or of words such as weight=NAME."""
+    """Return {part: name} from a mapping, or from words such as weight=NAME."""
     if not isinstance(value, Mapping):
         value = dict(_named(text, called) for text in _texts(value, called))
     return {_text(part, called): _text(name, called) for part, name in value.items()}
@@ -158,7 +158,7 @@ def _count(least: int, most: int) -> Kind:
     return Kind(lambda value, called: parse_count(value, called, least, most), stored=int)
 
 
-# What the command line completes, and refuses all others of.
+# Choices that the command line completes; it refuses others.
 _LITERAL: Any = Literal
 TEXT = Kind(_text, unset="")
 PATH = Kind(_path, unset="")
@@ -180,11 +180,11 @@ OPAQUE = _choice("keep", "drop", unset="")
 
 
 class Option:
-    """One option: what it takes, and how the command line calls and explains it.
+    """One option: what it takes, and its names and help on the command line.
 
-    `about` is its help. `default` is what a user would write, None for the kind's. `flags` are its names on the command
-    line, where these are others than its own: a flag that is True by default is turned off there, by --no-… `group` is
-    what it has to do with. `decides`: what an output holds depends on it, so manifests and plan ids record it.
+    `about` is its help. `default` is as a user would write it; None is the kind's. `flags` are its names on the command
+    line if not its own name; a flag that is True by default is turned off there by --no-… `group` is its subject.
+    `decides`: the content of an output depends on it, so manifests and plan ids record it.
     """
 
     name = ""
@@ -213,30 +213,30 @@ class Option:
         return f"<{self.flags[0]}: {self.about}>"
 
     def explained(self, about: str) -> Option:
-        """The same with another help."""
+        """Return the same option with another help."""
         other = copy.copy(self)
         other.about = about
         return other
 
     def parse(self, value: Any, called: str = "") -> Any:
-        """The value that `value` means; None is the default. Raises UsageError, which names the option as it is
-        `called`, for one that it cannot have."""
+        """Return the parsed `value`; None gives the default. Raise UsageError for an invalid one; it names the option
+        `called`, or by its own name."""
         if value is None and self.kind is not FLAG:
             return copy.copy(self.default)
         return self.kind.parse(value, called or self.name)
 
     def of_words(self, words: Any) -> Any:
-        """The value that the words of a command line mean: of a flag, whether it was given."""
+        """Return the value of a command line's words; for a flag, whether it was given."""
         return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
 
 
 def _option(kind: Kind, about: str = "", **settings: Any) -> Any:
-    """An option that stands for its value, as type checkers see it."""
+    """Return an option; for type checkers, it has the type of its value."""
     return Option(kind, about, **settings)
 
 
 def unknown(name: str, known: Iterable[str]) -> UsageError:
-    """The error about a keyword argument `name` that is none of those `known`."""
+    """Return the error for a keyword argument `name` that is not among `known`."""
     import difflib
 
     close = difflib.get_close_matches(name, known)
@@ -251,7 +251,7 @@ def _options_in(owner: type) -> dict[str, Option]:
 
 
 class _Given:
-    """Values of options, each an attribute: parsed, and the default where none was given."""
+    """Values of options as attributes: parsed, or the default if not given."""
 
     table: ClassVar[dict[str, Option]]
     __signature__: ClassVar[inspect.Signature]
@@ -280,13 +280,13 @@ _of_run = functools.partial(_option, group="run")
 
 @dataclass(frozen=True, init=False)
 class Options(_Given):
-    """What is asked of a conversion; see the command line's contract for each. None: the source's default.
+    """The options of a conversion; the contract of the command line explains each. None: the source's default.
 
-    Each takes what the command line takes, as text, and what it is in Python: dtype="bf16", dtype=torch.bfloat16;
-    max_shard_size="5GB", max_shard_size=5_000_000_000. Raises UsageError for a name or a value that there is not.
+    Each takes what the command line takes, as text, or the Python value: dtype="bf16", dtype=torch.bfloat16;
+    max_shard_size="5GB", max_shard_size=5_000_000_000. Raise UsageError for an unknown name or an invalid value.
     """
 
-    # Which tensors, and what becomes of them.
+    # Which tensors to convert, and how.
     max_shard_size: int | None = _of_tensors(
         SIZE,
         "Split the output into files of at most SIZE: 5GB, 2GiB. Default: files as the input has them; 5GB for "
@@ -317,7 +317,7 @@ class Options(_Given):
         default=True,
     )
 
-    # How the work is done, and what is written beside the output.
+    # How to work, and what to write beside the output.
     jobs: int | None = _of_run(_count(1, 256), "Work in N threads; default: what suits the machine.", metavar="N")
     memory: int = _of_run(
         SIZE,
@@ -341,7 +341,7 @@ class Options(_Given):
     depfile: str = _of_run(PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE")
     dry_run: bool = _of_run(FLAG, "Show the plan, write nothing.")
 
-    # The input: where it is, and what of it is taken.
+    # Where the input is, and which part of it to take.
     storage_options: Mapping[str, Any] = _option(
         MAPPING, "Settings of a store, for fsspec, such as '{\"anon\": true}'.", metavar="JSON", group="input"
     )
@@ -359,7 +359,7 @@ class Options(_Given):
     )
     exclude_frozen_parameters: bool = _option(FLAG, "Leave frozen parameters out.", group="input", decides=True)
 
-    # What else is made of it, and how.
+    # Further outputs.
     optimizer: str = _option(PATH, "Write the optimizer states there, by parameter.", metavar="PATH", group="output")
     universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group="output")
     per_rank: bool = _option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group="output")
@@ -374,18 +374,18 @@ class Options(_Given):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        if self.drop_opaque:  # as it was called at first
+        if self.drop_opaque:  # the first name of --opaque drop
             if self.opaque == "keep":
                 raise UsageError("--drop-opaque and --opaque keep contradict each other.")
             object.__setattr__(self, "opaque", "drop")
             object.__setattr__(self, "drop_opaque", False)
 
     def buffers(self, far: bool) -> int:
-        """The bound on all buffers together, in bytes, where something is `far` away or where nothing is."""
+        """Return the bound on all buffers together, in bytes. `far`: something is remote."""
         return FAR_MEMORY if far and self.memory == OPTIONS["memory"].default else self.memory
 
     def recorded(self) -> dict[str, Any]:
-        """What decides what a conversion makes: the options that are not the default, by name, as JSON has them."""
+        """Return the options that decide the output and are not the default: {name: value as in JSON}."""
         chosen = {name: getattr(self, name) for name, option in sorted(OPTIONS.items()) if option.decides}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -396,7 +396,7 @@ class Options(_Given):
 
 @dataclass(frozen=True, init=False)
 class RowOptions(_Given):
-    """What a user says of the layout of rows; what is left out is None, or is derived."""
+    """A user's options for the layout of rows; those left out are None, or are derived."""
 
     embedding_dim: int | None = _option(_count(1, MOST_ITEMS), "Items of weight in a row.", metavar="D")
     optimizer: str | None = _option(
@@ -413,12 +413,12 @@ class RowOptions(_Given):
 
     @classmethod
     def take(cls, options: dict[str, Any]) -> RowOptions:
-        """What `options` say of a layout, which is taken out of them."""
+        """Remove the layout's options from `options`, and return them."""
         return cls(**{name: options.pop(name) for name in cls.table if name in options})
 
 
 class _Rows:
-    """What else commands for rows take."""
+    """Further options of the commands for rows."""
 
     names = Option(
         TEXTS,
@@ -432,21 +432,21 @@ class _Rows:
 
 
 class _Packing:
-    """What `pack` takes of rows, and no other."""
+    """Options that only `pack` has."""
 
     names = Option(NAMES, "The tensor that is PART of the rows; repeatable.", flags=("--part",), metavar="PART=NAME")
     name = Option(TEXT, "What the table is called.", metavar="NAME")
 
 
 class _Opening:
-    """What only `open` takes, or calls otherwise."""
+    """Options that only `open` has, or names differently."""
 
     exclude_frozen = Option(FLAG, group="library")
     model_rank = Option(_count(0, 1 << 20), group="library")
 
 
 class _Command:
-    """What only the command line takes."""
+    """Options that only the command line has."""
 
     dask = Option(
         TEXT,
@@ -465,7 +465,7 @@ class _Command:
     html = Option(PATH, "Write a page that shows it: one file, without links.", metavar="FILE")
 
 
-# The table, in parts: an option of one name may be another elsewhere.
+# The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
 ROWS = {**RowOptions.table, **_options_in(_Rows)}
 PACKING = {**RowOptions.table, **_options_in(_Packing)}
@@ -477,8 +477,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
-    """Decorate a function of the library: its keyword arguments that are options of `table` reach it parsed, and one
-    that neither it nor, where it takes any, `table` knows is a UsageError."""
+    """Decorate a library function: parse its keyword arguments that are options of `table`, and raise UsageError for an
+    argument that neither the function nor, if it accepts any keywords, `table` knows."""
 
     def decorate(function: Any) -> Any:
         code = function.__code__

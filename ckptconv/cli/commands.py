@@ -1,4 +1,4 @@
-"""The command line: options in, library calls out. No logic of its own."""
+"""The commands: they parse options and call the library, and have no logic of their own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    # Long options are taken in DeepSpeed's spelling too: --max_shard_size.
+    # Accept long options in DeepSpeed's spelling too: --max_shard_size.
     context_settings={
         "help_option_names": ["-h", "--help"],
         "token_normalize_func": lambda token: token.replace("_", "-"),
@@ -270,7 +270,7 @@ def inspect_(
     from ckptconv.text import format_size
 
     output = output_of("inspect", options)
-    # A million tensors are as many small objects, and all are shown.
+    # A million tensors are a million small objects that live until the end: do not scan them.
     with no_garbage():
         source = open_source(normalize(path), **options)
         summary = summarize(source, list(tables.notes(tables.contents(source))))
@@ -314,14 +314,14 @@ def _convert(command: str, family: str, source: str, target: str | None, options
     output.done(report)
 
 
-# What converts, what reads back, and what reaches stores and other machines.
+# Packages that convert, that read outputs, and that reach stores and other machines.
 PARTS = ("torch", "safetensors", "numpy", "fsspec", "s3fs", "gcsfs", "adlfs", "huggingface_hub", "distributed")
 
 
 def versions() -> list[str]:
-    """The version of this program, and of all that has a part in what it does."""
+    """Return the versions of this program, of Python, and of the packages it uses."""
     found: dict[str, str] = {}
-    # The names of directories tell; importlib.metadata takes as long to import as all else.
+    # Read the versions from directory names: importlib.metadata takes as long to import as everything else.
     for directory in sys.path:
         with contextlib.suppress(OSError):
             for entry in os.listdir(directory or "."):

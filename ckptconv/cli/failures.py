@@ -1,4 +1,4 @@
-"""What is said when a command line is wrong, and which command was meant."""
+"""Turn exceptions into errors for the user, and suggest the command or option that was meant."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ckptconv.errors import CkptconvError, FailedError, UsageError
 
 
 def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
-    """What to type in the place of an `option` that the command of `ctx` does not have."""
-    # Dashes, which all of them begin with, make short ones look alike.
+    """Suggest what to type instead of `option`, which the command of `ctx` does not have."""
+    # Without the dashes that begin them all, and make short ones look alike.
     close = difflib.get_close_matches(option.lstrip("-"), [each.lstrip("-") for each in close])
     if option in ("-o", "--out", "--output", "--output-dir", "--output-file"):
         meant = "OUTPUT is named without one, after what is read. "
@@ -27,20 +27,20 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
 
 
 def _options_below(group: Any) -> set[str]:
-    """The options of the commands in `group`, which may be in groups of it; none of a command."""
+    """Return the options of the commands in `group` and the groups in it; of a command, none."""
     commands = getattr(group, "commands", {}).values()
     own = {name for command in commands for parameter in command.params for name in parameter.opts}
     return own.union(*map(_options_below, commands))
 
 
 def failure_of(error: BaseException) -> CkptconvError | None:
-    """`error` as one of ours; None for what is not an error at all."""
+    """Return `error` as a CkptconvError; None if it is not an error."""
     if isinstance(error, CkptconvError):
         return error
     if isinstance(error, WRONG_USAGE):
         asked = error.ctx.command_path if error.ctx else "ckptconv"
         unknown = getattr(error, "option_name", "")
-        # An error about an option that there is has no such list.
+        # An error about an option that exists has no such list.
         if unknown and hasattr(error, "possibilities"):
             owner = f" of {asked} itself" if getattr(error.ctx.command, "commands", None) else ""
             return UsageError(

@@ -1,4 +1,4 @@
-"""The options of the commands, as typer takes them: made of the table of options."""
+"""The options of the commands in typer's form, made from the table of options."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ Tables = Annotated[
 
 
 def named(names: str) -> list[Option]:
-    """The options of these names."""
+    """Return the options with these names."""
     return [OPTIONS[name] if name in OPTIONS else COMMAND[name] for name in names.split()]
 
 
 SHOWING = named("json quiet verbose storage_options inert no_progress")
-# Which tensors are taken, and what becomes of them.
+# Which tensors to convert, and how.
 TENSORS = [option for option in OPTIONS.values() if option.group == "tensors"]
 CONVERTING = [
     *TENSORS,
     *named("jobs memory fsync clobber verify checksum spool_dir part dask manifest depfile dry_run"),
     *SHOWING,
 ]
-# What is in a row, and what those who write rows take beside it.
+# The layout of a row, and the options of commands that write rows.
 LAYOUT = list(RowOptions.table.values())
 MAKING = [*LAYOUT, *named("jobs memory fsync clobber spool_dir dry_run verify"), *SHOWING]
 
 
 def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `options` after its arguments; it gets the values of those that were given, by name."""
+    """Decorate a command: add `options` after its arguments, and pass it by name the values that were given."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
         own = [each for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
         added = [_parameter(option) for option in options]
 
-        # A function without defaults: before Python 3.11, `get_type_hints`, which typer calls, changes the annotation
-        # of what is None by default.
+        # This function has no defaults: before Python 3.11, `get_type_hints`, which typer calls, changes the annotation
+        # of a parameter whose default is None.
         def command(**given: Any) -> None:
             words = {option: given.pop(option.name) for option in options}
             values = {option.name: option.of_words(each) for option, each in words.items() if each not in (None, ())}
@@ -67,7 +67,7 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., No
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """`option` as a parameter of a function that typer makes a command of."""
+    """Return `option` as a parameter of a function that typer makes a command from."""
     words, default = (bool, False) if option.kind is FLAG else (option.kind.words | None, option.written)
     taken = typer.Option(*option.flags, metavar=option.metavar, help=option.about)
     return inspect.Parameter(
@@ -77,7 +77,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 def output_of(command: str, options: dict[str, Any]) -> Output:
     """Return how `command` prints what it does. Remove the options that say so from `options`."""
-    from ckptconv.cli.console import Output  # --help needs none of it
+    from ckptconv.cli.console import Output  # not needed for --help
 
     shown = {name: options.pop(name) for name in ("json", "quiet", "verbose", "no_progress") if name in options}
     return Output(command, **shown)

@@ -1,4 +1,4 @@
-"""The commands for tables of whole rows."""
+"""The commands for embedding tables of whole rows."""
 
 from __future__ import annotations
 

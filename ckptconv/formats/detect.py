@@ -1,4 +1,4 @@
-"""The choice between the formats, and the one way into them."""
+"""Detect the format of a checkpoint, and open it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ckptconv.storage.paths import is_remote
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
 from ckptconv.text import some
 
-# In this order they are asked, those of the family that is expected first. Where things of several are in a directory,
-# the first is meant.
+# The order in which the formats are asked, after those of the expected family. If a directory holds things of several
+# formats, the first one wins.
 FORMATS: tuple[Format, ...] = (dcp, deepspeed, dcp_below, safetensors, sharded, torch_file)
 _Found: TypeAlias = tuple[Format, Guess]
 
@@ -47,13 +47,13 @@ def open_source(
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Open the checkpoint under `path`, of whatever format it is. Reads descriptions only, no tensor data.
+    """Open the checkpoint at `path`, whatever its format. Read descriptions only, no tensor data.
 
-    `family` is the family the caller expects: a path of another is a UsageError that names the right command. `tag`,
-    `exclude_frozen` and `model_rank`, one tensor-parallel rank, apply to DeepSpeed's checkpoints. With `key`, what is
-    under that is read, and with `states` the optimizer's states, where neither is read with the weights. A file that is
-    an attack is an UnsafeError, or with `inert` opened like any other: nothing in it runs either way. "-" is standard
-    input; what comes through a pipe is kept in a temporary file in `spool_dir`.
+    `family` is the expected family: a path of another one raises UsageError, which names the right command. `tag`,
+    `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
+    for what is under a key and for the optimizer's states, if these are not read along with the weights. A file that is
+    an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. "-" is standard
+    input. Input from a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
     if not path:
@@ -78,7 +78,7 @@ def open_source(
 
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
-    """Return `source` with what is under `key`, and with `states` the optimizer's: open it again if it lacks them."""
+    """Return `source` with what is under `key`, and with `states` the optimizer's; reopen it if these are missing."""
     wanted = replace(source.wanted, key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is None or wanted == source.wanted:
         return source
@@ -87,7 +87,7 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
 
 
 def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: bool = False) -> list[int]:
-    """The tensor-parallel ranks of a DeepSpeed checkpoint; `inert` as in `open_source`."""
+    """Return the tensor-parallel ranks of a DeepSpeed checkpoint; `inert` is as in `open_source`."""
     from ckptconv.formats.deepspeed import read
 
     with attacks.refused(not inert):
@@ -95,14 +95,14 @@ def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: boo
 
 
 def _choose(probe: Probe) -> _Found:
-    """The format of what is there, and what it says of that. Raises UsageError where there is none, or where it is not
-    of the family that is expected."""
+    """Return the format of what is there, and its guess. Raise UsageError if there is none, or if it is not of the
+    expected family."""
     place, family = probe.place, probe.expected
     if place.kind == "missing":
         raise UsageError(f"{place} does not exist.", _nearby(place))
     best = _surest(sorted((*_named(family), *FORMATS), key=lambda each: family != each.FAMILY), probe)
     if best is None or best[1].sure < LIKELY:
-        # importlib.metadata takes as long to import as all else.
+        # importlib.metadata takes as long to import as everything else.
         from ckptconv.formats.plugins import installed
 
         best = _surest(installed(), probe, best)
@@ -121,7 +121,7 @@ def _choose(probe: Probe) -> _Found:
 
 
 def _named(family: str) -> list[Format]:
-    """The format of another package, if it is one of those that is expected."""
+    """Return the expected format if another package provides it."""
     if not family or any(family == each.FAMILY for each in FORMATS):
         return []
     from ckptconv.formats.plugins import named
@@ -130,7 +130,7 @@ def _named(family: str) -> list[Format]:
 
 
 def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None) -> _Found | None:
-    """The format that is surer than `best` and all before it, and what it says; none is asked after one is CERTAIN."""
+    """Return the surest format, the first of equal ones, and its guess; `best` is that so far. Stop at CERTAIN."""
     for each in formats:
         guess = each.sniff(probe)
         if guess and (best is None or guess.sure > best[1].sure):
@@ -141,21 +141,21 @@ def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None)
 
 
 def _check_beginning(probe: Probe) -> None:
-    """Raise the error for a file that no command takes, such as a web page: another command is no help with it."""
+    """Raise the error for a file that no command reads, such as a web page: naming another command would not help."""
     what = what_it_is(*probe.head)
     if what:
         raise type(what)(f"{probe.place} {what.message}", what.hint)
 
 
 def _within(names: Mapping[str, Entry]) -> str:
-    """What a directory holds that is no checkpoint, and what to do."""
+    """Say what a directory without a checkpoint holds, and what to do."""
     if not names:
         return "It is empty."
     return f"Name a file, or the checkpoint's own directory. It holds {some(sorted(names), form=str)}."
 
 
 def _nearby(place: Location) -> str:
-    """What may have been meant by a path that does not exist: where it leads, or names beside it."""
+    """Suggest what a path that does not exist may mean: its link's target, or a similar name beside it."""
     path = place.path
     if os.path.islink(path):
         return f"It is a symbolic link to {os.readlink(path)}, which is not there."

@@ -1,4 +1,4 @@
-"""What a format is, to whoever opens a checkpoint: the module of ours, or of another package, that reads it."""
+"""The interface of a format: a module, ours or another package's, that reads a kind of checkpoint."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple, Protocol
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.storage.location import Location
 
-# How sure a format is. CERTAIN: nobody else need be asked. LIKELY: it reads this, unless another of ours is certain.
-# POSSIBLE: it reads this, unless anybody else does.
+# How sure a format is. CERTAIN: no other format need be asked. LIKELY: it reads this, unless another of ours is
+# certain. POSSIBLE: it reads this, unless any other does.
 CERTAIN, LIKELY, POSSIBLE = 3, 2, 1
-# So much of the beginning of a file is looked at.
+# Bytes of the beginning of a file that formats look at.
 HEAD = 512
 
 
 class Guess(NamedTuple):
-    """How sure a format is that what it was shown is its own; what people call that, as in "a DeepSpeed checkpoint";
-    and the command that converts it, with {} for the path.
+    """A format's answer for a path: how sure it is; what people call what is there, as in "a DeepSpeed checkpoint"; and
+    the command that converts it, with {} for the path.
 
-    `also` are families whose commands take it too. `place` is what is meant, where that is not what was named.
+    `also` are families whose commands accept it too. `place` is the checkpoint that is meant, if not the path itself.
     """
 
     sure: int
@@ -30,9 +30,9 @@ class Guess(NamedTuple):
 
 
 class Probe:
-    """What is under a path. Each thing is looked at once, and only when it is asked for.
+    """What is at a path. Each property is read once, when it is first asked for.
 
-    `expected` is the family that the caller expects: where things of several are there, it is meant.
+    `expected` is the family that the caller expects: of several that are there, it is meant.
     """
 
     def __init__(self, place: Location, expected: str = "") -> None:
@@ -49,7 +49,7 @@ class Probe:
 
     @functools.cached_property
     def head(self) -> tuple[bytes, int]:
-        """The first bytes of a file, HEAD of them if it has as many, and its size."""
+        """The first bytes of a file, at most HEAD, and its size."""
         reader = self.place.open_reader()
         try:
             return reader.read_at(0, min(reader.file.size, HEAD)), reader.file.size
@@ -58,20 +58,20 @@ class Probe:
 
 
 class Format(Protocol):
-    """A format. For each path, `sniff` is called first, of one format after the other until one is CERTAIN; then, once,
-    `read` of the surest; of those that are equally sure, of the first.
+    """A format. For each path, `sniff` is called on one format after another until one is CERTAIN. Then `read` is
+    called, once, on the surest; of equally sure ones, on the first.
 
-    `FAMILY` is its name: callers ask for it by that, and its sources have it as their `family`. A module that is asked
-    for every path is quick to import: what only `read` needs, `read` imports.
+    `FAMILY` is its name: callers ask for it, and its sources have it as their `family`. A module that is asked for
+    every path must import quickly: `read` imports what only it needs.
     """
 
     FAMILY: str
 
     def sniff(self, probe: Probe) -> Guess | None:
-        """How sure it is that it reads this, and what that is called; None where it does not.
+        """Return how sure it is that it reads this, and what this is called; None if it does not read it.
 
-        Raises a CkptconvError for what stands for no checkpoint under the name that it has.
+        Raise a CkptconvError if something has a checkpoint's name and is none.
         """
 
     def read(self, place: Location, wanted: Wanted) -> Source:
-        """Open the checkpoint at `place`: the descriptions of all that is `wanted`, and no tensor data."""
+        """Open the checkpoint at `place`: read the descriptions of all that is `wanted`, and no tensor data."""

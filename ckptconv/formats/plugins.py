@@ -1,7 +1,7 @@
-"""Formats that other packages bring, by the entry-point group `ckptconv.formats`.
+"""Formats of other packages, by the entry-point group `ckptconv.formats`.
 
-They are looked for only where no format of ours knows what is there, or where one is asked for by name:
-importlib.metadata is slow to import. What goes wrong inside of one is told in a sentence, which names the package.
+They are looked up only if none of our formats recognizes a path, or if one is asked for by name: importlib.metadata is
+slow to import. An exception in one becomes an error message that names its package.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.storage.location import Location
 
 GROUP = "ckptconv.formats"
-# Which of our commands takes a file of a format that has none of its own.
+# The command that accepts files of a format that has no command of its own.
 _COMMAND_OF = "torch"
 
 
 class _Plugin:
-    """A format of another package, by the name that its entry point has."""
+    """A format of another package, under the name of its entry point."""
 
     def __init__(self, entry: EntryPoint) -> None:
         self.FAMILY = entry.name
@@ -63,13 +63,13 @@ class _Plugin:
 
 
 def installed() -> Iterator[Format]:
-    """The formats of all packages that are installed, each imported when its turn comes."""
+    """Yield the formats of all installed packages, each imported when its turn comes."""
     for entry in entry_points(group=GROUP):
         yield _Plugin(entry)
 
 
 def named(family: str) -> Format:
-    """The format of that name."""
+    """Return the format with this name."""
     for entry in entry_points(group=GROUP, name=family):
         return _Plugin(entry)
     raise UsageError(

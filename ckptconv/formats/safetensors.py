@@ -1,9 +1,9 @@
-"""Reads safetensors files, and sharded sets of them, by their headers; no tensor data is read.
+"""Read safetensors files, and sharded sets of them, by their headers. No tensor data is read.
 
 Source: https://huggingface.co/docs/safetensors and `safetensors/src/tensor.rs`. A file is the length of its header (8
-bytes, little-endian), the header, a JSON object, and the data. A sharded set has an index that says which file holds
-which tensor. Where a structure record lies in the metadata or beside the files, the tree it describes is put together
-again; where a tied name was stored under another, it is put back.
+bytes, little-endian), the header (a JSON object), and the data. A sharded set has an index that says which file holds
+which tensor. If there is a structure record, in the metadata or beside the files, the tree it describes is rebuilt. A
+tied name stored under another is restored.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import quoted, some
 
 FAMILY = "safetensors"
-# What HuggingFaceStorageWriter of torch.distributed.checkpoint makes of a model in one process is an ordinary set.
+# A model saved by one process with torch.distributed.checkpoint's HuggingFaceStorageWriter is an ordinary set.
 _GUESS = Guess(CERTAIN, "in safetensors already", "safetensors2pt {} OUTPUT.pt", also=("dcp",))
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_HEADER = 100_000_000
-# What describing so many takes is a gibibyte.
+# Describing that many takes 1 GiB of memory.
 MAX_TENSORS = 1 << 20
-# A record names a tensor in some 100 bytes, and has its values.
+# A record takes some 100 bytes for a tensor, plus its other values.
 MAX_RECORD = 1 << 30
-# torch's own limit.
+# torch's limit.
 MAX_DIMS = 64
-# Metadata keys that mean something, and are no tied names.
+# Metadata keys with a meaning of their own, which are never aliases.
 RESERVED = frozenset({"format", "total_size", METADATA_KEY})
 METADATA = "__metadata__"
-# Dtypes whose elements are six bits, which torch does not have.
+# Dtypes with 6-bit elements, which torch does not have.
 _SIX_BITS = frozenset({"F6_E2M3", "F6_E3M2"})
 _MOST = 1 << 63
-# Levels of lists and objects inside a tensor's object that the library's parser takes, of 127 in all; and the largest
-# number that rounds to a float.
+# The nesting, inside a tensor's object, that the library's parser accepts, of 127 levels in all; and the largest
+# integer that rounds to a finite float64.
 _LEVELS, _LARGEST = 125, (1 << 1024) - (1 << 970) - 1
-# Entries of the metadata that are shown.
+# Entries of the metadata that are shown, at most.
 _TOLD = 20
-# Read at once where every request takes long.
+# Bytes of the first request for a remote file.
 _FAR = 1 << 18
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
 _AGAIN = "Copy or download it again."
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """A file is told by what it begins with; or by its name, unless it begins as a zip archive does."""
+    """Recognize a file by its beginning, or by its name unless it begins like a zip archive."""
     if probe.is_file:
         path = probe.place.path
         if path.endswith(INDEX_SUFFIX):
@@ -77,24 +77,23 @@ def sniff(probe: Probe) -> Guess | None:
         head, size = probe.head
         named = path.endswith(SUFFIX) and not head.startswith(b"PK\x03\x04")
         return _GUESS if named or looks_like(head, size) else None
-    # Trainers put weights beside what DeepSpeed saves: who expects that is told what of it is missing.
+    # Trainers put weights beside what DeepSpeed saves: a caller who expects DeepSpeed is told what is missing of that.
     is_meant = probe.is_directory and probe.expected != "deepspeed"
     return _GUESS if is_meant and holds_set(probe.place.names) else None
 
 
 def holds_set(names: Iterable[str]) -> bool:
-    """Whether a directory with these names holds files of safetensors."""
+    """Whether a directory with these names holds safetensors files."""
     return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
 
 
 def looks_like(head: bytes, size: int) -> bool:
-    """Whether a file of `size` bytes that begins with `head` is safetensors."""
+    """Whether a file of `size` bytes that begins with `head` is a safetensors file."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= min(size - 8, MAX_HEADER)
 
 
 def locate(directory: Location) -> Location | None:
-    """The file in `directory` that stands for the safetensors output in it: an index, or the only file; None if there
-    is none."""
+    """Return the index, or the only file, of the safetensors output in `directory`; None if there is none."""
     names = [name for name, entry in directory.names.items() if entry.kind == "file"]
     for found in (
         [name for name in names if name == f"model{INDEX_SUFFIX}"],
@@ -116,8 +115,8 @@ def locate(directory: Location) -> Location | None:
 def read(place: Location, wanted: Wanted | None = None) -> Source:
     """Open a safetensors file, a sharded set by its index, or either by its directory.
 
-    Raises CorruptError for a file or set that contradicts itself or is not whole, UnsafeError for an index that leads
-    out of its directory, UnsupportedError for a dtype that torch has not.
+    Raise CorruptError for a file or set that contradicts itself or is incomplete, UnsafeError for an index that leads
+    out of its directory, UnsupportedError for a dtype that torch lacks.
     """
     asked = place
     warnings = []
@@ -142,7 +141,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
 
 @dataclass
 class _Set:
-    """What the files of an output hold together: tensors in order, metadata, the record and where it stands."""
+    """What the files of an output hold together: tensors in order, metadata, the record, and the path of its file."""
 
     path: str
     tensors: dict[str, Stored] = field(default_factory=dict)
@@ -196,7 +195,7 @@ def _source(place: Location, found: _Set, warnings: list[str]) -> Source:
 
 
 def _restored(found: _Set) -> Any:
-    """The tree that the record describes."""
+    """Return the tree that the record describes."""
     try:
         return keymap.unflatten(found.tensors, found.record, live_values=False)
     except CkptconvError as error:
@@ -204,7 +203,7 @@ def _restored(found: _Set) -> Any:
 
 
 def _aliases(found: _Set) -> dict[str, str]:
-    """Names that were stored under another, {removed: kept}: a metadata entry that leads to a tensor, and is none."""
+    """Return the aliases, {removed: kept}: metadata entries whose value names a tensor and whose key does not."""
     return {
         removed: kept
         for removed, kept in found.metadata.items()
@@ -213,7 +212,7 @@ def _aliases(found: _Set) -> dict[str, str]:
 
 
 def _olmo(found: _Set, place: Location) -> tuple[dict[Any, Any], list[str]]:
-    """The tree of a file whose names are pickles of paths, which are read and not run."""
+    """Return the tree of a file whose tensor names are pickled paths; the pickles are read, never run."""
 
     def content(tensor: Stored) -> bytes:
         if tensor.dtype.name != "uint8" or tensor.nbytes > MAX_PICKLE:
@@ -279,7 +278,7 @@ def _read_set(place: Location) -> _Set:
         found.inputs[name] = header.identity
         found.size += header.size
         found.bytes_read += header.bytes_read
-    # The record of one of several files says nothing of the others.
+    # A record in one of several files says nothing of the others.
     found.metadata.pop(METADATA_KEY, None)
     found.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
     return found
@@ -300,7 +299,7 @@ def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: M
 
 
 def _record_beside(directory: Location) -> tuple[str | None, str]:
-    """The structure record in a file of its own in `directory`, and its path."""
+    """Return the structure record stored as a file in `directory`, and its path."""
     beside = directory.join(FILE_NAME)
     if beside.kind != "file":
         return None, ""
@@ -311,7 +310,7 @@ def _record_beside(directory: Location) -> tuple[str | None, str]:
 
 
 class Header(NamedTuple):
-    """What one file's header says: its tensors in the order of the data, and its metadata."""
+    """What a file's header describes: its tensors in the order of the data, and its metadata."""
 
     tensors: dict[str, Stored]
     metadata: dict[str, str]
@@ -321,7 +320,7 @@ class Header(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What a header says of a tensor, and what else it has there, which means nothing. None of it is checked."""
+    """A header's entry for a tensor, not checked yet; `more` are the values of unknown keys, which mean nothing."""
 
     dtype: Any
     shape: Any
@@ -330,7 +329,7 @@ class _Entry(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A tensor, and the bytes of the data that it says it has."""
+    """A tensor, and the range of the data that the header gives it."""
 
     begin: int
     stop: int
@@ -340,7 +339,7 @@ class _Place(NamedTuple):
 
 
 def _read_file(place: Location) -> Header:
-    """Read the header of one file."""
+    """Read the header of a file."""
     reader = place.at(place.entry.file).open_reader()
     try:
         return read_header(reader)
@@ -349,7 +348,7 @@ def _read_file(place: Location) -> Header:
 
 
 def read_header(reader: Reader, base: int = 0) -> Header:
-    """Read the header of a safetensors file, which is all of what `reader` reads from byte `base` on."""
+    """Read the header of the safetensors file that `reader` holds from byte `base` to its end."""
     raw, bytes_read = _raw_header(reader, base)
     file = reader.file
     identity = (file.size, file.stamp, zlib.crc32(raw))
@@ -361,7 +360,7 @@ def read_header(reader: Reader, base: int = 0) -> Header:
 
 
 def described(raw: bytes, path: str) -> tuple[list[_Place], dict[str, str]]:
-    """The tensors that a header describes, each checked by itself, and the metadata."""
+    """Return the tensors that a header describes, each checked by itself, and the metadata."""
     places: list[_Place] = []
     metadata: dict[str, str] | None = None
     kinds: _Kinds = {}
@@ -391,7 +390,7 @@ def _metadata(path: str, told: Any) -> dict[str, str]:
 
 
 def _raw_header(reader: Reader, base: int) -> tuple[bytes, int]:
-    """The bytes of the header, and how many bytes were read for it."""
+    """Return the bytes of the header, and the number of bytes read for it."""
     path, size = reader.file.path, reader.file.size - base
     head = reader.read_at(base, min(size, _FAR if is_remote(path) else 512))
     length = int.from_bytes(head[:8], "little")
@@ -411,17 +410,17 @@ def _raw_header(reader: Reader, base: int) -> tuple[bytes, int]:
     if head[8:9] != b"{":
         raise _corrupt(path, f"its header begins with {head[8:24]!r}, and not with an object")
     if len(head) < 8 + length:
-        # Read anew, as one piece: put together, a large one would be in memory twice.
+        # Read it again, as one piece: joining the parts would hold a large header in memory twice.
         return reader.read_at(base + 8, length), len(head) + length
     return head[8 : 8 + length], len(head)
 
 
-# The dtype, the shape as torch counts it, and the bytes, by what a header says: tensors are many, their kinds few.
+# {(dtype code, shape): (dtype, shape as torch counts it, bytes)}. There are many tensors and few such kinds.
 _Kinds: TypeAlias = "dict[tuple[str, tuple[int, ...]], tuple[DType, tuple[int, ...], int]]"
 
 
 def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
-    """What the header's `entry` says of the tensor `name`; what was found out of its kind is in `kinds`."""
+    """Check the header's `entry` for the tensor `name`. `kinds` caches what its dtype and shape give."""
     if type(entry) is not _Entry:
         raise _corrupt(path, f"{quoted(name)} has no dtype, shape and data_offsets")
     code, told, offsets, more = entry
@@ -447,8 +446,8 @@ def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
 
 
 def tensors_of(places: list[_Place], file: File, start: int) -> dict[str, Stored]:
-    """The tensors at `places`, in the order of the data, which begins at byte `start` and has to be theirs to the last
-    byte."""
+    """Return the tensors at `places`, in the order of the data, which begins at byte `start` of `file`. Raise
+    CorruptError unless they cover the data to the last byte."""
     places.sort(key=itemgetter(0, 1))
     strides: dict[tuple[int, ...], tuple[int, ...]] = {}
     tensors: dict[str, Stored] = {}
@@ -483,7 +482,7 @@ def _dtype(path: str, name: str, code: str) -> DType:
 
 
 def _shape(path: str, name: str, shape: list[int], dtype: DType) -> tuple[tuple[int, ...], int]:
-    """The shape as torch counts it, and its bytes."""
+    """Return the shape as torch counts it, and its bytes."""
     if len(shape) > MAX_DIMS:
         raise UnsupportedError(f"{path}: {quoted(name)} has {len(shape)} dimensions; torch knows at most {MAX_DIMS}.")
     reach = 1
@@ -507,7 +506,7 @@ def _shape(path: str, name: str, shape: list[int], dtype: DType) -> tuple[tuple[
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """An object of a header; that of a tensor in the form that takes least memory."""
+    """Make an object of a header; a tensor's takes the form that uses least memory."""
     made = strict_json.unique(pairs)
     if type(made.get("shape")) is not list or type(made.get("data_offsets")) is not list:
         return made
@@ -516,7 +515,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Any:
 
 
 def _check_skipped(path: str, value: Any) -> None:
-    """Raise CorruptError for a value that means nothing, and is more than the library's parser reads past."""
+    """Raise CorruptError if an ignored value is more than the library's parser accepts."""
     level = [value]
     for _ in range(_LEVELS + 1):
         if any(type(each) is int and abs(each) > _LARGEST for each in level):
@@ -528,7 +527,7 @@ def _check_skipped(path: str, value: Any) -> None:
     raise _corrupt(path, f"a tensor in its header has something nested more than {_LEVELS} levels deep")
 
 
-# What is right inside of a list or an object.
+# The direct children of a list or an object.
 _INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
     list: lambda each: each,
     dict: lambda each: each.values(),

@@ -1,4 +1,4 @@
-"""What reading a checkpoint of any format gives."""
+"""What reading a checkpoint of any format returns."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 
-# What wrappers put before every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
+# Prefixes that wrappers add to every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
 _WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a checkpoint is to be read, beside its weights, and which of several is meant.
+    """What of a checkpoint to read beside its weights, and which of several to open.
 
-    `key` is a dotted path into the state, "." all of it; `states` asks for the optimizer's states. Formats that
-    describe all of this in one place read it anyway. `tag`, `exclude_frozen` and `model_rank`, one tensor-parallel
-    rank, are DeepSpeed's.
+    `key` is a dotted path into the state, "." all of it. `states` asks for the optimizer's states. Formats that
+    describe everything in one place read these anyway. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel
+    rank) are for DeepSpeed.
     """
 
     key: str = ""
@@ -34,10 +34,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Training:
-    """What a DeepSpeed checkpoint holds beside weights and states, of which a universal checkpoint is made.
+    """What a DeepSpeed checkpoint holds beside weights and states, for a universal checkpoint.
 
-    `stage` is ZeRO's; `parameters` the names of the trained parameters; `common` what the optimizer's file says of all
-    of them together; `copies` the model files.
+    `stage` is the ZeRO stage; `parameters` are the names of the trained parameters; `common` is what the optimizer's
+    file says of all of them together; `copies` are the model files.
     """
 
     stage: int | None
@@ -48,34 +48,34 @@ class Training:
 
 @dataclass(frozen=True)
 class Source:
-    """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete, and does not change.
+    """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
 
     - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
-    - `weights` is the tree that is converted. `structured` says that its shape and order are the user's own and worth a
-      record; otherwise it is a flat state dict whose order means nothing.
-    - `optimizer` is the optimizer's state dict with names for parameters, where the checkpoint tells them.
-    - `states_error` says why its states cannot be converted, where the weights can.
-    - `trees` are those that have what is under a key, by key, where that is not in `weights`.
+    - `weights` is the tree to convert. `structured`: its nesting and order are the user's own and worth a record;
+      otherwise it is a flat state dict whose order means nothing.
+    - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint tells the names.
+    - `states_error` says why its states cannot be converted although the weights can.
+    - `trees` maps a key to a tree that holds what is under it, if `weights` does not.
     - `training` is what else resuming the training needs.
-    - `owners` are ties that the checkpoint itself names: alias → owner.
-    - `unaccounted` are names whose data is nowhere: to be excluded by name, or an error.
+    - `owners` are ties that the checkpoint itself names: {alias: owner}.
+    - `unaccounted` are names whose data is nowhere in it: the user excludes them by name, or it is an error.
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt. `equal_states` are
-      such states of the optimizer, which matter where those are converted. `alike_states` are states that ranks keep
-      each for itself: that they differ is worth a warning.
-    - `counts` tells what the weights consist of, by kind.
-    - `opaque` are the names of classes that were kept as inert data, `mentioned` all that its pickles mention.
-    - `records` are the storages that files consist of, with their checksums, by the file's path.
-    - `notes` are worth knowing and no cause for concern, as `warnings` are. `hints` are notes on what the names of the
-      weights may be changed to, of no use to who has chosen some.
-    - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does for what was
-      read for the optimizer's states alone; of a file in both it tells more.
-    - `wanted` is what was read. Where that was not everything, `reread` opens the checkpoint again for more.
-    - `pointers` are the paths of files that said only where the checkpoint is, as `latest` does.
+      the same for optimizer states, and matter only if these are converted. `alike_states` are states of which each
+      rank keeps its own copy: a difference is worth a warning.
+    - `counts` are the numbers of tensors in the weights, by kind.
+    - `opaque` are the names of classes kept as inert data; `mentioned` are all names that its pickles mention.
+    - `records` maps a file's path to its storages, with their checksums.
+    - `warnings` are causes for concern; `notes` are not. `hints` suggest renamings of the weights, of no use to a user
+      who has chosen some.
+    - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does so for what
+      was read only for the optimizer's states; it tells more of a file that is in both.
+    - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
+    - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
-    - `model_rank` says which tensor-parallel rank this is, where each is a source of its own.
-    - `pieces` finds the names of tensors that are pieces of parameters, and none themselves: they are not converted.
-    - `metadata` is what files of safetensors say beside their tensors.
-    - `default_dtype` and `default_shard_size` (bytes) apply where the user asks for nothing else.
+    - `model_rank` is the tensor-parallel rank, if each rank is a source of its own.
+    - `pieces` matches the names of tensors that are pieces of parameters; these are not converted.
+    - `metadata` is the metadata of safetensors files.
+    - `default_dtype` and `default_shard_size` (bytes) apply unless the user asks for others.
     """
 
     format: str
@@ -114,13 +114,13 @@ class Source:
     reread: Callable[[Wanted], Source] | None = None
 
     def tree(self, key: str) -> Any:
-        """The tree that has what is under `key`: the weights, or a greater one."""
+        """Return the tree that holds what is under `key`: the weights, or a larger one."""
         return self.trees.get(key, self.weights)
 
     def states(self) -> Any:
-        """The optimizer's state dict with names for parameters; None where the checkpoint does not tell them.
+        """Return the optimizer's state dict by parameter name; None if the checkpoint does not tell the names.
 
-        Raises the error that says why the states cannot be converted, if there is one.
+        Raise `states_error`, if there is one.
         """
         if self.states_error:
             raise self.states_error
@@ -128,7 +128,7 @@ class Source:
 
 
 def prefixed(names: Collection[str]) -> list[str]:
-    """What to do about a prefix that all names share and no model asked for."""
+    """Return a hint for stripping wrapper prefixes that all names share, or nothing."""
     prefix = ""
     while names:
         more = next((w for w in _WRAPPERS if all(name.startswith(prefix + w) for name in names)), "")

@@ -1,4 +1,4 @@
-"""The index of a sharded set, of torch files as of safetensors: which file holds which tensor.
+"""Read the index of a sharded set, of torch files or safetensors: which file holds which tensor.
 
 Source: huggingface_hub's `serialization/_base.py`: {"metadata": {"total_size": …}, "weight_map": {tensor: file}}.
 """
@@ -12,13 +12,12 @@ from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 
-# An index names a tensor in some 100 bytes.
+# The largest index read. An index takes some 100 bytes for a tensor.
 _MOST = 128 << 20
 
 
 class Index(NamedTuple):
-    """What an index says: the file of every tensor, by its name; its metadata; the names of its members; and how many
-    bytes it has."""
+    """An index: {tensor: file}; its metadata; the names of its JSON members; its size in characters."""
 
     weight_map: dict[str, str]
     metadata: dict[str, Any]
@@ -27,9 +26,9 @@ class Index(NamedTuple):
 
 
 def read_index(place: Location) -> Index | None:
-    """The index at `place`; None for what is JSON and no index.
+    """Return the index at `place`; None for JSON that is no index.
 
-    Raises CorruptError for what is no JSON, UnsafeError for names that lead out of its directory.
+    Raise CorruptError if it is not JSON, UnsafeError if a file name leads out of its directory.
     """
     text = place.read_text(_MOST)
     try:
@@ -40,7 +39,7 @@ def read_index(place: Location) -> Index | None:
     metadata = {} if metadata is None else metadata
     if type(weight_map) is not dict or type(metadata) is not dict:
         return None
-    # Files are few, and each is named by very many tensors.
+    # Many tensors share each file name: keep one string of it.
     files: dict[str, str] = {}
     for tensor, file in weight_map.items():
         if type(file) is not str:

@@ -1,4 +1,4 @@
-"""What is made of a source: the plans of its outputs. Pure."""
+"""Plan the outputs of a source. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.version import __version__
 
-# An output larger than so many times the input and this many bytes is not worth its space: a tensor of a few bytes can
-# be as large as it likes, by repeating an element.
+# An output larger than this many times its input plus this many bytes is refused: a tensor of a few bytes can have any
+# size by repeating an element (stride 0).
 MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
 
 
-# The files of an output, the names in it that are stored under another, {removed: kept}, and what it has to say.
+# The files of an output, its aliases {removed: kept}, and what a user should know of it.
 _Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], "Told"]
 
 
@@ -34,11 +34,11 @@ _Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], "Told"]
 class Told:
     """What a user should know of an output.
 
-    `idle` are options that were given and change nothing in it: {option: reason}. `recorded` are the keys at the top
-    of the structure record that lead to values. `inert`: it holds objects of classes that are known by name only, and
-    no tensor that is not part of one. `bits` are tensors that mean nothing without the record, which was not written.
-    `kept` are the classes known by name only that the record names, if these are not all there are. `warnings` are all
-    else that is worth knowing of what was made.
+    `idle` are options that were given and change nothing in it: {option: reason}. `recorded` are the top-level keys of
+    the structure record that lead to values. `inert`: it holds objects of classes known by name only, and no tensor
+    outside them. `bits` are tensors that mean nothing without the record, which was not written. `kept` are the classes
+    known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
+    others.
     """
 
     idle: Mapping[str, str] = field(default_factory=dict)
@@ -51,9 +51,9 @@ class Told:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a conversion: where it goes, its plan, and the names it stores under another: {removed: kept}.
+    """An output of a conversion: where it goes, its plan, and its aliases {removed: kept}.
 
-    `heading` is what its manifest says before the files, and `restored` what else is known of a `.pt` file.
+    `heading` is its manifest without the files. `restored` holds further facts of a `.pt` file.
     """
 
     target: Target
@@ -68,7 +68,7 @@ class Output:
         return self.restored.tensors if self.restored else sum(file.tensors for file in self.plan.files)
 
 
-# What can be made of a source, each where it is asked for.
+# One function for each kind of output.
 
 
 def weights_output(source: Source, target: Target, options: Options) -> Output:
@@ -97,7 +97,7 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
 
 
 def _choosing(options: Options) -> dict[str, str]:
-    """The options that choose and change tensors, of those that were given, and why none of them is of use here."""
+    """Return the given options that select or change tensors, each with the reason why it changes nothing here."""
     others = [
         each for each in OPTIONS.values() if each.group == "tensors" and each.name not in ("strip_prefix", "rename")
     ]
@@ -116,7 +116,7 @@ def output_of(
     told: Told | None = None,
     restored: Restored | None = None,
 ) -> Output:
-    """The output that consists of `files`, with its plan id; a manifest calls what it is made of `sources` `kind`."""
+    """Return the output that consists of `files`, with its plan id. `kind` is the manifest's word for it."""
     inputs = {name: found for source in sources for name, found in source.inputs.items()}
     plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, options.recorded()))
     head = heading(sources, options, kind, plan_id, aliases)
@@ -124,7 +124,7 @@ def output_of(
 
 
 def check_output(output: Output, spared: Spared, options: Options) -> None:
-    """Raise UsageError for an output that would replace a file that is `spared`, or one larger than was asked for."""
+    """Raise UsageError if an output would replace a `spared` file or is larger than `max_shard_size`."""
     target = output.target
     asked = {option: normalize(path) for option, path in _written_too(options) if path}
     for option, path in asked.items():
@@ -147,12 +147,12 @@ def check_output(output: Output, spared: Spared, options: Options) -> None:
 
 
 def _written_too(options: Options) -> tuple[tuple[str, str], ...]:
-    """The files that are written beside the outputs, by option."""
+    """Return the files that are written beside the outputs, by option."""
     return ("--manifest", options.manifest), ("--depfile", options.depfile)
 
 
 def check_growth(output: Output, available: int) -> None:
-    """Raise LimitError for an output out of all proportion to the `available` bytes that it is made of."""
+    """Raise LimitError if an output is out of proportion to the `available` bytes that it is made of."""
     most = MAX_GROWTH * available + ROOM_TO_GROW
     if output.plan.nbytes <= most:
         return
@@ -168,7 +168,7 @@ def check_growth(output: Output, available: int) -> None:
 
 
 def weights_files(source: Source, target: Target, options: Options) -> _Files:
-    """The files of the weights. Pure."""
+    """Plan the files of the weights. Pure."""
     chosen = selected(source, options)
     described, tensors, names = chosen.described, chosen.tensors, chosen.names
     all_apart = options.tied == "duplicate" or (described.apart and not chosen.owners)
@@ -179,19 +179,19 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     cast = [old for old, new in names.items() if new in kept and kept[new].dtype != tensors[new].dtype]
     warnings = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, chosen.dtype)
     idle, is_structured, fixed = _idle(chosen, options), chosen.structured, chosen.fixed
-    # Of a million tensors, each of these takes as much memory as all buffers.
+    # With a million tensors, each of these takes as much memory as all buffers.
     del chosen, tensors, names
     limit = options.max_shard_size or source.default_shard_size
     groups = _as_in(kept, source.shards) if source.shards and limit is None else None
     files = _file_plans(kept, aliases, structure, target, limit, groups)
     if structure is None and is_structured and _names(files) != list(kept):
-        # A plain dict, whose order is lost where tensors were cast, or are spread over several files.
+        # A plain dict needs a record if casts or several files change the order of its names.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
     return files, aliases, _told(source, described, structure, options, idle, fixed, warnings)
 
 
 def _idle(chosen: Selected, options: Options) -> dict[str, str]:
-    """The options that were given and choose or rename nothing: {option: reason}."""
+    """Return the given options that select or rename nothing: {option: reason}."""
     idle = selection.idle_globs(list(chosen.known), chosen.choice)
     return idle | selection.idle(chosen.names, options.strip_prefix, options.rename)
 
@@ -205,7 +205,7 @@ def _told(
     fixed: Iterable[str],
     warnings: tuple[str, ...] = (),
 ) -> Told:
-    """What a user should know of an output with this `structure` record, where `fixed` are names in the output."""
+    """Return what a user should know of an output with this `structure` record; `fixed` are names in the output."""
     bits = () if options.structure or not source.structured else tuple(sorted(fixed))
     is_part = options.key or options.include or options.exclude or not options.structure
     kept = keymap.classes(structure) if source.opaque and is_part else None
@@ -214,7 +214,7 @@ def _told(
 
 
 def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[list[str]]:
-    """Names in groups: those of each input file."""
+    """Group names by the input file that holds them."""
     groups: dict[str, list[str]] = {path: [] for path in shards}
     for name, tensor in tensors.items():
         path = next((file.stored.path for file in tensor.inputs()), shards[0])
@@ -223,15 +223,15 @@ def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[lis
 
 
 def _names(files: Iterable[FilePlan]) -> list[str]:
-    """The tensors of an output, as one finds them who reads its files one after the other."""
+    """Return the names of an output's tensors in the order in which its files hold them."""
     return [part.name for file in files for part in file.parts if isinstance(part, Data)]
 
 
 def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
-    """The files of the optimizer states. Pure.
+    """Plan the files of the optimizer states. Pure.
 
-    A name that is tied to a parameter leads to the parameter's states in the alias record; one that is no weight's
-    stays.
+    Aliases lead from a tied parameter's states to those of the parameter it is tied to. The states of an alias that is
+    no weight are kept as they are.
     """
     chosen = selected_states(source, options)
     described, aliases = chosen.described, chosen.owners
@@ -249,7 +249,7 @@ def _file_plans(
     limit: int | None,
     groups: list[list[str]] | None = None,
 ) -> tuple[FilePlan, ...]:
-    """One file, or files of at most `limit` bytes of tensors, or one for each of `groups` of names."""
+    """Plan one file, files of at most `limit` bytes of tensors, or one file for each of `groups` of names."""
     record = {} if structure is None else {METADATA_KEY: structure}
     if target.is_file:
         return (safetensors.file_plan(basename(target.path), tensors, {"format": "pt", **aliases, **record}),)
@@ -270,7 +270,7 @@ def _file_plans(
 def heading(
     sources: Sequence[Source], options: Options, kind: str, plan_id: str, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A manifest, but for the files."""
+    """Return a manifest without its files."""
     first = sources[0]
     described: dict[str, Any] = {"format": first.format, "family": first.family}
     if first.model_rank is not None:

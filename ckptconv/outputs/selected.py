@@ -1,4 +1,4 @@
-"""From a source and options to names and tensors: what an output is to hold, for planning and verifying. Pure."""
+"""Select the names and tensors of an output from a source and options, for planning and verifying. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
-# Gives names their new ones, {old: new}, by --strip-prefix and --rename.
+# Maps old names to new ones, {old: new}, by --strip-prefix and --rename.
 Rename: TypeAlias = "Callable[[Iterable[str], str, Sequence[str]], dict[str, str]]"
 
 
@@ -24,10 +24,10 @@ Rename: TypeAlias = "Callable[[Iterable[str], str, Sequence[str]], dict[str, str
 class Selected:
     """What is selected of a source.
 
-    `names` are those that are converted, {old: new}, of those that there are in `known`. `tensors` are by new name, as
-    the source has them; `cast` gives them as they are stored. `described` is the tree they come from, under its old
-    names, and `structured` whether its structure record belongs to the output. `owners` are the ties that the source
-    tells of, {alias: owner} among the new names.
+    `names` are the selected names, {old: new}; `known` are all there are, by old name. `tensors` are by new name, as
+    the source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under
+    its old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
+    owner}, by new name. `fixed` are new names of tensors that are never cast.
     """
 
     names: dict[str, str]
@@ -42,13 +42,13 @@ class Selected:
     fixed: frozenset[str] = frozenset()
 
     def cast(self, name: str) -> LazyTensor:
-        """The tensor of this new name with its elements as they are stored."""
+        """Return the tensor of this new name, cast as it is stored."""
         tensor = self.tensors[name]
         return tensor if name in self.fixed else selection.converted(name, tensor, self.dtype, self.widen_only)
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
-        """The structure record where `aliases` {removed: kept} are stored under other names; None where it needs
-        none."""
+        """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None
+        if it needs none."""
         record = self.described.structure
         if record is None and self.structured and any(old != new for old, new in self.names.items()):
             record = keymap.plain_record(self.names)
@@ -56,16 +56,16 @@ class Selected:
 
 
 def selected(source: Source, options: Options, rename: Rename = selection.renamed) -> Selected:
-    """What the options select of the weights: a subtree, names that are chosen and changed, dtypes.
+    """Select the weights by the options: a subtree, names to keep and rename, dtypes.
 
-    Raises UsageError where nothing is left, CorruptError and UnsupportedError for tensors that cannot be converted.
+    Raise UsageError if nothing is left, CorruptError or UnsupportedError for tensors that cannot be converted.
     """
     tree = selection.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
     choice = Choice(options.include, options.exclude)
     described = _flattened(source, tree, choice)
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
-    # A whole state without a tensor is kept by its record alone; a part that was asked for is a slip.
+    # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
     if not flat and (options.key or not source.structured):
         where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
         raise UsageError(f"There is no tensor {where}: nothing to convert.")
@@ -87,10 +87,10 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
 
 
 def selected_states(source: Source, options: Options, rename: Rename = selection.renamed) -> Selected:
-    """What the options select of the optimizer states: named <parameter>.<state>, and nested as torch has them.
+    """Select the optimizer states by the options: named <parameter>.<state>, and nested as torch nests them.
 
-    Parameters are called as the weights are. Half-precision states are widened as the weights are by default, and never
-    narrowed. `owners` are names of states that are those of another parameter.
+    Parameters have the names of the weights. Half-precision states are widened by default, as the weights are, and
+    never narrowed. `owners` are states shared with another parameter: {alias: owner}.
     """
     optimizer = source.states()
     if optimizer is None:
@@ -116,8 +116,8 @@ def selected_states(source: Source, options: Options, rename: Rename = selection
 
 
 def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
-    """The tensors of `tree`, and a record of those that are chosen. Raises UnsupportedError for those without data,
-    unless they are left out by name."""
+    """Flatten `tree` to tensors, with a record of those that are chosen. Raise UnsupportedError for tensors without
+    data, unless they are excluded by name."""
     if not source.structured:
         return keymap.Flattened(dict(tree), None, frozenset())
     without: list[str] = []
@@ -137,7 +137,7 @@ def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
 
 
 def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Choice, rename: Rename) -> dict[str, str]:
-    """What is converted, and under which names: {old: new}."""
+    """Return what is converted, and under which names: {old: new}."""
     names = selection.matching(flat, choice)
     _check_pieces(source, flat)
     lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
@@ -151,7 +151,7 @@ def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Ch
 
 
 def _check_pieces(source: Source, names: Iterable[str]) -> None:
-    """Raise UnsupportedError where `names` are those of pieces of parameters."""
+    """Raise UnsupportedError if some of `names` are pieces of parameters."""
     found = [name for name in names if source.pieces and source.pieces.search(name)]
     if found:
         raise UnsupportedError(
@@ -162,5 +162,5 @@ def _check_pieces(source: Source, names: Iterable[str]) -> None:
 
 
 def _owners(source: Source, names: Mapping[str, str]) -> dict[str, str]:
-    """The ties that the source tells of, among the new names."""
+    """Return the source's own ties by new name: {alias: owner}."""
     return {names[a]: names[o] for a, o in source.owners.items() if a in names and o in names}

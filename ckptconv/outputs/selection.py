@@ -1,6 +1,6 @@
-"""Choosing and changing what is converted: key, include, exclude, strip, rename, tied names, dtype. All pure.
+"""Select and change what is converted: key, include, exclude, strip, rename, ties, dtype. Pure.
 
-A subtree is chosen before flattening; everything else works on flat names.
+A subtree is selected before flattening; everything else works on flat names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from ckptconv.tensors.lazy import Convert, LazyTensor, same_bytes
 from ckptconv.tensors.moves import Cast
 from ckptconv.text import some
 
-# Of a name, so much is shown.
+# Characters of a name shown in a message.
 _LONGEST = 200
 
 
 def subtree(tree: Any, key: str, where: str) -> Any:
-    """The part of `tree` under the dotted `key`; where keys hold dots themselves, the longest match at each step.
+    """Return the part of `tree` under the dotted `key`, all for "."; if keys contain dots, each step matches the
+    longest.
 
-    "." is all of it. Raises UsageError, naming the keys there are, where nothing is under it.
+    Raise UsageError, listing the keys there are, if nothing is under it.
     """
     rest, passed = "" if key == "." else key, ""
     while rest:
@@ -60,9 +61,9 @@ def _candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
 
 
 def matching(names: Iterable[str], choice: Choice) -> list[str]:
-    """Those of `names` that are chosen.
+    """Return those of `names` that are chosen.
 
-    Raises UsageError for a pattern of `include` that matches nothing, now or before, and where there are no names.
+    Raise UsageError for a pattern of `include` that matches nothing, here or earlier, or if there are no names.
     """
     names = list(names)
     if not choice:
@@ -77,15 +78,15 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
 
 
 def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
-    """The globs of `exclude` that have matched nothing, and why: {option: reason}. `names` are those there are."""
+    """Return the globs of `exclude` that matched nothing, and why: {option: reason}. `names` are all there are."""
     found = (pattern for pattern in choice.exclude if pattern not in choice.used)
     return {f"--exclude {each!r}": f"matches nothing. {_candidates(each, names)[:-1]}" for each in found}
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
-    """New names by old: `prefix` stripped, then every rule REGEX=REPLACEMENT applied in turn.
+    """Return {old: new} for `names`: strip `prefix`, then apply each rule REGEX=REPLACEMENT in turn.
 
-    Raises UsageError for a rule that is none, and where two names become one.
+    Raise UsageError for an invalid rule, or if two names become one.
     """
     stages = renaming(prefix, rules)
     if not stages:
@@ -100,7 +101,7 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str
 
 
 def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """New names by old, of (old, new). Raises UsageError where two names become one."""
+    """Return {old: new} for the pairs (old, new). Raise UsageError if two names become one."""
     result: dict[str, str] = {}
     taken: dict[str, str] = {}
     for old, new in pairs:
@@ -115,7 +116,7 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def renaming(prefix: str, rules: Sequence[str]) -> list[tuple[str, Callable[[str], str]]]:
-    """The options that rename, as they were given, and what each makes of a name, in their order."""
+    """Return the renaming options as given, each with the function that applies it to a name, in order."""
     found: list[tuple[str, Callable[[str], str]]] = []
     if prefix:
         found.append((f"--strip-prefix {prefix!r}", lambda name: name.removeprefix(prefix)))
@@ -133,7 +134,7 @@ def _substituted(pattern: re.Pattern[str], replacement: str, name: str) -> str:
 
 
 def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
-    """Which of the options that rename change none of `names`, and why: {option: reason}."""
+    """Return the renaming options that change none of `names`, and why: {option: reason}."""
     stages = renaming(prefix, rules)
     first: dict[str, str] = {}
     changing: set[str] = set()
@@ -154,9 +155,9 @@ def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, s
 
 
 def untie(flat: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, str]:
-    """Names whose bytes another name holds already: {removed: kept}.
+    """Return the names whose bytes another name already holds: {removed: kept}.
 
-    `owners` are ties the source names itself; otherwise the first of the tensors that are the same bytes is kept.
+    `owners` are ties that the source names itself. Otherwise, of tensors with the same bytes, the first is kept.
     """
     aliases = {alias: owner for alias, owner in owners.items() if alias in flat and owner in flat}
     first: dict[Hashable, str] = {}
@@ -169,14 +170,14 @@ def untie(flat: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str
         kept = first.setdefault(key, name)
         if kept != name:
             aliases[name] = kept
-    # An owner may itself be the same bytes as a tensor before it.
+    # An owner may itself be an alias of an earlier tensor.
     return {alias: aliases.get(owner, owner) for alias, owner in aliases.items()}
 
 
 def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = False) -> LazyTensor:
-    """`tensor` with floating elements as `dtype`; other tensors as they are.
+    """Return `tensor` with floating-point elements cast to `dtype`; return other tensors unchanged.
 
-    `widen_only` leaves alone what is wider already, or is an 8-bit float. Raises UsageError for a cast there is not.
+    `widen_only` leaves wider tensors and 8-bit floats unchanged. Raise UsageError for an unsupported cast.
     """
     source = tensor.dtype
     if dtype == "keep" or source.kind != "f" or source.name == dtype:
@@ -191,15 +192,15 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
     return Convert(tensor, Cast(source.name, target.name), target)
 
 
-# What the scales of a tensor of 8-bit floats are called: behind its name, or, of a `weight`, in its place.
+# Names of the scales of a tensor of 8-bit floats: suffixes of its name, or replacements of a final `weight`.
 _SCALES = ("_scale_inv", "_scale", "_scales", ".scale")
 _SCALES_OF_WEIGHT = ("scale_inv", "scale", "scales", "scale_weight")
-# Tensors that a message names.
+# Tensors that a message lists.
 _SHOWN = 5
 
 
 def unscaled(cast: Mapping[str, LazyTensor], names: Collection[str], dtype: str) -> tuple[str, ...]:
-    """What to say of tensors of 8-bit floats that are `cast` to `dtype`, and have scales among `names`."""
+    """Return a warning if 8-bit floats that have scales among `names` are `cast` to `dtype`; else ()."""
     found = {}
     for name, tensor in cast.items():
         if tensor.dtype.kind == "f" and tensor.dtype.itemsize == 1:

@@ -1,7 +1,8 @@
-"""DeepSpeed's universal checkpoints: a directory for every parameter, with a file for its weights and for each state.
+"""Write DeepSpeed's universal checkpoints: a directory for each parameter, with a file for its weights and for each
+state.
 
-Source: DeepSpeed's checkpoint/ds_to_universal.py. What it writes is written here, from the same parts, without its
-temporary files: under ZeRO-3 flat tensors, otherwise {"cat_dim": 0, "param": tensor} and the step.
+Source: DeepSpeed's checkpoint/ds_to_universal.py. The output is the same, without the temporary files of that script:
+under ZeRO-3 flat tensors, otherwise {"cat_dim": 0, "param": tensor}, and the step in a file of its own.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ from ckptconv.tensors.moves import Cast, File
 LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"
 
-# What file systems take, in bytes.
+# The longest file name that file systems accept, in bytes.
 _LONGEST_NAME = 255
 
 
 def trees(
     training: Training, weights: Mapping[str, LazyTensor], states: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, str]]:
-    """What the files for torch.load hold, as ds_to_universal writes them: the name of each, its tree, and the name of
-    the directory in its archive.
+    """Yield what each file for `torch.load` holds, as ds_to_universal writes it: the file's name, its tree, and the
+    name of the directory in its zip archive.
 
-    `states` are the optimizer's, by parameter. Raises UnsafeError for a parameter whose name is a path, and
-    UnsupportedError for a name that no directory can have.
+    `states` are the optimizer's, by parameter. Raise UnsafeError if a parameter's name is a path, UnsupportedError if
+    no directory can have that name.
     """
-    # What has no elements no optimizer has, though it can be trained.
+    # Below ZeRO-3, a parameter without elements has no optimizer state, even if it is trainable.
     trained = [name for name in training.parameters if weights[name].numel or training.stage == 3]
     for name in trained:
         directory = f"{ZERO}/{_checked(name)}"
         yield f"{directory}/fp32.pt", _wrapped(weights[name], training), "fp32"
         for key, value in states.get(name, {}).items():
             partitioned = isinstance(value, LazyTensor) and value.shape == weights[name].shape and key != "step"
-            # Under ZeRO-3 the step is among the common entries alone.
+            # Under ZeRO-3 the step is only in the common entries.
             if partitioned or (key == "step" and training.stage != 3):
                 yield f"{directory}/{key}.pt", _wrapped(value, training) if partitioned else value, key
     if training.stage != 3:
-        # What no optimizer trains: as DeepSpeed writes it, but integers, which it would round, as they are.
+        # Untrained tensors, as DeepSpeed writes them, except that integers stay integers: DeepSpeed would round them.
         for name in sorted(weights.keys() - set(trained)):
             yield f"{ZERO}/{_checked(name)}/fp32.pt", {"param": _widened(weights[name])}, "fp32"
     yield f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state"
 
 
 def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Mapping[str, Any]) -> Iterator[FilePlan]:
-    """The files of a universal checkpoint, by names relative to its directory."""
+    """Yield the files of a universal checkpoint; their names are relative to its directory."""
     for name, tree, stem in trees(training, weights, states):
         yield plan_tree(name, tree, stem)
     for file in training.copies:
@@ -63,13 +64,13 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
 
 
 def latest(directory: str) -> FilePlan:
-    """The file beside a universal checkpoint that names it."""
+    """Plan the file beside a universal checkpoint that holds its name."""
     data = os.fsencode(basename(directory))
     return FilePlan(LATEST, len(data), (Literal(0, data),))
 
 
 def pointer(directory: str) -> str:
-    """Where that file is, which is not in `directory`."""
+    """Return the path of that file, which lies beside `directory`."""
     return os.path.join(os.path.dirname(directory), LATEST)
 
 

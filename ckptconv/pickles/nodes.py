@@ -1,4 +1,4 @@
-"""The nodes of a state dict that Python itself has no inert type for.
+"""The nodes of a state dict for which Python has no inert type.
 
 A tree is what a pickle describes: dict, OrderedDict, list, tuple, set, frozenset, str, bytes, bytearray, int, float,
 complex, bool, None, range, slice, Ellipsis, Counter, deque, defaultdict with a builtin factory; `LazyTensor`s; and the
@@ -18,7 +18,7 @@ _T = TypeVar("_T", bound=tuple[Any, ...])
 
 
 def _equal_only_to_its_kind(cls: type[_T]) -> type[_T]:
-    """Let a NamedTuple equal no other tuple: a dict may have a class or a dtype as a key, and a tuple of its parts."""
+    """Make a NamedTuple equal no other tuple: a dict may have a class or dtype and a tuple of its parts as two keys."""
 
     def equal(self: _T, other: object) -> bool:
         return type(other) is cls and tuple.__eq__(self, other)
@@ -34,7 +34,7 @@ def _equal_only_to_its_kind(cls: type[_T]) -> type[_T]:
 
 @_equal_only_to_its_kind
 class Global(NamedTuple):
-    """A class or function that a pickle mentions by name. Only the name: nothing is imported."""
+    """A class or function that a pickle names. Only the name: nothing is imported."""
 
     module: str
     name: str
@@ -43,17 +43,17 @@ class Global(NamedTuple):
         return f"{self.module}.{self.name}"
 
     def brief(self, limit: int) -> str:
-        """The dotted name as a message shows it, of each part at most `limit` characters, all of them printable."""
+        """Return the dotted name as a message shows it: at most `limit` characters of each part, all printable."""
         return repr(f"{self.module[:limit]}.{self.name[:limit]}")[1:-1]
 
 
 @dataclass(eq=False)
 class Opaque:
-    """An object of a class that is not known to be data: what it was to be made from, never made.
+    """An object of a class not known to be data: what it would be made from. It is never made.
 
-    `call` is how the pickle asked for it: "reduce" (callable and arguments), "newobj" (class.__new__), "newobj_ex"
-    (with `kwargs`), or "persistent" (a persistent id in `args`). `state` holds the argument of each BUILD in turn,
-    `appended` and `items` what was added to it as to a list or a dict.
+    `call` is how the pickle makes it: "reduce" (callable and arguments), "newobj" (class.__new__), "newobj_ex" (with
+    `kwargs`), or "persistent" (a persistent id in `args`). `state` holds the argument of each BUILD in turn. `appended`
+    and `items` are what was added to it as to a list or a dict.
     """
 
     cls: Any  # a Global, or an Opaque for a callable that was itself the result of a call
@@ -71,7 +71,7 @@ class Opaque:
 
 
 class Replaced(Opaque):
-    """What stood for an object before it was given its state, and became another node. No tree may have it."""
+    """The stand-in for an object that became another node when it got its state. No tree may contain it."""
 
 
 class Size(tuple[int, ...]):
@@ -91,7 +91,7 @@ class TorchConstant(NamedTuple):
 
 @_equal_only_to_its_kind
 class NumpyScalar(NamedTuple):
-    """A numpy scalar: dtype string as numpy writes it (such as "<f8") and its bytes."""
+    """A numpy scalar: its dtype string (such as "<f8") and its bytes."""
 
     dtype: str
     data: bytes
@@ -108,7 +108,7 @@ class NumpyArray:
 
 
 def become(node: Opaque, array: NumpyArray) -> NumpyArray:
-    """Turn `node` into `array`, for all who refer to it: Python, too, fills in an array that it has made before."""
+    """Turn `node` into `array` in place, for all that refer to it: Python, too, makes an array before it fills it."""
     found: Any = node
     found.__class__ = NumpyArray
     found.__dict__ = vars(array)
@@ -117,15 +117,15 @@ def become(node: Opaque, array: NumpyArray) -> NumpyArray:
 
 @dataclass(eq=False, slots=True)
 class Composite:
-    """A tensor that is made of several: `kind` (such as "sparse_coo", "quantized", "nested", "meta") and its parts by
-    name, tensors and plain values."""
+    """A tensor made of several: `kind` (such as "sparse_coo", "quantized", "nested", "meta") and its parts by name,
+    tensors and plain values."""
 
     kind: str
     parts: dict[str, Any]
 
 
-# The tensors made of several whose parts are known, and the parts that all of a kind have, in the order in which
-# torch's functions for making them take them.
+# The composites whose parts are known, and the parts that every one of a kind has, in the order in which torch's
+# functions for making them take them.
 COMPOSITES: dict[str, tuple[str, ...]] = {
     "sparse_coo": ("indices", "values", "shape"),
     "sparse_csr": ("crow_indices", "col_indices", "values", "shape"),
@@ -137,7 +137,7 @@ COMPOSITES: dict[str, tuple[str, ...]] = {
     "quantized": ("values", "qscheme"),
 }
 SPARSE = tuple(kind for kind in COMPOSITES if kind.startswith("sparse_"))
-# What says what the integers in a quantized tensor mean: of all of it, or of each row or column.
+# The parameters of a quantized tensor: for the whole tensor, or for each row or column.
 QUANTIZERS = (("scale", "zero_point"), ("scales", "zero_points", "axis"))
 # The parts of a tensor of a subclass that wraps others, which are in its attributes.
 WRAPPER = ("dtype", "shape", "strides", "storage_offset", "layout", "device", "requires_grad")
@@ -159,14 +159,14 @@ _ADVICE = {
 
 
 def class_of(node: Any) -> str:
-    """The class or function that `node`, a node of a tree, is known by; "" for data."""
+    """Return the class or function that `node` is known by; "" for data."""
     if type(node) is Composite:
         return "" if node.kind in COMPOSITES else node.kind
     return node.name if type(node) is Opaque else str(node) if type(node) is Global else ""
 
 
 def lacks_data(node: Any) -> str:
-    """Why the data of a tensor is not in its file; "" for what is not such a tensor."""
+    """Return why a tensor's data is not in its file; "" if it is, or if `node` is no tensor."""
     if type(node) is Composite and node.kind == "meta":
         return _META
     name = class_of(node)
@@ -175,7 +175,7 @@ def lacks_data(node: Any) -> str:
 
 
 def without_data(where: str, found: Mapping[str, str]) -> UnsupportedError:
-    """The error for tensors whose data the file `where` lacks: the reasons, by name."""
+    """Return the error for tensors whose data the file `where` lacks; `found` maps their names to the reasons."""
     reason = next(iter(found.values()))
     names = [name for name, why in found.items() if why == reason]
     count = f"{len(names)} tensor{'' if len(names) == 1 else 's'}"

@@ -1,6 +1,6 @@
-"""Whether a table and its parts are the same bits: what `--verify` asks, the other way than they were made.
+"""Check for `--verify` that a table and its parts hold the same bits, by reversing what made them.
 
-Their elements are worked out by verification's evaluator.
+Verification's evaluator computes their elements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ckptconv.verification.evaluate import Evaluator
 
 
 def verifier_of_split(table: Table, output: Output, options: Options, progress: Progress | None) -> Verifier:
-    """What packs the parts of `table` again, and compares each row with that of the table."""
+    """Return a verifier that packs the parts of `table` again, and compares the result with the table."""
 
     def pairs(source: Source) -> Iterator[tuple[str, LazyTensor, LazyTensor]]:
         yield table.name, table.tensor, Parts.choose(contents(source), {}, RowOptions()).table()
@@ -35,7 +35,7 @@ def verifier_of_split(table: Table, output: Output, options: Options, progress: 
 
 
 def verifier_of_pack(parts: Parts, name: str, output: Output, options: Options, progress: Progress | None) -> Verifier:
-    """What splits the table called `name` again, and compares each part with what it was made of."""
+    """Return a verifier that splits the table `name` again, and compares each part with what it was made from."""
 
     def pairs(source: Source) -> Iterator[tuple[str, LazyTensor, LazyTensor]]:
         table = contents(source).tensors[name]
@@ -49,7 +49,7 @@ def verifier_of_pack(parts: Parts, name: str, output: Output, options: Options, 
 
 
 def _made(output: Output, places: Sequence[Mapping[str, str] | None], options: Options) -> Source:
-    """What was made, where it is staged, or where it is."""
+    """Open what was made, where it is staged or in its final place."""
     (file,) = output.plan.files
     at = places[0][file.name] if places[0] is not None else final_path(output.target, file)
     return open_source(at, spool_dir=options.spool_dir, storage_options=options.storage_options)
@@ -58,7 +58,7 @@ def _made(output: Output, places: Sequence[Mapping[str, str] | None], options: O
 def _compare(
     pairs: Iterator[tuple[str, LazyTensor, LazyTensor]], output: Output, options: Options, progress: Progress | None
 ) -> int:
-    """Raise DifferenceError for the first byte in which two are not the same; how many bytes there are."""
+    """Return the number of bytes compared. Raise DifferenceError for the first block in which two tensors differ."""
     compared = 0
     with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         evaluator = Evaluator(readers)

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are tables of whole rows, and which belong to them. Pure."""
+"""Find the tables of whole rows in a checkpoint, and the tensors that belong to them. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Concat, LazyTensor
 from ckptconv.text import some
 
-# FBGEMM and TorchRec call an embedding table so; what lies beside it begins alike.
+# FBGEMM and TorchRec name embedding tables like this; the tensors beside one share the prefix.
 _TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")
-# Beside a table of a key-value back end: ids by bucket, how many there are in each, and a part of each row's header.
+# Tensors beside a key-value back end's table: ids by bucket, the number in each, and a part of each row's header.
 COMPANIONS = ("weight_id", "bucket", "metadata")
-# A handle of such a back end, which is pickled without what it leads to.
+# Handles of such a back end, which are pickled without the data behind them.
 _HANDLES = ("PartiallyMaterializedTensor", "KVTensorWrapper")
 _SHOWN = 8
 
@@ -32,13 +32,13 @@ Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
 def as_paths(given: Paths) -> list[str]:
-    """One path or several, as text."""
+    """Return one path or several, as text."""
     return [normalize(path) for path in ([given] if isinstance(given, (str, os.PathLike)) else given)]
 
 
 @dataclass
 class Contents:
-    """What an opened checkpoint holds: tensors by name, and the names of handles that lead to no data here."""
+    """What an opened checkpoint holds: tensors by name, and the handles without data here, {name: class}."""
 
     path: str
     tensors: dict[str, LazyTensor]
@@ -47,7 +47,7 @@ class Contents:
 
 
 class Table(NamedTuple):
-    """A table of whole rows: its name, its tensor [N, items], and what was saved beside it, by kind."""
+    """A table of whole rows: its name, its tensor [N, items], and the tensors saved beside it, by kind."""
 
     name: str
     tensor: LazyTensor
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
 
 def contents(source: Source) -> Contents:
-    """The tensors of `source` by name."""
+    """Return the tensors of `source` by name."""
     handles: dict[str, str] = {}
 
     def leave_out(name: str, node: Any) -> bool:
@@ -72,12 +72,13 @@ def contents(source: Source) -> Contents:
 
 
 def names_of_tables(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """Of `names` those that are called as embedding tables are."""
+    """Return those of `names` that are names of embedding tables."""
     return [name for name in names if _TABLE.fullmatch(name)]
 
 
 def notes(found: Contents) -> Iterator[str]:
-    """What a user should know of the tables of `found`: which may be whole rows, and which are handles without data."""
+    """Yield what a user should know of the tables: which may have whole rows, which are handles without data, and
+    whether the checkpoint is a split table."""
     for name in [name for name in names_of_tables(found.tensors) if "weight_id" in _beside(found, name)]:
         tensor = found.tensors[name]
         if len(tensor.shape) != 2 or tensor.dtype.name not in WEIGHT_DTYPES:
@@ -95,10 +96,10 @@ def notes(found: Contents) -> Iterator[str]:
 
 
 def choose(found: Contents, names: Sequence[str]) -> Table:
-    """The table that is meant: the tensors `names`, joined in order, or the only one that there is.
+    """Return the table that is meant: the tensors `names` joined in order, or the only table.
 
-    Raises UsageError for a name that is not there or a choice that is not clear, UnsupportedError for a table without
-    data or that is none.
+    Raise UsageError for an unknown name or an ambiguous choice, UnsupportedError for a tensor that is no table or a
+    table without data.
     """
     names = list(names) or [_only(found)]
     for name in names:
@@ -112,7 +113,7 @@ def choose(found: Contents, names: Sequence[str]) -> Table:
 
 
 def _only(found: Contents) -> str:
-    """The name of the only table."""
+    """Return the name of the only table."""
     rows = [name for name, tensor in found.tensors.items() if len(tensor.shape) == 2]
     tables = names_of_tables(rows)
     if not tables and found.handles:
@@ -137,7 +138,7 @@ def _handle(found: Contents, name: str) -> UnsupportedError:
 
 
 def join(tables: Sequence[Table], where: str) -> Table:
-    """Shards of one table as one. Raises UnsupportedError for what is no table of rows, or shards of several widths."""
+    """Join a table's shards. Raise UnsupportedError for a tensor that is no table of rows, or for different widths."""
     for name, tensor, _ in tables:
         if len(tensor.shape) != 2:
             raise UnsupportedError(
@@ -172,7 +173,7 @@ def _fits(one: LazyTensor | None, other: LazyTensor) -> bool:
 
 
 def _beside(found: Contents, name: str) -> dict[str, LazyTensor]:
-    """What was saved beside the table `name`: by the names of the back end."""
+    """Return what was saved beside the table `name`, by the back end's names."""
     match = _TABLE.fullmatch(name)
     if not match:
         return {kind: found.tensors[kind] for kind in COMPANIONS if kind in found.tensors}
@@ -190,7 +191,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def layout_of(table: Table, asked: RowOptions, where: str) -> Layout:
-    """The layout of `table`, which was `asked` for. Raises UsageError where it is not one that the table can have."""
+    """Return the layout of `table` that was `asked` for. Raise UsageError if the table cannot have it."""
     items, dtype = table.tensor.shape[1], table.tensor.dtype.name
     try:
         layout = make(asked, dtype)
@@ -206,14 +207,14 @@ def layout_of(table: Table, asked: RowOptions, where: str) -> Layout:
 
 
 def open_table(paths: Sequence[str], names: Sequence[str], options: Options) -> tuple[list[Source], Table]:
-    """Open checkpoints, and find in each the table that is meant; those of several are joined in order."""
+    """Open checkpoints, find the table that is meant in each, and join them in order."""
     sources = open_all(paths, options)
     tables = [choose(contents(source), names) for source in sources]
     return sources, join(tables, paths[0])
 
 
 def open_all(paths: Sequence[str], options: Options) -> list[Source]:
-    """The checkpoints at `paths`."""
+    """Open the checkpoints at `paths`."""
     return [
         open_source(
             path,

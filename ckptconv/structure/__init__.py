@@ -1,4 +1,5 @@
-"""Nested state to flat names and back: the key mapper, and the structure record that makes it reversible.
+"""Flatten nested state to named tensors and a structure record, and reverse it exactly.
 
 In: a tree of plain values, nodes and tensors, or live objects. Out: `dict[str, tensor]` and a record in JSON
-(docs/structure.md); and the way back."""
+(docs/structure.md). The reverse takes these and returns the tree.
+"""

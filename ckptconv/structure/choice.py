@@ -1,4 +1,4 @@
-"""Which names are chosen by globs."""
+"""Choose names by globs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 
 class Choice:
-    """Which names are chosen: those that match a glob of `include`, if there is one, and none of `exclude`.
+    """The names that match a glob of `include`, if there is any, and no glob of `exclude`.
 
-    `used` are the globs that have matched a name since.
+    `used` are the globs that have matched a name so far.
     """
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:

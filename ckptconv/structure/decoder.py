@@ -1,8 +1,7 @@
-"""Reads a structure record, and puts the tensors back.
+"""Read a structure record, and put the tensors back.
 
-Containers that can be changed are made before what is in them, so that cycles close; what cannot be changed is made
-from the inside out. Nothing recurses, nothing that a record names is looked up, and a record that is built to take
-forever is refused.
+Mutable containers are made before their contents, so that cycles close; immutable ones are made from the inside out.
+Nothing recurses, nothing that a record names is looked up, and a record built to take forever is refused.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, untagged
 from ckptconv.text import some
 
-# What hashing the keys of a record may cost, in elements: an honest key has a handful.
+# The cost allowed for hashing a record's keys, in elements: an honest key has a handful.
 HASHED = 50_000_000
-# Keys of one container with the same hash: beyond this it is no accident.
+# Keys of one container with the same hash: more are no accident.
 COLLIDING = 32
-# How deep tuples may lie in a key: Python hashes them by recursion, and does not look how deep it is.
+# The deepest nesting of tuples in a key: Python hashes them by recursion without a limit.
 KEY_DEPTH = 1000
 
 _FLOAT = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)", re.ASCII)
 _NAN = re.compile(r"nan:[0-9a-f]{16}")
 _NUMPY_DTYPE = re.compile(r"[<>|=]?([biufcSUVMm])([0-9]{1,9})(?:\[.*\])?", re.ASCII)
 _INTEGER = re.compile(r"-?0x[0-9a-f]+")
-# What a tensor left out leaves behind.
+# The value of a tensor that was left out.
 _DROPPED: Any = object()
 _UNREAD: Any = object()
 _UNDER_WAY: Any = object()
@@ -91,7 +90,7 @@ def _decode_str(text: Any) -> str:
         corrupt(f"a string is not UTF-8 ({error.reason})")
 
 
-# Nodes that are values at once: how many parts they have, and what these make.
+# Nodes that need no children decoded: the number of their parts, and the function that makes the value.
 _VALUES: dict[str, tuple[int, Callable[..., Any]]] = {
     "float": (1, _decode_float),
     "int": (1, _decode_int),
@@ -118,7 +117,7 @@ def _make_scalar(dtype: Any, data: Any) -> NumpyScalar:
 
 
 def _check_elements(dtype: str, count: int, data: bytes) -> None:
-    """Check the number of bytes, where the dtype tells it."""
+    """Check the number of bytes, if the dtype gives it."""
     plain = _NUMPY_DTYPE.fullmatch(dtype)
     if plain:
         size = int(plain[2]) * (4 if plain[1] == "U" else 1)
@@ -131,7 +130,7 @@ def _make_frozenset(values: list[Any]) -> frozenset[Any]:
     return made
 
 
-# Nodes that are made of their children, once these are there.
+# Nodes that are made once their children are decoded.
 _MADE: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
     "size": lambda values: Size(typed(int, *values)),
@@ -161,7 +160,7 @@ def _new_deque(node: list[Any]) -> Any:
     return deque(maxlen=maxlen)
 
 
-# Nodes that exist before their children: how they are made, and how many fields come before the children.
+# Nodes that are made before their children: how, and how many fields precede the children.
 _FILLED: dict[str, tuple[Callable[[list[Any]], Any], int]] = {
     "dict": (lambda node: {}, 0),
     "odict": (lambda node: OrderedDict(), 1),
@@ -177,7 +176,7 @@ _OPAQUE_PARTS = ("cls", "args", "call", "state", "kwargs", "appended", "items")
 _KEYED = frozenset({"dict", "odict", "counter", "defaultdict"})
 _HASHING = frozenset({"set", "frozenset"})
 _CALLS = frozenset({"reduce", "newobj", "newobj_ex", "persistent"})
-# An object made by calling the result of a call of the result of a call …
+# How many calls deep an object's callable may be the result of a call.
 _CALL_DEPTH = 16
 _LEAF_FIELDS = frozenset({"name", "kind", "requires_grad", "attributes", "is", "storage", "strides", "dtype", "view"})
 
@@ -185,9 +184,9 @@ _LEAF_FIELDS = frozenset({"name", "kind", "requires_grad", "attributes", "is", "
 class _Opened:
     """A node being read: its children, their values so far, and what becomes of them.
 
-    `target` is filled with the values; without one, the node is made of them: a tensor, if `leaf` describes one, which
-    would be named `prefix`. `slot` is its place in the table. `cost` is what hashing it takes: how many elements, with
-    shared ones counted every time, and how deep; `hashed` counts the elements that are hashed when this node is closed.
+    `target` is filled with the values. Without one, the node is made from them: as a tensor if `leaf` describes one,
+    whose implied name is `prefix`. `slot` is the node's index in the table. `cost` is that of hashing it: its elements,
+    shared ones counted each time, and its depth. `hashed` counts the elements that are hashed when it is closed.
     """
 
     __slots__ = ("at", "cost", "hashed", "leaf", "naming", "node", "prefix", "slot", "target", "values")
@@ -207,7 +206,7 @@ class _Opened:
         self.naming = NAMING.get(node[0], (0, False))
 
     def key(self) -> Any:
-        """The key or index of the child that comes next, if tensors may be named after it."""
+        """Return the key or index of the next child, if tensors may be named after it."""
         start, paired = self.naming
         index = self.at - start
         if not start or index < 0:
@@ -218,8 +217,8 @@ class _Opened:
 
 
 class Decoder:
-    """Reads one record. Containers that can be changed exist before what is in them, so that cycles close; what cannot
-    be changed is made from the inside out."""
+    """Reads one record. Mutable containers are made before their contents, so that cycles close; immutable ones are
+    made from the inside out."""
 
     def __init__(self, record: Record, flat: Mapping[str, Any], live_values: bool, lay_out: bool = True) -> None:
         self.record = record
@@ -230,9 +229,9 @@ class Decoder:
         self.costs: dict[int, tuple[int, int]] = {}
         self.hashed = 0
         self.pending: list[_Opened] = []
-        # By the number that a record gives to an object: the tensor, what is said of it, and what it was made of.
+        # By the number of an object in the record: the tensor, what the record says of it, and what it was made from.
         self.tensors: dict[int, tuple[Any, dict[str, Any], Any]] = {}
-        # What can only be checked when all of it is there.
+        # Checked at the end, when all of it exists.
         self.composites: list[Composite] = []
         self.described: list[tuple[str, Any]] = []
         self.used: set[str] = set()
@@ -244,7 +243,7 @@ class Decoder:
     def tree(self) -> Any:
         self._check_names()
         top: list[Any] = []
-        # The root stands alone in a list that gives its path no part.
+        # The root is in a list of its own, which adds nothing to its path.
         self.pending.append(_Opened([None, self.record.root], top, "", None))
         stack: list[_Opened] = []
         while stack or self.pending:
@@ -283,7 +282,7 @@ class Decoder:
     # -- nodes
 
     def _read(self, opened: _Opened) -> _Opened | None:
-        """Read the children of a node that are still to be read, up to one that is to be made first."""
+        """Read the remaining children of a node, up to one that has to be made first; return that one."""
         node, values = opened.node, opened.values
         count = len(node)
         while opened.at < count:
@@ -315,7 +314,7 @@ class Decoder:
         return None
 
     def _deliver(self, opened: _Opened, value: Any, cost: tuple[int, int] | None) -> None:
-        """Hand `value`, which `cost` so much to hash if it is large, to the node that it is a child of."""
+        """Give `value` to its parent node; `cost` is that of hashing it, if it is large."""
         if cost:
             elements, depth = cost
             tag = opened.node[0]
@@ -330,7 +329,7 @@ class Decoder:
         opened.values.append(value)
 
     def _refer(self, index: Any) -> Any:
-        """The value of a node in the table, or that node opened."""
+        """Return the value of a node in the table, or that node opened."""
         node = node_at(self.record, index)
         value = self.table[index]
         if value is _UNDER_WAY:
@@ -351,7 +350,7 @@ class Decoder:
         return value
 
     def _open(self, node: list[Any], prefix: str | None, slot: int | None) -> Any:
-        """The value of a node, or the node opened if it is to be made of its children."""
+        """Return the value of a node, or the node opened if it is made from its children."""
         tag = node[0] if node and type(node[0]) is str else ""
         simple = _VALUES.get(tag)
         if simple:
@@ -372,7 +371,7 @@ class Decoder:
         return _Opened(node, None, prefix, slot)
 
     def _close(self, opened: _Opened) -> Any:
-        """Fill or make a node, all of whose children have values."""
+        """Fill or make a node whose children all have values."""
         tag, values = opened.node[0], opened.values
         self.hashed += opened.hashed
         if self.hashed > HASHED:
@@ -442,7 +441,7 @@ class Decoder:
     # -- tensors
 
     def _tensor(self, leaf: dict[str, Any], implied: str | None, slot: int | None) -> Any:
-        """A tensor, or if it has attributes these opened."""
+        """Return a tensor; if it has attributes, return these opened."""
         if "dropped" in leaf:
             return _DROPPED
         expect(_LEAF_FIELDS.issuperset(leaf), f"a tensor has unknown fields: {some(sorted(leaf))}")
@@ -456,12 +455,12 @@ class Decoder:
         return self._make_tensor(leaf, implied, None)
 
     def _again(self, leaf: dict[str, Any], implied: str | None, number: int) -> Any:
-        """The tensor that was met as the same object before, perhaps under another name."""
+        """Return the tensor that was already read as the same object, perhaps under another name."""
         tensor, said, first = self.tensors[number]
         name = name_of(leaf, implied)
         own = self.flat[name]
         same = _said(leaf) == said and live.dtype_name(own) == live.dtype_name(first)
-        # Of lazy ones, whoever reads the bytes compares these.
+        # For lazy tensors, the reader of their bytes compares these.
         same = same and tuple(own.shape) == tuple(first.shape) and (not live.is_tensor(own) or live.same(own, first))
         expect(same, f"{name[:100]!r} is said to be the same object as another tensor, from which it differs")
         self.used.add(name)
@@ -512,7 +511,8 @@ class Decoder:
     def _view(
         self, leaf: dict[str, Any], tensor: Any, itemsize: int
     ) -> tuple[Hashable, int, int, tuple[int, ...]] | None:
-        """The storage that a tensor shares, its size in bytes, and the tensor's offset and strides (in elements) in it.
+        """Return the storage that a tensor shares, its size in bytes, and the tensor's offset and strides there (in
+        elements).
 
         Tensors that were cast since still share it, as a storage of their own dtype.
         """
@@ -567,7 +567,7 @@ _ORDINARY = TensorFacts()
 
 
 def _said(leaf: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record says of a tensor object wherever it occurs."""
+    """Return what a record says of a tensor object at each occurrence."""
     return {key: value for key, value in leaf.items() if key not in ("name", "attributes")}
 
 
@@ -578,7 +578,7 @@ def _strides(strides: Any, tensor: Any) -> tuple[int, ...]:
 
 
 def _dense(leaf: Mapping[str, Any], tensor: Any) -> tuple[int, ...] | None:
-    """The strides of a tensor that is alone in its storage, if they are recorded."""
+    """Return the recorded strides of a tensor that is alone in its storage, if any."""
     if "strides" not in leaf:
         return None
     strides = _strides(leaf["strides"], tensor)
@@ -587,7 +587,7 @@ def _dense(leaf: Mapping[str, Any], tensor: Any) -> tuple[int, ...] | None:
 
 
 def _short(value: Any) -> str:
-    """The beginning of a value, for people."""
+    """Return the beginning of a value, for a message."""
     try:
         return repr(value)[:100]
     except RecursionError:
@@ -595,7 +595,7 @@ def _short(value: Any) -> str:
 
 
 def _without_dropped(values: list[Any], fields: int, keyed: bool) -> list[Any]:
-    """The values of a node without the tensors that were left out: no entry in a dict, None in a sequence."""
+    """Return a node's values without tensors that were left out: a dict loses the entry, a sequence has None."""
     if not keyed:
         return [None if value is _DROPPED else value for value in values]
     kept = [None if value is _DROPPED else value for value in values[:fields]]
@@ -606,7 +606,7 @@ def _without_dropped(values: list[Any], fields: int, keyed: bool) -> list[Any]:
 
 
 def _check_hashes(keys: Sequence[Any]) -> None:
-    """Refuse keys that were chosen to have the same hash, which would make every insertion a search."""
+    """Refuse keys chosen to have the same hash, which would make each insertion a linear search."""
     if len(keys) > COLLIDING:
         hashes = Counter(hash(key) for key in keys if type(key) is not str and type(key) is not bytes)
         if hashes and max(hashes.values()) > COLLIDING:
@@ -616,7 +616,7 @@ def _check_hashes(keys: Sequence[Any]) -> None:
 
 
 def _dict_attributes(kind: type, attributes: Any) -> dict[str, Any]:
-    """Attributes by name of an OrderedDict or a Counter, none of which may stand in for one of its methods."""
+    """Return the attributes of an OrderedDict or a Counter by name; none may shadow one of its methods."""
     expect(type(attributes) is dict, "attributes are not a dict")
     for name in attributes:
         allowed = type(name) is str and not hasattr(kind, name) and not name.startswith("__")
@@ -626,7 +626,7 @@ def _dict_attributes(kind: type, attributes: Any) -> dict[str, Any]:
 
 
 def _tensor_attributes(_: type, attributes: Any) -> dict[str, Any]:
-    """Attributes by name; the state of a subclass that is not such is kept as the attribute "state"."""
+    """Return a tensor's attributes by name; a subclass's state of any other form becomes the attribute "state"."""
     parts = attributes if type(attributes) is tuple and len(attributes) == 2 else (attributes,)
     named: dict[str, Any] = {}
     for part in parts:

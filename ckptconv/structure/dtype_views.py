@@ -1,4 +1,4 @@
-"""Tensors of dtypes that safetensors lacks, stored as the bits they are. Pure: nothing is copied."""
+"""View tensors of dtypes that safetensors lacks as dtypes it has, with the same bits. Pure: nothing is copied."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored, View
 
-# The dtype, of elements of as many bits, under which each is stored: a complex number as a pair of its parts, which
-# takes one more dimension, and any other element as an integer.
+# The dtype that each is stored as: a complex number as a pair of its parts (one more dimension), any other element as
+# an integer of the same size.
 STORED_AS = {
     "complex128": "float64",
     "complex32": "float16",
@@ -31,7 +31,7 @@ _PAIRS = frozenset({"complex128", "complex32"})
 
 
 def stored(tensor: Any) -> Any:
-    """`tensor`, lazy or of torch, under a dtype that safetensors has: itself, or the same bits as another dtype."""
+    """Return `tensor`, lazy or torch, in a dtype that safetensors has: itself, or the same bits as another dtype."""
     name = live.dtype_name(tensor)
     if name not in STORED_AS:
         return tensor
@@ -43,10 +43,10 @@ def stored(tensor: Any) -> Any:
 
 
 def seen_as(tensor: Any, dtype: Any) -> Any:
-    """The tensor of `dtype`, a name, that is stored as `tensor`: the inverse of `stored`.
+    """Return the tensor of `dtype` (a name) that is stored as `tensor`: the inverse of `stored`.
 
-    A tensor of torch stays as it is where the dtype is one for quantized elements, which torch makes of integers.
-    Raises CorruptError for a tensor that cannot be that.
+    A torch tensor is returned unchanged if `dtype` is quantized: torch makes those from integers. Raise CorruptError if
+    the tensor cannot have that dtype.
     """
     expect(type(dtype) is str and dtype in STORED_AS, f"{str(dtype)[:100]!r} is no dtype that is stored as another")
     found, shape = live.dtype_name(tensor), tuple(tensor.shape)
@@ -75,9 +75,10 @@ def _live(tensor: Any, dtype: str) -> Any:
     if dtype not in _PAIRS:
         return tensor.view(getattr(torch, dtype)) if dtype.startswith("bits") else tensor
     if tensor.data_ptr() % (2 * tensor.element_size()):
-        # As pairs lie in a safetensors file; torch copies complex numbers by instructions that crash on them.
+        # Pairs in a safetensors file may be misaligned: torch's instructions for copying complex numbers crash on
+        # these.
         tensor = tensor.clone()
     try:
         return torch.view_as_complex(tensor)
-    except RuntimeError:  # the two parts do not lie together
+    except RuntimeError:  # the two parts are not adjacent
         return torch.view_as_complex(tensor.contiguous())

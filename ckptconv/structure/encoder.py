@@ -1,11 +1,11 @@
-"""Writes the structure record of a tree, and gives its tensors their names.
+"""Write the structure record of a tree, and name its tensors.
 
 Two passes over the tree: `survey` finds what occurs more than once, `encode` writes. Neither recurses, and both are
-linear in what the tree holds: what is shared is written once and referred to.
+linear in the size of the tree: a shared object is written once and referred to.
 
-Values have names as tensors have: the path that leads to them. Where names are chosen, a value goes into the record if
-its own name is chosen, and a container if its name is, or if anything in it is kept. What is shared goes by the name of
-the place where it is met first, but is written whole for a place that was chosen.
+Values have names as tensors do: their path. If names are chosen, a value goes into the record if its name is chosen,
+and a container if its name is chosen or anything in it is kept. A shared object has the name of its first occurrence,
+but is written whole for an occurrence that was chosen.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from ckptconv.tensors.moves import Conjugate, Negate
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
 
-# The one name that safetensors keeps for itself.
+# The one name that safetensors reserves.
 METADATA = "__metadata__"
-# Integers from this one on are written once, as long strings are.
+# Integers of this magnitude or more are written once, as long strings are.
 BIG = 1 << 256
 
 _FACTORY_NAMES = {kind: name for name, kind in FACTORIES.items()}
@@ -55,7 +55,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _words(key: Any, whole: bool = False) -> str:
-    """A key in words, as part of a name: of a long one the end, unless it is to be `whole`."""
+    """Return a key as a part of a name; of a long one the end, unless `whole`."""
     kind = type(key)
     if kind is str:
         text = key if whole else _cut(key)
@@ -70,12 +70,12 @@ def _words(key: Any, whole: bool = False) -> str:
 
 
 def _cut(text: str) -> str:
-    """The end of a text that is too long for a name."""
+    """Return the end of a text that is too long for a name."""
     return text if len(text) <= LONGEST else "…" + text[1 - LONGEST :]
 
 
 def _float_text(value: float) -> str:
-    """The shortest decimal that is this number; a NaN by its bits."""
+    """Return the shortest decimal that gives this number; for a NaN, its bits."""
     return repr(value) if not math.isnan(value) else f"nan:{struct.pack('>d', value).hex()}"
 
 
@@ -84,7 +84,7 @@ def _base64(data: bytes) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a string has no lone surrogates, which neither UTF-8 nor JSON can hold."""
+    """Whether a string has no lone surrogates, which neither UTF-8 nor JSON can represent."""
     if not text.isascii():
         try:
             text.encode()
@@ -155,17 +155,17 @@ _FORMS: dict[type, _Form] = {
 }
 _ROOT = _Form("root", lambda v: v)
 _ATTRIBUTES = _Form("attributes", lambda v: v, ("attributes",))
-# What is known by name only, or may be.
+# Nodes that are, or may be, known by name only.
 FOREIGN = frozenset({Opaque, Global, Composite})
-# Written in place however often they occur.
+# Written at each occurrence.
 _CONSTANTS = frozenset({TorchConstant, NumpyScalar})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
 
-# How values inside a node are chosen: none, by their own names, all that are not left out by theirs, or every one.
+# How values inside a node are chosen: none, by their own names, all that their names do not exclude, or all.
 _LEFT_OUT, _BY_NAME, _CHOSEN, _WHOLE = range(4)
-# What stands in a node for something that was not chosen, until the node is closed.
+# The placeholder, until a node is closed, of a child that was not chosen.
 _GONE: Any = object()
-# Nodes that consist of values and containers; of these, those from which one can be taken away without a trace.
+# Nodes of values and containers; then those of them in which a removed element leaves no gap.
 _HOLDERS = frozenset({"dict", "odict", "counter", "defaultdict", "list", "tuple", "set", "frozenset", "deque"})
 _UNORDERED = frozenset({"set", "frozenset"})
 # Fields that hold values; all others make a node what it is.
@@ -175,8 +175,7 @@ _COMPOSITE = "composite"
 
 
 def walk(tree: Any) -> Iterator[Any]:
-    """Every container, tensor and object in a tree of lazy tensors, each once; strings, numbers and the like are not
-    among them."""
+    """Yield each container, tensor and object in a tree of lazy tensors once, but no strings, numbers and the like."""
     seen: set[int] = set()
     stack = [tree]
     while stack:
@@ -195,7 +194,7 @@ def walk(tree: Any) -> Iterator[Any]:
 
 # ----------------------------------------------------------------------------------------------------------- writing
 
-# What stands for a field of an object that was not chosen.
+# What replaces a field of an object that was not chosen.
 _EMPTY: dict[str, Callable[[], Any]] = {
     "args": lambda: ["tuple"],
     "state": lambda: ["list"],
@@ -206,14 +205,13 @@ _EMPTY: dict[str, Callable[[], Any]] = {
 
 
 def _take_away(frame: _Frame) -> None:
-    """Take what was not chosen out of the node of a frame: entries of a mapping, elements of a set; None stands for
-    those of a sequence."""
+    """Remove from a frame's node what was not chosen: a mapping's entries, a set's elements; a sequence gets None."""
     node, form = frame.out, frame.form
     first = len(form.fields) + 1
     if form is _ATTRIBUTES or all(child is not _GONE for child in node):
         return
     if form.tag == _OPAQUE:
-        # Of the fields, those at the end may be missing.
+        # The last fields may be missing.
         named = zip(form.fields, node[1:], strict=False)
         node[1:] = [_EMPTY[field]() if child is _GONE else child for field, child in named]
         return
@@ -241,29 +239,29 @@ def _is_state_dict_metadata(frame: _Frame, at: int) -> bool:
 
 
 class _Met(NamedTuple):
-    """An object, class or tensor made of several, and the name of a tensor in its place."""
+    """An `Opaque`, `Global` or `Composite`, and the name that a tensor in its place would have."""
 
     name: str
     value: Any
 
 
 class _Leaf:
-    """A tensor object of the tree: without what is not bytes, what that is, and how often it occurs."""
+    """A tensor object of the tree: `bare` is its bytes, `facts` everything else; `count` is how often it occurs."""
 
     __slots__ = ("bare", "count", "facts", "group", "number")
 
     def __init__(self, bare: Any, facts: TensorFacts, group: Hashable) -> None:
         self.bare = bare
         self.facts = facts
-        self.group = group  # what it has in common with those that share its storage
+        self.group = group  # the key shared by the tensors of its storage
         self.count = 1
         self.number: int | None = None
 
 
 class _Frame:
-    """A node being written: its JSON array, the children still to come, and the names of tensors in it.
+    """A node being written: its JSON array, the children still to write, and the names of tensors in it.
 
-    `prefix` begins the names of tensors inside; `implied` is what a reader of the record knows of it, None if nothing.
+    `prefix` begins the names of tensors inside; `implied` is the prefix that a reader derives, None if it cannot.
     """
 
     __slots__ = (
@@ -282,19 +280,19 @@ class _Frame:
         self.depth = depth
         self.at = 0
         self.rule = _WHOLE
-        self.owner: tuple[Any, Any] = (None, None)  # where what stands for this node is: in a list or a dict
+        self.owner: tuple[Any, Any] = (None, None)  # where this node is: the list or dict, and the index or key
         self.identity: Hashable = None
         self.index: int | None = None  # of the node, if it is in the table
-        self.met: _Met | None = None  # what is to be told of, if this is kept
-        self.inert = form.tag == _OPAQUE  # whether this is inside an object that is known by name only
-        self.silent = False  # whether its values are worth no word
+        self.met: _Met | None = None  # what to list in `found`, if this is kept
+        self.inert = form.tag == _OPAQUE  # whether this is inside an object known by name only
+        self.silent = False  # whether its values are not worth listing
         self.valued = False  # whether there are values in it
         self.kept = self.lost = False  # whether something in it was chosen, and something was not
         self.holds = self.tensors = False  # whether there are chosen tensors in it, and whether any
         self.pinned = False  # whether there are chosen tensors in its keys
 
     def of_values(self, at: int) -> bool:
-        """Whether child `at` is a value in this node, which may be taken away, rather than a part of what it is."""
+        """Whether child `at` is a value in this node, which may be removed, rather than a part that defines it."""
         form = self.form
         if at < len(form.fields):
             return form.fields[at] in _OF_VALUES
@@ -305,7 +303,7 @@ class _Frame:
         return form.tag in _HOLDERS or form is _ROOT
 
     def values(self) -> Iterator[int]:
-        """Where strings, numbers and the like stand in this node as values."""
+        """Yield the indices of the strings, numbers and the like that are values in this node."""
         form = self.form
         if form.tag in _HOLDERS:
             for at in range(len(form.fields) + form.paired, len(self.children), 1 + form.paired):
@@ -314,7 +312,7 @@ class _Frame:
                     yield at
 
     def place(self, at: int) -> tuple[str, Any]:
-        """Where child `at` stands: in words, and as the key or index that tensors may be named after, if any."""
+        """Return child `at`'s part of a name, and the key or index that tensors may be named after, if any."""
         fields = self.form.fields
         if at < len(fields):
             return fields[at], None
@@ -330,15 +328,15 @@ class _Frame:
 class Encoder:
     """Writes one tree, in two passes: `survey` finds what occurs more than once, `encode` writes.
 
-    `leave_out` is asked of every object, class and tensor made of several, with the name that a tensor in its place
-    would have, whether it is to be left out (True), written (False), or what is to be written in its place: it itself,
-    or a container made of what it holds. Those that were chosen are in the dict `found`, by name, but for what is just
-    written. `fixed` are the names of tensors whose values are not to be changed: parts of complex numbers, and of
-    quantized tensors. `tagged` lazy tensors come out with their facts.
+    `leave_out` is called with the name that a tensor in its place would have, and each `Opaque`, `Global` and
+    `Composite`. It returns True to leave that out, False to write it, or what to write in its place: the object itself,
+    or a container of what it holds. The dict `found` has, by name, those that were chosen and not simply written.
+    `fixed` are the names of tensors that must not be cast: parts of complex numbers, and of quantized tensors. `tagged`
+    keeps lazy tensors tagged with their facts.
 
-    `choice` says which names go into the record; tensors that do not are in `flat` all the same. `values` are the keys
-    at the top that lead to values in the record; `foreign` says that it has objects that are known by name only, and
-    `outside` that it has a tensor that is not part of one.
+    `choice` says which names go into the record; `flat` has all tensors anyway. `values` are the top-level keys that
+    lead to values in the record. `foreign`: it has objects known by name only. `outside`: it has a tensor that is not
+    part of one.
     """
 
     def __init__(
@@ -357,7 +355,7 @@ class Encoder:
         self.valued_at: set[int] = set()
         self.valued_nodes: set[int] = set()
         self.holding: set[int] = set()
-        # What was written with less than is in it, and by which rule.
+        # What was written incomplete, and the rule for which it was.
         self.spoilt: dict[Hashable, int] = {}
         self.flat: dict[str, Any] = {}
         self.fixed: set[str] = set()
@@ -371,7 +369,7 @@ class Encoder:
         self.groups: dict[Hashable, int] = {}
         self.numbers = 0
         self.suffixes: dict[str, int] = {}
-        # Live objects with the nodes that stand for them: both are kept, so that no id is used twice.
+        # Live objects with the nodes that stand for them. Both are kept, so that no id is reused.
         self.stand_ins: dict[int, tuple[Any, Any]] = {}
 
     # -- first pass
@@ -414,7 +412,7 @@ class Encoder:
         return isinstance(value, LazyTensor) or live.is_storage(value)
 
     def _add_leaf(self, value: Any) -> bool:
-        """Note one more occurrence of a tensor; whether it is the first."""
+        """Count an occurrence of a tensor; return whether it is the first."""
         leaf = self.leaves.get(id(value))
         if leaf is not None:
             leaf.count += 1
@@ -432,7 +430,7 @@ class Encoder:
         return True
 
     def _stand_in(self, value: Any) -> tuple[Any, _Form]:
-        """The node for a live object, and its form."""
+        """Return the node that stands for a live object, and its form."""
         if type(value) is defaultdict and _has_known_factory(value):
             return value, _FORMS[defaultdict]
         known = self.stand_ins.get(id(value))
@@ -442,7 +440,7 @@ class Encoder:
 
     @staticmethod
     def _atom_key(value: Any) -> Hashable:
-        """What identifies a long string, bytes or integer; None for all that is short."""
+        """Return the identity of a long string, bytes or integer; None for a short one."""
         kind = type(value)
         if kind is str or kind is bytes:
             long: Hashable = value if len(value) > SHORT else None
@@ -453,7 +451,7 @@ class Encoder:
 
     @staticmethod
     def _key(value: Any) -> Hashable:
-        """What identifies a container; None for what has no identity."""
+        """Return the identity of a container; None if it has none."""
         kind = type(value)
         if kind is Global:
             return (Global, *value)
@@ -464,7 +462,7 @@ class Encoder:
     # -- second pass
 
     def encode(self, tree: Any) -> Any:
-        """The node of the tree. Fills `flat`, `nodes` and `storages`, in the order of the tree."""
+        """Return the node of the tree. Fill `flat`, `nodes` and `storages` in the order of the tree."""
         top: list[Any] = []
         stack = [_Frame(top, (tree,), _ROOT, "", None, 0)]
         while stack:
@@ -499,11 +497,11 @@ class Encoder:
         return top[0]
 
     def values(self) -> tuple[str, ...]:
-        """The keys at the top of the tree that lead to values in the record."""
+        """Return the top-level keys of the tree that lead to values in the record."""
         return tuple(self.top.place(at)[0] for at in sorted(self.valued_at)) if self.top else ()
 
     def _is_chosen(self, frame: _Frame, at: int) -> bool:
-        """Whether the string, number or the like that is child `at` of a frame goes into the record."""
+        """Whether child `at` of a frame, a string, number or the like, goes into the record."""
         if not frame.of_values(at):
             return True
         chosen = self._rule(frame, at, frame.place(at)[0]) >= _CHOSEN
@@ -512,7 +510,7 @@ class Encoder:
         return chosen
 
     def _rule(self, frame: _Frame, at: int, text: str) -> int:
-        """How values are chosen in what stands as child `at` of a frame, which is called `text` there."""
+        """Return how values are chosen in child `at` of a frame, whose part of a name is `text`."""
         if self.choice is None:
             return _WHOLE
         if frame.form is _ROOT:
@@ -524,7 +522,7 @@ class Encoder:
         return _CHOSEN if frame.rule == _CHOSEN or self.choice.includes(frame.prefix + text) else _BY_NAME
 
     def _close(self, frame: _Frame, parent: _Frame) -> None:
-        """Tell the parent of a frame whose node is written what is in that; take away what was not chosen."""
+        """Tell the parent of a frame what its written node contains; remove what was not chosen."""
         form = frame.form
         if frame is self.top:
             self.valued_at.update(frame.values())
@@ -547,13 +545,13 @@ class Encoder:
             self.found[met.name] = met.value
 
     def _mark(self, frame: _Frame) -> None:
-        """Note that the child of a frame that was opened last has values in it."""
+        """Record that the child opened last in a frame contains values."""
         frame.valued = True
         if frame is self.top:
             self.valued_at.add(frame.at - 1)
 
     def _closed(self, frame: _Frame, parent: _Frame) -> bool:
-        """Take away what was not chosen of a node that is written; whether the node itself is kept."""
+        """Remove from a written node what was not chosen; return whether the node itself is kept."""
         is_value = parent.of_values(parent.at - 1)
         parent.holds |= frame.holds
         parent.tensors |= frame.tensors
@@ -573,7 +571,7 @@ class Encoder:
         if frame.lost:
             _take_away(frame)
         if kept:
-            # What is part of another node is kept with it.
+            # A part of another node is kept with it.
             parent.kept |= is_value
             return True
         parent.lost = True
@@ -595,7 +593,7 @@ class Encoder:
         return ["@", index]
 
     def _open(self, value: Any, frame: _Frame, at: int) -> _Frame | None:
-        """Write what stands for child `at` of `frame`; the frame for its inside, if that is still to be written."""
+        """Write child `at` of `frame`; return a frame for its contents if these are still to be written."""
         form = _FORMS.get(type(value))
         if form is None or type(value) is defaultdict:
             if id(value) in self.leaves:
@@ -608,9 +606,9 @@ class Encoder:
         if self.leave_out and type(value) in FOREIGN:
             name = frame.prefix + text if frame.form is not _ROOT else "tensor"
             left = self.leave_out(name, value)
-            # What is told of is not kept for a tensor in it, if it was left out itself.
+            # An object that is listed in `found`, but was itself excluded, is not kept for a tensor in it.
             if left is True or (left is not False and rule == _LEFT_OUT and type(value) is not Composite):
-                # One made of several is a tensor, which goes by its own name alone.
+                # A Composite is a tensor: its own name alone decides.
                 by_name = type(value) is Composite or rule == _BY_NAME
                 chosen = name in self.choice if self.choice and by_name else rule >= _CHOSEN
                 if chosen:
@@ -619,7 +617,7 @@ class Encoder:
                 frame.out.append({"dropped": name} if chosen else _GONE)
                 return None
             if left is not False:
-                # Who is told of an object is told of its class.
+                # The entry of an object covers its class.
                 met = None if frame.form.tag == _OPAQUE and at == 0 else _Met(name, value)
                 value, form = left, _FORMS[type(left)]
         prefix, implied = _cut(frame.prefix + text) + ".", inner_prefix(frame.implied, key)
@@ -650,9 +648,9 @@ class Encoder:
         return inner
 
     def _refer(self, value: Any, form: _Form, identity: Hashable, prefix: str, rule: int) -> tuple[int, _Frame | None]:
-        """The index of a container in the table; the frame for its inside, if it was not there.
+        """Return the index of a container in the table, and a frame for its contents if it was not there.
 
-        One that was written with less than is in it is written again where `rule` gives more.
+        A container that was written incomplete is written again if `rule` gives more.
         """
         index = self.indices.get(identity) if identity is not None else None
         if index is not None and rule <= self.spoilt.get(identity, rule):
@@ -668,7 +666,7 @@ class Encoder:
         return index, frame
 
     def _tensor(self, value: Any, frame: _Frame, at: int) -> _Frame | None:
-        """Write a tensor, which is child `at` of `frame`; the frame for its attributes, if it has any."""
+        """Write a tensor, child `at` of `frame`; return a frame for its attributes, if it has any."""
         leaf = self.leaves[id(value)]
         facts = leaf.facts
         text, key = frame.place(at)
@@ -687,7 +685,7 @@ class Encoder:
         node: dict[str, Any] = {}
         is_value = frame.of_values(at)
         frame.pinned |= chosen and not is_value
-        # A node that lacks a part is known by that.
+        # A "dropped" part shows that the node is incomplete.
         frame.out.append(node if chosen else _GONE if is_value else {"dropped": name})
         if name != implied_name(frame.implied, key):
             node["name"] = name
@@ -729,7 +727,8 @@ class Encoder:
         return inner
 
     def _attributes(self, value: Any, prefix: str, rule: int) -> tuple[int, _Frame | None]:
-        """The index of a tensor's attributes in the table, and the frame for their inside, if that is to be written."""
+        """Return the index of a tensor's attributes in the table, and a frame for their contents, if not yet
+        written."""
         if type(value) in _ATOMS:
             self.nodes.append(_atom(value))
             self.valued_nodes.add(len(self.nodes) - 1)
@@ -746,7 +745,7 @@ class Encoder:
         return index, inner
 
     def _note_storage(self, node: dict[str, Any], leaf: _Leaf) -> None:
-        """Write how a tensor shares memory with others; of one that does not, only an unusual order of dimensions."""
+        """Write how a tensor shares memory with others; if it does not, only an unusual order of dimensions."""
         facts, shape = leaf.facts, tuple(leaf.bare.shape)
         strides = facts.strides if len(facts.strides) == len(shape) else contiguous_strides(shape)
         contiguous = is_contiguous(shape, strides)
@@ -764,7 +763,7 @@ class Encoder:
             node["dtype"] = dtype
 
     def _unique(self, name: str) -> str:
-        """`name`, or if that is taken `name` with the first number that makes it another."""
+        """Return `name`; if it is taken, `name` with the first number that makes it unique."""
         if name not in self.flat and name != METADATA:
             return name
         number = self.suffixes.get(name, 2)
@@ -775,7 +774,7 @@ class Encoder:
 
 
 def _atom(value: Any) -> Any:
-    """The node of a value without parts."""
+    """Return the node of a value without parts."""
     kind = type(value)
     if kind is str:
         return value if _is_unicode(value) else ["str", _base64(value.encode("utf-8", "surrogatepass"))]
@@ -791,7 +790,7 @@ def _atom(value: Any) -> Any:
 
 
 def _storage_group(tensor: LazyTensor, facts: TensorFacts) -> Hashable:
-    """What a lazy tensor has in common with those that share its storage; None for one that shares nothing."""
+    """Return the key that a lazy tensor shares with those in the same storage; None for one that shares nothing."""
     if facts.storage is None:
         key = same_bytes(tensor)
         return None if key is None else ("bytes", key)

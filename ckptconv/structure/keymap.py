@@ -1,8 +1,8 @@
 """The key mapper: a state dict as named tensors and one JSON record, and back again exactly.
 
-`flatten` gives every tensor of a tree a name made for people, and describes the tree itself, containers, keys and plain
-values, in the structure record: data that is never executed. `unflatten` puts the tensors back. Trees may be deep,
-cyclic, or share anything. Pure: no tensor data is read, and nothing that a record names is looked up.
+`flatten` gives each tensor of a tree a readable name, and describes the tree itself (containers, keys, plain values) in
+the structure record: data that is never executed. `unflatten` puts the tensors back. Trees may be deep, cyclic, or
+share anything. Pure: no tensor data is read, and nothing that a record names is looked up.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
 
 
 class Flattened(NamedTuple):
-    """A tree as tensors by name, in its order, and its structure record; None where it needs none.
+    """A tree as tensors by name, in its order, and its structure record; None if it needs none.
 
-    `fixed` are names of tensors whose values mean nothing by themselves, and are not to be cast: parts of complex
-    numbers that are stored as pairs, and of quantized tensors. `apart`: no two of them are the same bytes. `values` are
-    the keys at the top that lead to values in the record, other than tensors and the versions of a state dict.
-    `inert`: the record has objects that are known by name only, and no tensor that is not part of one. `found` is
-    what was chosen and left out all the same, by name, or something written in its place.
+    `fixed` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex numbers
+    stored as pairs, and of quantized tensors. `apart`: no two tensors have the same bytes. `values` are the top-level
+    keys that lead to values in the record, other than tensors and the versions of a state dict. `inert`: the record has
+    objects known by name only, and no tensor outside them. `found` are, by name, chosen objects that were left out or
+    replaced.
     """
 
     tensors: dict[str, Any]
@@ -49,24 +49,25 @@ class Flattened(NamedTuple):
 
 
 def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str | None]:
-    """`tree` as {name: tensor} in the order of the tree, and its structure record.
+    """Return `tree` as {name: tensor} in the order of the tree, and its structure record.
 
-    The record is None where `unflatten(flat, None)` gives exactly the same tree once `flat` has been through a
-    safetensors file: a dict of strings to ordinary tensors, in file order, or in any order without `keep_order`.
-    `LazyTensor`s come out untagged; torch tensors detached, sharing their memory. Live torch and numpy values are
-    recorded as their nodes in `tree`; objects of other classes as `Opaque`, made from what they would be pickled as.
-    Tensors of a dtype that safetensors lacks come out as the same bits under another, complex ones as pairs.
-    Raises UsageError for an object that has no such form.
+    The record is None if `unflatten(flat, None)` returns exactly the same tree once `flat` has been through a
+    safetensors file: a dict of strings to ordinary tensors, in file order, or in any order if `keep_order` is false.
+    `LazyTensor`s are returned untagged. torch tensors are returned detached, sharing their memory. Live torch and numpy
+    values are recorded as the nodes that stand for them; objects of other classes as `Opaque`, made from what pickle
+    would write. Tensors of a dtype that safetensors lacks are returned as the same bits in another, complex ones as
+    pairs. Raise UsageError for an object without such a form.
     """
     described = describe(tree, keep_order=keep_order)
     return described.tensors, described.structure
 
 
 def flatten_states(states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> Flattened:
-    """An optimizer's `states` by parameter, and its param_groups, as tensors by name, and their structure record.
+    """Return an optimizer's `states` by parameter, and its param_groups, as tensors by name, and their structure
+    record.
 
-    The names are <parameter>.<state>, whoever saved them; the record is that of torch's own nesting, {"state": …,
-    "param_groups": …}. Raises UnsupportedError where that gives two tensors one name.
+    The names are <parameter>.<state> for every format. The record has torch's own nesting, {"state": …, "param_groups":
+    …}. Raise UnsupportedError if this gives two tensors one name.
     """
     described = describe({"state": states, "param_groups": groups})
     flat = described.tensors
@@ -89,13 +90,12 @@ def describe(
     tagged: bool = False,
     choice: Choice | None = None,
 ) -> Flattened:
-    """What `flatten` gives and more. `tagged` keeps lazy tensors tagged with their facts.
+    """Return what `flatten` returns, and more. `tagged` keeps lazy tensors tagged with their facts.
 
-    `leave_out` is called with every `Opaque`, `Global` and `Composite`, and the name that a tensor in its place would
-    have: it says whether that is to be left out; or gives what is to be written in its place and told of, it itself or
-    a container of what it holds.
-    `choice` says which tensors and values the record is to have: those that are not chosen are missing from it, from a
-    dict with their keys, and None stands for them in a sequence. All tensors are in the result.
+    `leave_out` is called with the name that a tensor in its place would have, and each `Opaque`, `Global` and
+    `Composite`. It returns True to leave that out, False to keep it, or what to write in its place and list in `found`:
+    the object itself, or a container of what it holds. `choice` says which tensors and values the record has. A dict
+    lacks the keys of those not chosen; a sequence has None in their place. The result has all tensors.
     """
     choice = choice or None
     plain = None if tagged else _plain_tensors(tree)
@@ -118,16 +118,16 @@ def describe(
 def unflatten(
     flat: Mapping[str, Any], structure: str | None, *, live_values: bool | None = None, lay_out: bool = True
 ) -> Any:
-    """The tree that `structure` describes, with its tensors from `flat`: LazyTensors, torch tensors or numpy arrays.
+    """Return the tree that `structure` describes, with tensors from `flat`: LazyTensors, torch tensors or numpy arrays.
 
-    LazyTensors come back `Tagged` where the record knows more of them than their bytes. torch tensors come back as
-    parameters, with their attributes, and sharing memory as the record says; they may share it with `flat`. Constants
-    of torch and numpy values become live objects if `live_values`; by default where torch is imported and no tensor is
-    lazy. Nothing else that the record names is made: it stays `Global` and `Opaque`. Tensors whose dimensions lay in
-    another order are laid out so again, as copies, unless `lay_out` is false.
+    LazyTensors are returned `Tagged` if the record knows more of them than their bytes. torch tensors become
+    parameters, get their attributes, and share memory, as the record says; they may share it with `flat`. Constants of
+    torch and numpy values become live objects if `live_values`: by default if torch is imported and no tensor is lazy.
+    Nothing else that the record names is made: it stays `Global` and `Opaque`. Tensors whose dimensions had another
+    order in memory are copied to that order, unless `lay_out` is false.
 
-    Raises UnsupportedError for a version that is not known, CorruptError for a record that is malformed or does not fit
-    `flat`, LimitError for one that is built to take forever.
+    Raise UnsupportedError for an unknown version, CorruptError for a record that is malformed or does not fit `flat`,
+    LimitError for one built to take forever.
     """
     if structure is None:
         return dict(flat)
@@ -137,9 +137,10 @@ def unflatten(
 
 
 def claimed_equal(flat: Mapping[str, Any], structure: str | None) -> Iterator[tuple[str, Any, Any]]:
-    """Of names that a record gives to one object, each with the tensor that `unflatten` takes for it, and its own.
+    """Yield each further name that a record gives to one object: (name, the tensor that `unflatten` uses, its own
+    tensor).
 
-    Raises CorruptError for a malformed record.
+    Raise CorruptError for a malformed record.
     """
     if structure is None or '"is"' not in structure:
         return
@@ -153,11 +154,11 @@ def claimed_equal(flat: Mapping[str, Any], structure: str | None) -> Iterator[tu
 
 
 def remap(structure: str | None, renames: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> str | None:
-    """The record for tensors of other names: first `renames` {old: new}, then `aliases` {removed: kept} among the new
-    names. Names that are in neither stay.
+    """Return the record for renamed tensors: first apply `renames` {old: new}, then `aliases` {removed: kept} to the
+    new names. Names in neither stay.
 
-    Keys of the tree are not names, and stay. None stays None: a plain dict under new names is a plain dict; use
-    `plain_record` before to keep its keys. Raises CorruptError for a malformed record.
+    Keys of the tree are not names, and stay. None stays None: a plain dict under new names is a plain dict; call
+    `plain_record` first to keep its keys. Raise CorruptError for a malformed record.
     """
     if structure is None or not (aliases or any(old != new for old, new in renames.items())):
         return structure
@@ -177,7 +178,7 @@ def remap(structure: str | None, renames: Mapping[str, str], aliases: Mapping[st
 
 
 def classes(structure: str | None) -> frozenset[str]:
-    """The classes and functions that a record names, those of tensors among them."""
+    """Return the classes and functions that a record names, those of tensors included."""
     if structure is None:
         return frozenset()
     record = parse(structure)
@@ -193,14 +194,14 @@ def classes(structure: str | None) -> frozenset[str]:
 
 
 def plain_record(names: Iterable[str]) -> str:
-    """The record of a plain dict of tensors with these keys, in this order."""
+    """Return the record of a plain dict of tensors with these keys, in this order."""
     return dump(["dict", *chain.from_iterable((name, {}) for name in names)], [], [])
 
 
 def _plain_tensors(tree: Any) -> dict[str, Any] | None:
-    """The tensors of a state dict as most are: ordinary ones, each alone in its storage, under ASCII names.
+    """Return the tensors of the most common state dict: ordinary ones, each alone in its storage, with ASCII names.
 
-    Then there is nothing to say of the tree, and nothing to look for in it. None for any other tree.
+    Such a tree needs neither a survey nor, in file order, a record. Return None for any other tree.
     """
     if type(tree) is not dict:
         return None

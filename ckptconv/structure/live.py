@@ -1,7 +1,7 @@
-"""Live torch and numpy objects, and the nodes of `tree` that stand for them.
+"""Live torch and numpy objects, and the nodes of a tree that stand for them.
 
-Neither library is imported here: an object of a library that is not imported cannot be in a tree. Nothing is made from
-a name that was read, unless it is in a table of constants of these libraries.
+Neither library is imported here: a tree cannot hold objects of a library that is not imported. Nothing is made from a
+name that was read, except from a table of these libraries' constants.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import is_contiguous
 from ckptconv.tensors.lazy import TensorFacts
 
-# A storage is rebuilt for its views unless that takes this many times the memory of the views themselves.
+# A storage is rebuilt for its views unless that takes more than _SPREAD times their own memory, plus _SPARE bytes.
 _SPREAD = 64
 _SPARE = 1 << 20
 
 
 def is_imported() -> bool:
-    """Whether torch is there."""
+    """Whether torch is imported."""
     return sys.modules.get("torch") is not None
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether `value` is a tensor of torch."""
+    """Whether `value` is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def dtype_name(tensor: Any) -> str:
-    """The name of the dtype of a LazyTensor or a tensor of torch, as in `tensors.DTYPES`; of others as they say."""
+    """Return the name of the dtype of a LazyTensor or a torch tensor, as in `tensors.DTYPES`; of others, its text."""
     dtype = tensor.dtype
     return dtype.name if type(dtype) is DType else str(dtype).removeprefix("torch.")
 
@@ -57,13 +57,13 @@ def dtype_name(tensor: Any) -> str:
 
 
 def is_storage(value: Any) -> bool:
-    """Whether `value` is the memory of torch's tensors, with a dtype or without."""
+    """Whether `value` is a torch storage, typed or untyped."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, (torch.TypedStorage, torch.UntypedStorage))
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor of torch is elements in a storage, so that it can be stored as they are."""
+    """Whether a torch tensor consists of elements in a storage, which can be stored as they are."""
     torch = sys.modules["torch"]
     return bool(
         tensor.layout is torch.strided
@@ -74,7 +74,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def bare(tensor: Any) -> tuple[Any, TensorFacts]:
-    """A plain tensor of torch detached, and what its bytes do not tell. Raises UsageError if it has no storage."""
+    """Return a plain torch tensor detached, and the facts beside its bytes. Raise UsageError if it has no storage."""
     torch = sys.modules["torch"]
     if is_storage(tensor):
         dtype = getattr(tensor, "dtype", torch.uint8)
@@ -86,7 +86,7 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
     data = tensor
     if tensor.requires_grad or kind is not torch.Tensor or attributes:
         data = tensor.detach().as_subclass(torch.Tensor)
-    # What torch keeps as a flag is no different from the values it stands for.
+    # Store the values that torch's conjugate and negative flags stand for.
     data = data.resolve_conj().resolve_neg()
     try:
         storage = data.untyped_storage()
@@ -120,9 +120,9 @@ def _class_name(kind: type) -> str:
 
 
 def inert(value: Any) -> Any:
-    """The node that stands for a live object: a constant, a numpy value, a tensor in parts, or an `Opaque`.
+    """Return the node that stands for a live object: a constant, a numpy value, a composite tensor, or an `Opaque`.
 
-    An object of any other class is asked what it would be pickled as. Raises UsageError if it cannot say.
+    An object of any other class is asked for its pickled form. Raise UsageError if it has none.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None:
@@ -169,7 +169,7 @@ def _reduced(value: Any) -> Global | Opaque:
 
 
 def _is_simple(dtype: Any) -> bool:
-    """Whether numpy's own dtype string says all about a dtype, and its elements are bytes."""
+    """Whether numpy's dtype string describes a dtype fully, and its elements are bytes."""
     return dtype.kind in "biufcmMSU" or (dtype.str[1] == "V" and dtype.names is None and dtype.type.__name__ == "void")
 
 
@@ -187,7 +187,7 @@ _COMPRESSED = {kind: COMPOSITES[kind][:2] for kind in SPARSE if kind != "sparse_
 
 
 def _composite(tensor: Any) -> Composite:
-    """The parts of a tensor that is not plain. Raises UsageError for a kind that has no known parts."""
+    """Return the parts of a tensor that is not plain. Raise UsageError for a kind without known parts."""
     torch = sys.modules["torch"]
     kind = "meta" if tensor.device.type == "meta" else str(tensor.layout).removeprefix("torch.")
     if tensor.is_quantized:
@@ -201,7 +201,7 @@ def _composite(tensor: Any) -> Composite:
             "Convert it to a dense tensor first.",
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sparse and quantized tensors warn that they are in beta, or deprecated
+        warnings.simplefilter("ignore")  # sparse and quantized tensors warn that they are beta or deprecated
         parts = take_apart(tensor.detach())
     if tensor.requires_grad or kind == "meta":
         parts["requires_grad"] = tensor.requires_grad
@@ -248,7 +248,7 @@ _PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     for layout, indices in _COMPRESSED.items()
 }
 
-# How each kind of composite is made of its parts, by the names of these.
+# How each kind of composite is made, by the names of its parts.
 _MAKERS: dict[tuple[str, frozenset[str]], Callable[[Any, dict[str, Any]], Any]] = {
     ("meta", frozenset({"dtype", "shape", "strides"})): lambda torch, p: torch.empty_strided(
         p["shape"], p["strides"], dtype=p["dtype"], device="meta"
@@ -283,7 +283,7 @@ _MAKERS: dict[tuple[str, frozenset[str]], Callable[[Any, dict[str, Any]], Any]] 
 
 
 def _assemble(node: Composite) -> Any:
-    """The tensor of torch that `node` describes, without attributes; `node` itself if its parts are not known ones."""
+    """Return the torch tensor that `node` describes, without attributes; `node` itself if its parts are unknown."""
     torch = sys.modules["torch"]
     parts = dict(node.parts)
     kind, grad, _ = (parts.pop(name, None) for name in ("class", "requires_grad", "attributes"))
@@ -319,7 +319,7 @@ def _constants() -> dict[tuple[str, str], Any]:
 
 
 def revived(node: Any) -> Any:
-    """The live object that `node` stands for; `node` itself where there is none."""
+    """Return the live object that `node` stands for; `node` itself if there is none."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     kind = type(node)
     if torch is not None:
@@ -353,9 +353,10 @@ def _numpy_value(node: NumpyScalar | NumpyArray) -> Any:
 
 
 def tensor(leaf: Any, kind: str, requires_grad: bool, strides: Sequence[int] | None, fresh: bool) -> Any:
-    """A tensor of torch with the data of `leaf`: a parameter, requiring gradients, laid out by `strides` (elements).
+    """Return a torch tensor with the data of `leaf`: of this kind, requiring gradients, laid out by `strides`
+    (elements).
 
-    It is another object than `leaf` if it has to be, or if it is to be `fresh`.
+    It is a new object if it has to be, or if `fresh`.
     """
     torch = sys.modules["torch"]
     data = leaf
@@ -372,7 +373,7 @@ def tensor(leaf: Any, kind: str, requires_grad: bool, strides: Sequence[int] | N
 
 
 def storage(tensor: Any) -> Any:
-    """A typed storage, as torch.load gives it, with the elements of a flat tensor."""
+    """Return a typed storage, as torch.load returns it, with the elements of a flat tensor."""
     torch = sys.modules["torch"]
     made = torch.storage.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True)
     hold(made, tensor)
@@ -392,7 +393,7 @@ def _differentiable(tensor: Any) -> bool:
 
 
 def _bits(tensor: Any) -> Any:
-    """The same elements as integers, of which no operation changes a bit."""
+    """Return the same elements as integers: no operation on these changes a bit."""
     torch = sys.modules["torch"]
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.element_size() == 16:
@@ -401,7 +402,7 @@ def _bits(tensor: Any) -> Any:
 
 
 class View(NamedTuple):
-    """A tensor of torch, and where it lies in a storage (in elements)."""
+    """A torch tensor, and its offset and strides in a storage (in elements)."""
 
     tensor: Any
     offset: int
@@ -409,7 +410,7 @@ class View(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first and the last byte it touches, and one."""
+        """The offset of the first byte it touches, and that after the last."""
         last = sum((extent - 1) * stride for extent, stride in zip(self.tensor.shape, self.strides, strict=True))
         item = self.tensor.element_size()
         return self.offset * item, (self.offset + last + 1) * item
@@ -420,9 +421,9 @@ class View(NamedTuple):
 
 
 def share(views: Sequence[View], storage_nbytes: int) -> None:
-    """Make tensors views of one storage, in place. Their values go before: where those do not agree, nothing is done.
+    """Make tensors views of one storage, in place, with their values. If overlapping values disagree, do nothing.
 
-    The storage has `storage_nbytes` bytes if the views cover at least half of it, otherwise what they span. Its bytes
+    The storage has `storage_nbytes` bytes if the views cover at least half of it, else the span of the views. Bytes
     that no view covers are zero.
     """
     first = views[0]
@@ -441,13 +442,13 @@ def share(views: Sequence[View], storage_nbytes: int) -> None:
 
 
 def _lie_so_already(views: Sequence[View]) -> bool:
-    """Whether the views are already what they are to become, as when they never left memory."""
+    """Whether the tensors already are these views, as when they never left memory."""
     origins = {(v.tensor.untyped_storage().data_ptr(), v.tensor.data_ptr() - v.span[0]) for v in views}
     return len(origins) == 1 and all(tuple(view.tensor.stride()) == view.strides for view in views)
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two tensors of torch of one dtype and shape have the same bits; in one place they are not looked at."""
+    """Whether two torch tensors of one dtype and shape have the same bits; those at one address are not read."""
     if not is_plain(one) or not is_plain(other):
         return one is other
     together = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
@@ -459,7 +460,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _rebuilt(views: Sequence[View], storage_nbytes: int) -> list[Any]:
-    """New tensors with the values of `views` that lie in one storage as they say; none if that cannot be."""
+    """Return new tensors with the values of `views`, laid out in one storage; [] if that is impossible."""
     torch = sys.modules["torch"]
     spans = [view.span for view in views]
     low, high = min(low for low, _ in spans), max(high for _, high in spans)
@@ -480,7 +481,7 @@ def _rebuilt(views: Sequence[View], storage_nbytes: int) -> list[Any]:
 
 
 def _fill(target: Any, source: Any) -> None:
-    """Copy `source` into `target`, elements of which may lie in one place."""
+    """Copy `source` into `target`, whose elements may overlap."""
     torch = sys.modules["torch"]
     for dim, stride in enumerate(target.stride()):
         if stride == 0 and target.shape[dim] > 1:
@@ -493,13 +494,13 @@ def _fill(target: Any, source: Any) -> None:
     if not overlaps:
         target.copy_(source)
         return
-    # Windows that slide over one another: torch copies into such a tensor only by index.
+    # Overlapping windows: torch copies into such a tensor only by index.
     line = torch.as_strided(target, (reach + 1,), (1,), target.storage_offset())
     places = torch.arange(reach + 1).as_strided(target.shape, target.stride(), 0)
     line[places.reshape(-1)] = source.reshape(-1)
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements laid out by `strides` lie densely, with the dimensions in some order."""
+    """Whether elements laid out by `strides` are dense, with the dimensions in some order."""
     order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
     return is_contiguous(tuple(shape[dim] for dim in order), tuple(strides[dim] for dim in order))

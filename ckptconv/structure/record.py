@@ -1,4 +1,4 @@
-"""The structure record of a tree: what writing and reading it have in common. Its grammar is docs/structure.md."""
+"""The structure record of a tree: what its writer and its reader share. docs/structure.md has its grammar."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.storage import strict_json
 
 VERSION = 1
-# How deep nodes may lie in one another: many JSON readers stop at 128 levels or soon after.
+# The deepest nesting of nodes: many JSON readers stop at 128 levels or soon after.
 NESTED = 60
-# Where the record is: in the metadata of a single file, or in a file of its own beside several.
+# Where the record is stored: in the metadata of a single file, or in a file of its own beside several.
 METADATA_KEY = "ckptconv.structure"
 FILE_NAME = "ckptconv.structure.json"
-# Strings and bytes up to this length are written wherever they occur; longer ones once.
+# Strings and bytes up to this length are written at each occurrence; longer ones once.
 SHORT = 64
-# Integers up to this one, either side of zero, are exact in every JSON reader.
+# Integers up to this magnitude are exact in every JSON reader.
 EXACT = 1 << 53
-# Characters of a path above a tensor, and of a key below the top, that go into its name.
+# The most characters of a path above a tensor, and of a key below the top, that its name takes.
 LONGEST = 240
 
-# What a defaultdict may make its missing entries with.
+# Factories that a defaultdict may have.
 FACTORIES: dict[str, type] = {
     kind.__name__: kind
     for kind in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
 } | {"collections.OrderedDict": OrderedDict, "collections.Counter": Counter}
 
-# Nodes in which names follow from the path: where their children begin, and whether these are keys and values.
+# Nodes whose children's names follow from the path: the first child's index, and whether they are keys and values.
 NAMING = {"dict": (1, True), "odict": (2, True), "list": (1, False), "tuple": (1, False)}
 
 DISTRUST = "No tool writes such a record by accident: do not trust its source."
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
 
 def dump(root: Any, nodes: Sequence[Any], storages: Sequence[Any]) -> str:
-    """The JSON text of a record."""
+    """Return the JSON text of a record."""
     record = {"version": VERSION, "root": root}
     if nodes:
         record["nodes"] = nodes
@@ -56,7 +56,7 @@ def dump(root: Any, nodes: Sequence[Any], storages: Sequence[Any]) -> str:
 def compacted(
     root: Any, nodes: Sequence[Any], storages: Sequence[Any], pinned: Collection[int]
 ) -> tuple[Any, list[Any], list[Any]]:
-    """The parts of a record without the nodes and storages that nothing refers to, except nodes that are `pinned`.
+    """Return the parts of a record without nodes and storages that nothing refers to; keep nodes that are `pinned`.
 
     References are changed in place.
     """
@@ -95,7 +95,7 @@ def compacted(
 
 
 def parse(structure: str) -> Record:
-    """Raises UnsupportedError for a version that is not known, CorruptError for what is no record at all."""
+    """Parse a record. Raise UnsupportedError for an unknown version, CorruptError for text that is no record."""
     try:
         record = strict_json.parse(structure)
     except ValueError as error:
@@ -119,7 +119,7 @@ def parse(structure: str) -> Record:
 
 
 def implied_name(prefix: str | None, key: Any) -> str | None:
-    """The name of a tensor under `key` in a container of `prefix`, which is not written; None where it has to be."""
+    """Return the default name of a tensor under `key` in a container of `prefix`; None if its name must be written."""
     if prefix is None:
         return None
     if type(key) is str:
@@ -128,7 +128,7 @@ def implied_name(prefix: str | None, key: Any) -> str | None:
 
 
 def inner_prefix(prefix: str | None, key: Any) -> str | None:
-    """The prefix of a container under `key` in a container of `prefix`; None if names in it have to be written."""
+    """Return the prefix of a container under `key` in a container of `prefix`; None if names in it must be written."""
     if type(key) is str and len(key) > LONGEST:
         return None
     name = implied_name(prefix, key)
@@ -136,14 +136,14 @@ def inner_prefix(prefix: str | None, key: Any) -> str | None:
 
 
 def name_of(leaf: Mapping[str, Any], implied: str | None) -> str:
-    """The name of the tensor that `leaf` describes."""
+    """Return the name of the tensor that `leaf` describes."""
     name = leaf.get("name", implied)
     expect(type(name) is str, "a tensor has no name")
     return str(name)
 
 
 def tensors_of(record: Record) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """Every tensor in a record, and the name that it has unless it says another."""
+    """Yield every tensor in a record, with the name it has if it does not state one."""
     stack: list[tuple[Any, str | None]] = []
     for node in (record.root, *record.nodes):
         if type(node) is dict:
@@ -172,12 +172,12 @@ _WITHOUT_TENSORS = frozenset({"@", "float", "int", "str", "bytes", "complex"})
 
 
 def _key(record: Record, node: Any) -> Any:
-    """A key as it is written, or as what it refers to is."""
+    """Return a key, with a reference resolved."""
     return node_at(record, node[1]) if type(node) is list and len(node) == 2 and node[0] == "@" else node
 
 
 def node_at(record: Record, index: Any) -> Any:
-    """Node `index` of the table."""
+    """Return node `index` of the table."""
     expect(is_count(index) and index < len(record.nodes), f"it refers to node {index!r} of {len(record.nodes)}")
     return record.nodes[index]
 
@@ -196,7 +196,7 @@ def expect(condition: object, reason: str) -> None:
 
 
 def typed(kind: type, *values: Any) -> tuple[Any, ...]:
-    """The values, if all are of this very type; else raises CorruptError."""
+    """Return the values if all have exactly this type; else raise CorruptError."""
     for value in values:
         expect(type(value) is kind, f"a {type(value).__name__} stands where a {kind.__name__} should")
     return values

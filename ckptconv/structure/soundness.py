@@ -1,7 +1,7 @@
-"""Whether what is said of a tensor, beside its bytes, can be true. Alike for pickles and structure records. Pure.
+"""Check whether what is said of a tensor, beside its bytes, can be true: for pickles and structure records. Pure.
 
-A tensor that is made of several is checked as far as shapes and dtypes tell: no data is read, so an index inside a
-sparse tensor may still be out of range.
+A composite tensor is checked as far as shapes and dtypes tell. No data is read, so an index inside a sparse tensor may
+still be out of range.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ckptconv.structure import live
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor
 
-# torch's own limits.
+# torch's limits.
 MAX_DIMS = 64
 MAX_BYTES = 1 << 63
 
 # ------------------------------------------------------------------------------------------------- attributes
 
-# What torch's own class of tensors computes or keeps in its own memory. To set one changes the tensor, or fails; none
-# is ever among the attributes that a tensor was given.
+# What torch's own tensor class computes or stores itself. Setting one changes the tensor, or fails. None is ever among
+# the attributes that a user gave a tensor.
 _OWN = frozenset(
     """
     H T _backward_hooks _base _cdata _grad _grad_fn _has_symbolic_sizes_strides _post_accumulate_grad_hooks
@@ -32,16 +32,16 @@ _OWN = frozenset(
     layout mH mT name names nbytes ndim output_nr real requires_grad retains_grad shape volatile
     """.split()  # noqa: SIM905
 )
-# Of these, what puts other values in the place of the tensor's.
+# Of these, those that replace the tensor's values.
 _DATA = frozenset({"data", "real", "imag"})
-# The kinds of tensors that are of torch's own classes.
+# The kinds of tensors of torch's own classes.
 PLAIN_KINDS = frozenset({"tensor", "parameter", "buffer"})
 
 
 def attributes_fault(kind: str, state: Any) -> str:
-    """Why a tensor of `kind` cannot have been given `state`, its attributes; "" where it can.
+    """Return why a tensor of `kind` cannot have been given `state`, its attributes; "" if it can.
 
-    Whoever loads it sets them one by one, and some of them would change what the tensor is.
+    A loader sets them one by one, and some would change what the tensor is.
     """
     plain = kind in PLAIN_KINDS
     if state is None:
@@ -57,7 +57,7 @@ def attributes_fault(kind: str, state: Any) -> str:
                 return "an attribute whose name is not text"
             if name in ("__class__", "__dict__") or (plain and _is_special(name)):
                 return f"an attribute {name[:40]!r}, which would change its class"
-            # A class of the user's may have a state of its own, and means something else.
+            # A user's class may have a state of its own, with another meaning.
             if name in _DATA and (plain or isinstance(value, (LazyTensor, Composite)) or live.is_tensor(value)):
                 return f"an attribute {name!r}, which would replace its data"
             if plain and name in _OWN:
@@ -70,16 +70,16 @@ def _is_special(name: str) -> bool:
 
 
 def is_differentiable(dtype: str) -> bool:
-    """Whether tensors of the dtype of this name can require gradients."""
+    """Whether tensors of the dtype with this name can require gradients."""
     return dtype not in DTYPES or DTYPES[dtype].kind in "fc"
 
 
 # ------------------------------------------------------------------------------------------------- composites
 
 _QUANTIZED = frozenset({"quint8", "qint8", "qint32", "quint4x2", "quint2x4"})
-# As torch gives their values, without what they mean.
+# The dtypes in which torch returns their raw values.
 _QUANTIZED_BITS = frozenset({"uint8", "int8", "int32"})
-# Quantized dtypes of less than a byte, and how many values are in one.
+# Quantized dtypes of less than a byte, with the number of values in one.
 PACKED = {"quint4x2": 2, "quint2x4": 4}
 _PER_TENSOR = frozenset({"per_tensor_affine", "per_tensor_symmetric"})
 _Check: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], Callable[[Mapping[str, Any]], None]]
@@ -97,9 +97,9 @@ def _need(condition: object, reason: str) -> None:
 
 
 def composite_fault(kind: str, parts: Mapping[str, Any]) -> str:
-    """Why `parts` do not make up a tensor of `kind`; "" where they do, and for kinds that are not known.
+    """Return why `parts` do not make up a tensor of `kind`; "" if they do, or if the kind is unknown.
 
-    `parts` may hold lazy tensors or those of torch, and constants of either sort.
+    `parts` may hold lazy or torch tensors, and nodes or live objects for constants.
     """
     known = _CHECKS.get(kind, _WRAPPER if _WRAPPER[0][3] in parts else None)
     if known is None:
@@ -127,7 +127,7 @@ def composite_fault(kind: str, parts: Mapping[str, Any]) -> str:
 
 
 def _shape(part: Any, name: str) -> tuple[int, ...]:
-    """The shape of a part that has to be a tensor."""
+    """Return the shape of a part that must be a tensor."""
     if type(part) is Composite and part.kind == "meta":
         return _counts(part.parts.get("shape"), name)
     _need(isinstance(part, LazyTensor) or live.is_tensor(part), f"{name} that are not a tensor")
@@ -141,7 +141,7 @@ def _dtype(part: Any) -> str:
 
 
 def _integers(part: Any, name: str) -> tuple[int, ...]:
-    """The shape of a tensor of integers."""
+    """Return the shape of a tensor of integers."""
     shape = _shape(part, name)
     dtype = _dtype(part)
     _need(dtype in DTYPES and DTYPES[dtype].kind in "iu", f"{name} of {dtype}, which are not integers")
@@ -155,7 +155,7 @@ def _counts(part: Any, name: str) -> tuple[int, ...]:
 
 
 def _constant(part: Any, kind: str) -> str:
-    """The name of a constant of torch."""
+    """Return the name of a constant of torch."""
     if type(part) is TorchConstant:
         found, name = part
     else:
@@ -269,7 +269,7 @@ def _compressed(layout: str) -> _Check:
 
 # A tensor of a class that wraps others, which are in its attributes.
 _WRAPPER: _Check = (WRAPPER, (), _check_wrapper)
-# Of each kind: the parts that it has, those that it may have, and what checks them.
+# For each kind: its required parts, its optional parts, and the function that checks them.
 _CHECKS: dict[str, _Check] = {
     **{layout: _compressed(layout) for layout in SPARSE if layout != "sparse_coo"},
     "sparse_coo": (COMPOSITES["sparse_coo"], ("is_coalesced",), _check_coo),

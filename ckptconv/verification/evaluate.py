@@ -1,9 +1,9 @@
-"""What a lazy tensor's elements are, worked out by other means than a conversion's: slowly, and for verification only.
+"""Compute a lazy tensor's elements by means other than a conversion's: slow, for verification only.
 
-It shares with a conversion the expressions that say where bytes lie, and nothing that carries them out. A conversion
-cuts a tensor into moves of bytes and runs kernels over them; here an expression is asked for intervals or boxes of
-elements, and answers by asking the one inside it. Casts go through exact float64 numbers, where a conversion shifts
-bits. Everything happens in blocks, so that memory stays small whatever the size of a tensor.
+It shares with a conversion the expressions that say where bytes lie, but not the code that carries them out. A
+conversion cuts a tensor into moves of bytes and runs kernels over them. Here an expression is asked for an interval or
+a box of elements, and asks its inner expression in turn. Casts go through exact float64 numbers, where a conversion
+shifts bits. Everything happens in blocks, so memory stays small whatever a tensor's size.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# Bytes compared at a time, here and where every read takes long, and elements cast at a time: numpy holds several
-# float64 numbers for each of these.
+# Bytes compared at a time, of local and of remote files; then elements cast at a time: numpy holds several float64
+# numbers for each.
 BLOCK, FAR_BLOCK = 1 << 19, 1 << 22
 CAST_BLOCK = 1 << 15
-# So many runs of a tensor are told one by one; of more, all between the first and the last.
+# A footprint lists up to this many runs one by one; of more, it gives one range from the first to the last.
 _RUNS = 1 << 12
-# Bytes between two elements that are read along, and the most that is read at once for elements that do not touch.
+# The largest gap between two elements that is read through, and the most read at once for such elements, in bytes.
 _GAP, _MOST = 1 << 14, 1 << 20
 
 
@@ -57,15 +57,16 @@ def _numpy() -> Any:
 
 
 class Sources(Protocol):
-    """What gives readers of files."""
+    """Opens readers of files."""
 
     def reading(self, file: File) -> contextlib.AbstractContextManager[Reader]: ...
 
 
 class Evaluator:
-    """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes where numpy has none.
+    """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes if numpy has none so
+    large.
 
-    `bytes_read` counts what was read from files.
+    `bytes_read` counts the bytes read from files.
     """
 
     def __init__(self, readers: Sources) -> None:
@@ -73,7 +74,7 @@ class Evaluator:
         self.bytes_read = 0
 
     def flat(self, tensor: LazyTensor, start: int, stop: int) -> Array:
-        """Elements `start` to `stop` in C order, as an array of one dimension."""
+        """Return elements `start` to `stop` in C order, as a one-dimensional array."""
         np = _numpy()
         if isinstance(tensor, Tagged):
             return self.flat(tensor.tensor, start, stop)
@@ -100,7 +101,7 @@ class Evaluator:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, _code(tensor.dtype)), *parts])
 
     def raw(self, tensor: LazyTensor, start: int, stop: int) -> bytes:
-        """The bytes of elements `start` to `stop` in C order."""
+        """Return the bytes of elements `start` to `stop` in C order."""
         if isinstance(tensor, Tagged):
             tensor = tensor.tensor
         if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
@@ -109,7 +110,7 @@ class Evaluator:
         return self.flat(tensor, start, stop).tobytes()
 
     def box(self, tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Array:
-        """The elements from index `starts[d]` on, `counts[d]` of them, along every dimension d."""
+        """Return the box of `counts[d]` elements from index `starts[d]` on along each dimension d."""
         np = _numpy()
         result: Array
         if isinstance(tensor, Tagged):
@@ -138,7 +139,7 @@ class Evaluator:
                 return result.reshape(tuple(counts))
         if not isinstance(tensor, (View, Inline, Zeros, Partitioned)):
             raise TypeError(f"{type(tensor).__name__} is an expression that cannot be evaluated")
-        # What is flat by nature: run by run, a run being as many dimensions as the box has whole.
+        # The others are read in C order, run by run: a run spans the trailing dimensions that the box covers whole.
         runs = [self.flat(tensor, at, at + length) for at, length in _runs(tensor.shape, starts, counts)]
         result = np.concatenate([np.empty(0, _code(tensor.dtype)), *runs])
         return result.reshape(tuple(counts))
@@ -181,10 +182,10 @@ class Evaluator:
         return array
 
     def _gather(self, file: File, offset: int, strides: Sequence[int], item: int, out: Array) -> None:
-        """Fill `out` with elements of `item` bytes that lie by `strides` (in bytes) from byte `offset` on."""
+        """Fill `out` with elements of `item` bytes that lie at `strides` (in bytes) from byte `offset` on."""
         np = _numpy()
         dims = sorted((stride, dim) for dim, stride in enumerate(strides) if out.shape[dim] > 1 and stride)
-        # The dimensions that are read along: of these the elements nearly touch.
+        # Dimensions covered by one read: along them, elements lie at most _GAP bytes apart.
         run, together = item, []
         for stride, dim in dims:
             if stride - run > _GAP:
@@ -206,13 +207,13 @@ class Evaluator:
             key = tuple(place.get(dim, slice(None)) for dim in range(out.ndim))
             target = out[key]
             left = [dim for dim in range(out.ndim) if dim not in place]
-            # A dimension of one element, or of one that is repeated, takes no step.
+            # A dimension of one element, or with stride 0, takes no step.
             steps = [strides[dim] if dim in together else 0 for dim in left]
             out[key] = np.lib.stride_tricks.as_strided(data, np.shape(target), steps)
 
 
 def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Range]:
-    """What is read of files for elements `start` to `stop` in C order, and perhaps some of what lies between that."""
+    """Yield the ranges of files read for elements `start` to `stop` in C order, perhaps with gaps between elements."""
     if start >= stop or isinstance(tensor, (Inline, Zeros)):
         return
     if isinstance(tensor, (Tagged, Convert)):
@@ -251,7 +252,7 @@ def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequenc
         at = sum(start * stride for start, stride in zip(starts, tensor.strides, strict=True))
         dims = sorted((stride * item, count) for stride, count in zip(tensor.strides, counts, strict=True))
         runs = item
-        # The dimensions of which a run is made, and those that tell runs apart: as few as may be, but not too many.
+        # Merge the dimensions of small stride into the run, and more of them while there would be more than _RUNS runs.
         while dims and (dims[0][0] <= runs + _GAP or math.prod(count for _, count in dims) > _RUNS):
             runs += dims[0][0] * (dims[0][1] - 1)
             del dims[0]
@@ -272,9 +273,9 @@ def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequenc
 
 
 def blocks(tensor: LazyTensor) -> Iterator[tuple[list[int], list[int]]]:
-    """Boxes of about a block's bytes that cover `tensor`, as wide in every dimension as may be.
+    """Yield boxes of at most BLOCK bytes that cover `tensor`, with sides as equal as its shape allows.
 
-    So shaped, a box is made of runs that are not too short, in whatever order a file has the elements.
+    Such a box consists of runs that are not too short, in whatever order the file stores the elements.
     """
     limit = max(BLOCK // tensor.dtype.itemsize, 1)
     sides = [1] * len(tensor.shape)
@@ -295,12 +296,12 @@ def blocks(tensor: LazyTensor) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def _code(dtype: DType) -> str:
-    """numpy's name for an element's bits."""
+    """Return numpy's dtype for an element's bits."""
     return f"u{dtype.itemsize}" if dtype.itemsize <= 8 else f"V{dtype.itemsize}"
 
 
 def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Boxes that hold elements `start` to `stop` in C order, one after the other."""
+    """Yield boxes that together hold elements `start` to `stop` in C order, one after the other."""
     if start >= stop:
         return
     if not shape:
@@ -325,7 +326,7 @@ def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[list[i
 def _parts_in(
     tensor: Concat, starts: Sequence[int], counts: Sequence[int]
 ) -> Iterator[tuple[LazyTensor, list[int], list[int]]]:
-    """The parts that a box of `tensor` has to do with, and its box in each."""
+    """Yield each part that a box of `tensor` touches, with the box's extent in that part."""
     dim, at = tensor.dim, 0
     low, high = starts[dim], starts[dim] + counts[dim]
     for part in tensor.parts:
@@ -338,14 +339,14 @@ def _parts_in(
 
 
 def _runs(shape: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The box as runs of elements in C order: where each begins, and how long it is."""
+    """Yield the box as runs of elements in C order: the first element of each, and its length."""
     if not math.prod(counts):
         return
     steps = contiguous_strides(shape)
     whole = len(shape)
     while whole and counts[whole - 1] == shape[whole - 1]:
         whole -= 1
-    # The last dimension that is not whole still runs on.
+    # The last dimension that the box does not cover whole is still contiguous.
     outer = max(whole - 1, 0)
     length = math.prod(counts[outer:])
     base = sum(start * step for start, step in zip(starts, steps, strict=True))
@@ -354,7 +355,7 @@ def _runs(shape: Sequence[int], starts: Sequence[int], counts: Sequence[int]) ->
 
 
 def _same_box(view: View, starts: Sequence[int], counts: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """The box of what is viewed that is this box of `view`, where that is a box too."""
+    """Return the box of the viewed tensor that equals this box of `view`; None if it is no box there."""
     shape, inner = view.shape, view.tensor.shape
     ratio = view.tensor.dtype.itemsize // view.dtype.itemsize
     if ratio > 1 and shape == (*inner, ratio) and counts[-1] == ratio:
@@ -373,7 +374,7 @@ def _same_box(view: View, starts: Sequence[int], counts: Sequence[int]) -> tuple
 
 
 def converted(expression: Convert, bits: Array) -> Array:
-    """What `expression` makes of elements of the tensor in it."""
+    """Apply the kernel of `expression` to elements of its tensor."""
     np, kernel, dtype = _numpy(), expression.kernel, expression.tensor.dtype
     result: Array
     if isinstance(kernel, Cast):
@@ -399,14 +400,14 @@ def converted(expression: Convert, bits: Array) -> Array:
             return 0 - bits
         rows.reshape(-1, part)[:, -1] ^= 0x80
         if dtype.name.endswith("fnuz"):
-            # Zero and NaN, which are 0x00 and 0x80 there, have no negative.
+            # In these formats, zero (0x00) and NaN (0x80) have no negative.
             rows[(rows & 0x7F) == 0] ^= 0x80
     result = rows.reshape(-1).view(_code(dtype))
     return result
 
 
 def joined(expression: Joined, parts: Sequence[Array]) -> Array:
-    """What `expression` makes of elements of its parts. Raises UsageError where one does not fit into its bits."""
+    """Combine elements of the parts of `expression`. Raise UsageError for a value that does not fit its bits."""
     np = _numpy()
     result: Array = np.zeros(parts[0].shape, _code(expression.dtype))
     for part, (_, shift, width) in zip(parts, expression.kernel.kinds, strict=True):
@@ -417,8 +418,8 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
 
 
 class _Format(NamedTuple):
-    """A floating format by numbers: bits of its significand (the leading one included), the exponents of its least and
-    greatest normal numbers, and the greatest finite number."""
+    """A floating-point format: the bits of its significand (with the implicit one), and the exponents of its smallest
+    and largest normal numbers. `maximum` is its largest finite number."""
 
     digits: int
     least: int
@@ -436,7 +437,7 @@ _FORMATS = {
     "bfloat16": _Format(8, -126, 127),
     "float16": _Format(11, -14, 15),
 }
-# Formats of a byte: bits of exponent and of mantissa, and the bias. OCP 8-bit Floating Point Specification 1.0, and
+# 8-bit formats: bits of exponent, bits of mantissa, and bias. OCP 8-bit Floating Point Specification 1.0, and
 # arXiv:2206.02915 for those whose only NaN is minus zero.
 _BYTES = {
     "float8_e5m2": (5, 2, 15),
@@ -447,10 +448,10 @@ _BYTES = {
 
 
 def cast(source: str, target: str, bits: Array) -> Array:
-    """Elements of dtype `source` as dtype `target`: the nearest number, of two equally near the even one.
+    """Cast elements of dtype `source` to dtype `target`: round to nearest, ties to even.
 
-    What is too large becomes infinite. A NaN keeps its sign, and of its payload what fits from the top; it is made
-    quiet, except where bfloat16 becomes float32, whose upper half it is.
+    Overflow gives infinity. A NaN keeps its sign, and the leading bits of its payload that fit. It becomes quiet,
+    except from bfloat16 to float32: bfloat16 is the upper half of float32.
     """
     np = _numpy()
     if source == target:
@@ -471,7 +472,7 @@ def cast(source: str, target: str, bits: Array) -> Array:
 
 
 def values(dtype: str, bits: Array) -> Array:
-    """The numbers that elements of a floating dtype are, each exactly, as float64."""
+    """Return the exact value of each element of a floating dtype, as float64."""
     np = _numpy()
     with np.errstate(invalid="ignore"):  # signalling NaNs
         if dtype == "bfloat16":
@@ -484,7 +485,7 @@ def values(dtype: str, bits: Array) -> Array:
 
 
 def _nearest(exact: Array, format_: _Format) -> Array:
-    """Each number rounded to a multiple of the last digit that `format_` has for numbers of its size."""
+    """Round each number to a multiple of the unit in the last place that `format_` has at its magnitude."""
     np = _numpy()
     _, exponent = np.frexp(exact)  # exact = m · 2^exponent, ½ <= m < 1
     last = np.maximum(exponent - 1, format_.least) - (format_.digits - 1)
@@ -495,10 +496,10 @@ def _nearest(exact: Array, format_: _Format) -> Array:
 
 
 def _nan(source: str, target: str, bits: Array) -> Array:
-    """The bits of NaNs of `source` as NaNs of `target`."""
+    """Return the bits of NaNs of `source` as NaNs of `target`."""
     digits, width = _layout(source)
     new_digits, new_width = _layout(target)
-    sign = bits >> (width - 1) if digits else 0 * bits  # powers of two have none
+    sign = bits >> (width - 1) if digits else 0 * bits  # float8_e8m0fnu has no sign
     payload = bits & ((1 << digits) - 1)
     payload = payload << (new_digits - digits) if new_digits >= digits else payload >> (digits - new_digits)
     if (source, target) != ("bfloat16", "float32"):
@@ -509,14 +510,14 @@ def _nan(source: str, target: str, bits: Array) -> Array:
 
 
 def _layout(dtype: str) -> tuple[int, int]:
-    """How many bits the mantissa has, and the whole number."""
+    """Return the bits of the mantissa, and of the whole number."""
     mantissa = _FORMATS[dtype].digits - 1 if dtype in _FORMATS else _BYTES[dtype][1] if dtype in _BYTES else 0
     return mantissa, DTYPES[dtype].itemsize * 8
 
 
 @functools.cache
 def _table(dtype: str) -> tuple[float, ...]:
-    """The numbers that the 256 values of a byte are."""
+    """Return the value of each of the 256 bytes."""
     return tuple(_byte(dtype, bits) for bits in range(256))
 
 
@@ -537,7 +538,7 @@ def _byte(dtype: str, bits: int) -> float:
 
 
 def shown(dtype: DType, bits: bytes) -> str:
-    """An element as text: its number, and its bits where the number does not tell all."""
+    """Return an element as text: its value, and its bits if the value does not determine them."""
     np = _numpy()
     hexadecimal = bits[::-1].hex()
     if dtype.kind == "f":

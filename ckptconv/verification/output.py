@@ -1,7 +1,7 @@
-"""Safetensors outputs as a stranger reads them who trusts nothing: for verification.
+"""Read safetensors outputs strictly, for verification.
 
-A file is what the safetensors library takes it for, and its header has to be the very text that library writes: then no
-byte of a file is left that nobody looks at. The index of a sharded output has to say what the shards hold.
+A file is what the safetensors library reads in it, and its header must be the exact text that the library writes: so no
+byte of a file goes unchecked. The index of a sharded output must match what the shards hold.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ckptconv.text import some
 SUFFIX = ".safetensors"
 INDEX = f"model{SUFFIX}.index.json"
 SINGLE = f"model{SUFFIX}"
-# Bytes of a structure record that are read.
+# The most bytes of a structure record that are read.
 _MAX_RECORD = 1 << 30
 _STALE = "It is of another version of these files; convert again."
 _AGAIN = "The file was damaged or changed since it was written; convert again."
@@ -34,8 +34,8 @@ _AGAIN = "The file was damaged or changed since it was written; convert again."
 
 @dataclass
 class Written:
-    """An output: its files, in order; its tensors by name, in the order of the files, and the path of each one's file;
-    names stored under another, {removed: kept}; the structure record and the path of the file it stands in."""
+    """An output: its files, in order; its tensors by name, in the order of the files; `homes`, the path of each
+    tensor's file; its aliases, {removed: kept}; the structure record, and the path of the file that holds it."""
 
     path: str
     files: list[File] = field(default_factory=list)
@@ -47,9 +47,9 @@ class Written:
 
 
 def read_file(path: str, options: Options | None = None, at: str = "") -> Written:
-    """An output of one file, whose name is `path`; it is read `at` another place, if that is given.
+    """Read an output of one file named `path`, from the place `at` if that is given.
 
-    Raises UsageError if it is not there, DifferenceError for whatever makes it no sound output.
+    Raise UsageError if the file does not exist, DifferenceError if it is no sound output.
     """
     found = Written(path, structure_path=path)
     metadata = _add(found, path, at or path, options)
@@ -65,10 +65,11 @@ def read_directory(
     at: Mapping[str, str] | None = None,
     others: frozenset[str] = frozenset(),
 ) -> Written:
-    """An output directory: its only file, or shards and their index. Raises as `read_file` does.
+    """Read an output directory: a single file, or shards and their index. Raise as `read_file` does.
 
-    `at` gives the files of an output that is not yet in its place, by name; else what is in the directory counts, and
-    may hold no safetensors that belong to nothing, but those whose paths are among `others`.
+    `at` maps the names of an output's files to where they are read, if they are not in their place yet. Without it, the
+    files of the directory are read, and a safetensors file that belongs neither to the output nor to `others` (paths)
+    is a difference.
     """
     places = dict(at) if at is not None else _listed(path, options)
     found = Written(path, structure_path=join(path, FILE_NAME))
@@ -132,7 +133,7 @@ def _listed(path: str, options: Options | None) -> dict[str, str]:
 
 
 def _index(path: str, at: str, options: Options | None) -> tuple[dict[str, frozenset[str]], dict[str, Any]]:
-    """The names of tensors by file, and the metadata."""
+    """Return the names of tensors by file, and the metadata."""
     try:
         index = read_index(Location(at, options or {}))
     except (CorruptError, UnsafeError) as error:
@@ -163,7 +164,7 @@ def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]]
 
 
 def _add(found: Written, path: str, at: str, options: Options | None) -> dict[str, str]:
-    """Add the file `path`, which is read `at` another place, to what is found; its metadata but for the format."""
+    """Add the file `path`, read from the place `at`, to `found`; return its metadata without the format."""
     entry = look(at, options)
     if entry.kind != "file":
         raise UsageError(f"{path} {'does not exist' if entry.kind == 'missing' else f'is {entry.described}'}.")
@@ -183,8 +184,8 @@ def _add(found: Written, path: str, at: str, options: Options | None) -> dict[st
 
 
 def _read_header(path: str, file: File, options: Options | None) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The tensors of a file, in the order of their data, and its metadata. The text of its header has to be the
-    library's, to the letter."""
+    """Return the tensors of a file, in the order of their data, and its metadata. Raise DifferenceError unless the text
+    of the header is exactly what the library writes."""
     reader = open_reader(file, options)
     try:
         length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
@@ -208,7 +209,7 @@ def _read_header(path: str, file: File, options: Options | None) -> tuple[dict[s
 
 
 def _text_of(tensors: Mapping[str, Stored], metadata: Mapping[str, str], start: int) -> Iterator[bytes]:
-    """The header as the library writes it, in pieces, where the data begins at byte `start`: compact, and in UTF-8."""
+    """Yield, in pieces, the header as the library writes it, compact and in UTF-8; the data begins at byte `start`."""
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     separator = "{"
     if metadata:
@@ -224,13 +225,13 @@ def _text_of(tensors: Mapping[str, Stored], metadata: Mapping[str, str], start: 
 
 
 def _told_shape(tensor: LazyTensor) -> list[int]:
-    """The shape as the library counts it: two values in a byte of F4, which torch counts as one."""
+    """Return the shape as the library counts it: F4 has two values in a byte, which torch counts as one element."""
     shape = list(tensor.shape)
     return [*shape[:-1], 2 * shape[-1]] if tensor.dtype.code == "F4" and shape else shape
 
 
 def _ask_the_library(path: str, at: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> None:
-    """Raise DifferenceError where the safetensors library does not find in a file what its header was read as."""
+    """Raise DifferenceError if the safetensors library reads other tensors or metadata in a file than we did."""
     from safetensors import SafetensorError, safe_open
 
     def is_so(name: str, told: Any) -> bool:

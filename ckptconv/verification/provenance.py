@@ -1,7 +1,7 @@
-"""Whether a manifest says of a source and an output what is so: for verification, which believes nothing of it.
+"""Check that what a manifest says of a source and an output is true; verification trusts none of it.
 
-The options that it names are those of the conversion, unless others are given; what they are has to be true as well:
-the plan id, which is worked out anew, tells of all that decides an output.
+A manifest's options are taken as the conversion's, unless others are given. They must be true as well: the plan id,
+which is computed anew, depends on everything that decides an output.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ckptconv.version import __version__
 
 MANIFEST = ".ckptconv-manifest.json"
 _MAX_MANIFEST = 256 << 20
-# That an attack is to be taken is nothing a file has a say in.
+# A file has no say in whether attacks are accepted.
 _IGNORED = frozenset({"inert"})
-# So many patterns, of so many characters, are taken from a file.
+# The most patterns, and characters of each, that are taken from a file.
 _MOST_PATTERNS, _LONGEST = 1000, 4096
-# What a manifest calls the outputs that are made of a source.
+# The manifest's word for what an output is made of.
 _KINDS = {"weights": "weights", "states": "optimizer", "universal": "universal"}
 _STALE = "It is of another version of these files; convert again."
 _AGAIN = "The file was damaged or changed since it was written; convert again."
@@ -39,8 +39,8 @@ _YOURSELF = "Give the options of the conversion yourself."
 
 
 class Manifest(NamedTuple):
-    """What an output says of how it was made: `told` is all of it, and the rest what is used of that: "weights",
-    "optimizer" or "universal"; the family of its source; the options that decided what it holds."""
+    """What an output says of how it was made. `told` is the whole manifest; the other fields are taken from it: `kind`
+    ("weights", "optimizer" or "universal"), the source's family, and the options that decided the output."""
 
     path: str
     told: dict[str, Any]
@@ -50,8 +50,8 @@ class Manifest(NamedTuple):
 
 
 def read_manifest(path: str, options: Mapping[str, Any]) -> Manifest | None:
-    """The manifest `path`; None if there is none. Raises DifferenceError for one that is damaged, UsageError for one
-    with options that are not known here."""
+    """Return the manifest at `path`; None if there is none. Raise DifferenceError for a damaged one, UsageError for one
+    with unknown options."""
     if look(path, dict(options)).kind != "file":
         return None
     try:
@@ -84,7 +84,7 @@ def _is_option(name: str, value: Any) -> bool:
 
 
 def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as `Options` has them."""
+    """Return the manifest's options as values for `Options`."""
     made = {name: tuple(value) if type(value) is list else value for name, value in told["options"].items()}
     return {**made, "rename": Rules(made["rename"])} if "rename" in made else made
 
@@ -95,16 +95,16 @@ def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
 def check_safetensors(
     manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, found: Written, options: Any
 ) -> list[str]:
-    """Raise DifferenceError unless the manifest says of `source` and of its output what is so, but for checksums.
+    """Return warnings. Raise DifferenceError if the manifest is wrong about `source` or its output; checksums are not
+    checked.
 
-    `inputs` are the source's as they were known when this output was planned: more is known when more of it is read.
-    Returns what to warn of.
+    `inputs` are the source's as they were when this output was planned: reading more of a source adds to them.
     """
     names: dict[str, set[str]] = {basename(file.path): set() for file in found.files}
     for name, home in found.homes.items():
         names[basename(home)].add(name)
     literals = {basename(file.path): _literal(file.path, options) for file in found.files}
-    # How an index is written is no matter, once what it says has been compared.
+    # The index was compared by content, so take its size as planned, not as found.
     sizes = {basename(file.path): file.size for file in found.files}
     sizes.update({name: len(data) for name, data in literals.items() if name == INDEX})
     told = manifest.told
@@ -128,9 +128,10 @@ def check_planned(
     path: str,
     files: Mapping[str, str],
 ) -> list[str]:
-    """The same for files of torch, which are read at the places that `files` gives by name, checksums included.
+    """Check the manifest of files for `torch.load` likewise, with checksums. `files` maps each name to where it is
+    read.
 
-    Their plans are made anew: what torch reads does not tell how it is laid out.
+    Their plans are computed anew: reading such a file does not give its layout.
     """
     for name in sorted(manifest.told["files"].keys() | files.keys()):
         entry = manifest.told["files"].get(name)
@@ -152,21 +153,21 @@ def check_planned(
         found = planner(as_it_was, target, Options(**_options_of(manifest.told))).plan.plan_id
         if manifest.told["ckptconv"] == __version__:
             return found
-        # Plans are those of this release: what another one has made of the same has another id.
+        # This is the plan of the current release: another release gave the same output another id.
         return "" if found == manifest.told["plan"] else manifest.told["plan"]
 
     return _check_source(manifest, source, inputs, made_of, plan_id)
 
 
 def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> None:
-    """Raise DifferenceError unless the manifest has these CRC-32 for the tensors of `file`, as far as it has any."""
+    """Raise DifferenceError if a CRC-32 in the manifest for a tensor of `file` is not that in `crcs`."""
     for name, crc in manifest.told["files"][file]["tensors"].items():
         if crc is not None and int(crc, 16) != crcs.get(name):
             raise _not_so(manifest, f"the checksum of {name!r} in {file}", crc)
 
 
 def has_checksum(manifest: Manifest | None, file: str, name: str) -> bool:
-    """Whether a manifest tells the CRC-32 of the tensor `name` in `file`."""
+    """Return whether a manifest has a CRC-32 for the tensor `name` in `file`."""
     entry = manifest.told["files"].get(file) if manifest else None
     return bool(entry and entry["tensors"].get(name) is not None)
 
@@ -181,7 +182,7 @@ def _check_source(
     manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, plan_id: Callable[[], str]
 ) -> list[str]:
     told, files = manifest.told["source"], manifest.told["files"].values()
-    # Checksums are made of all tensors or of none, and of all where several files have some.
+    # A conversion computes checksums for all tensors or for none, and for all if it does for one of several files.
     crcs = [crc for entry in files for crc in entry["tensors"].values()]
     if None in crcs and (any(crcs) or sum(bool(entry["tensors"]) for entry in files) > 1):
         raise _not_so(manifest, "the checksums", None)
@@ -207,8 +208,8 @@ def _check_source(
 
 
 def _may_be(source: Source, inputs: Mapping[str, Hashable], name: str, told: Mapping[str, Any]) -> bool:
-    """Whether an input may be as it was, though it is told by another time: files without checksums of their own are
-    known by that; and one that was not read now may have been read then."""
+    """Return whether an input may be unchanged though its modification time differs: the time identifies only files
+    without checksums of their own. An input that was not read now may have been read then."""
     found = inputs.get(name)
     if found is None:
         entries = (look(join(place, name)) for place in (source.path, dirname(source.path)))
@@ -218,7 +219,7 @@ def _may_be(source: Source, inputs: Mapping[str, Hashable], name: str, told: Map
 
 
 def _literal(path: str, options: Any) -> bytes:
-    """What of an output file is known before any data is read, as its plan has it."""
+    """Return the bytes of an output file that its plan holds as literals: its header, its record, or its index."""
     reader = open_reader(path, options)
     try:
         if path.endswith(SUFFIX):
@@ -234,8 +235,8 @@ def _literal(path: str, options: Any) -> bytes:
 
 
 def _members(path: str, example: str) -> dict[str, int]:
-    """The CRC-32 of what a manifest calls the tensors of a file of torch: the storages in it, by the names of their
-    records; or all of it, if it was copied as it is."""
+    """Return the CRC-32 of each "tensor" that a manifest lists for a torch file: its storages by the names of their zip
+    records, or, for a file copied whole, the file."""
     if example and "/" not in example:
         reader = open_reader(path)
         try:

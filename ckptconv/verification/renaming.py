@@ -1,4 +1,4 @@
-"""Renaming by rules that a file has given, for a limited time: a regular expression can be made to take for ever."""
+"""Apply renaming rules that come from a file, with limits: a regular expression can take exponential time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from ckptconv.errors import UsageError
 from ckptconv.outputs import selection
 
-# Seconds of the processor, bytes of memory, and characters of a name.
+# CPU seconds, bytes of memory, and characters of a name.
 _MOST_SECONDS, _MOST_MEMORY, _LONGEST = 5, 1 << 30, 1 << 16
-# Applies the rules as `selection.renaming` does. An expression that takes for ever ends with the process, not before.
+# Applies the rules as `selection.renaming` does. Only ending the process stops a regular expression.
 _CHILD = """
 import json, re, resource, sys
 seconds, memory, longest = map(int, sys.argv[1:])
@@ -31,9 +31,9 @@ json.dump(names, sys.stdout)
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str], where: str) -> dict[str, str]:
-    """As `selection.renamed`, with `rules` that the file `where` has given.
+    """Rename as `selection.renamed` does, by `rules` that come from the file `where`.
 
-    Raises UsageError for those that cannot be applied, or not in time.
+    Raise UsageError if the rules cannot be applied, or not in time.
     """
     old = list(names)
     limits = map(str, (_MOST_SECONDS, _MOST_MEMORY, _LONGEST))

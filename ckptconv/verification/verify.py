@@ -1,9 +1,8 @@
-"""Whether an output is exactly what a source should give, found out by a path of its own.
+"""Verify an output against its source, by a path of its own.
 
-What is shared with a conversion is the reading of descriptions, which say where bytes lie, the selection of names,
-tensors and structure, and the prefetching of remote files. The output is read as a stranger reads it (`output`), and
-what should be in it is worked out element by element (`evaluate`); nothing that moves or casts the bytes of a
-conversion takes part.
+It shares with a conversion the code that reads descriptions (where bytes lie), that selects names, tensors and
+structure, and that prefetches remote files. `output` reads the output strictly, and `evaluate` computes the expected
+elements. No code that moves or casts the bytes of a conversion takes part.
 """
 
 from __future__ import annotations
@@ -59,19 +58,19 @@ Progress: TypeAlias = Callable[[int], None]
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _INDEX_SUFFIX = f"{SUFFIX}.index.json"
-# Metadata entries that are never the name of a tied tensor: a tensor of such a name is stored.
+# Metadata entries that are never aliases: a tensor with such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure")
 _SHOWN = 5
-# Bytes that are fetched from remote files and not compared yet.
+# Bytes that are prefetched from remote files before they are compared.
 PREFETCH_MEMORY = 24 << 20
-# The file beside a universal checkpoint that names it.
+# The file beside a universal checkpoint that holds its name.
 _LATEST = "latest_universal"
 _LONGEST_NAME = 4096
 
 
 @dataclass
 class VerifiedFile:
-    """A file of the output: its path, its size in bytes, and how many tensors it holds."""
+    """A file of the output: its path, its size in bytes, and its number of tensors."""
 
     path: str
     bytes: int
@@ -82,10 +81,10 @@ class VerifiedFile:
 class Verification:
     """What was compared and found equal. Sizes are in bytes.
 
-    `options` decided what was expected, as far as they are not the default: they were given, or stand in the manifest.
-    `tensors` counts the names of the source that were looked up, of which `aliases` are stored under another name:
-    {removed: kept}. `bytes_compared` are those of the output's tensors, each of which was compared. `inert`: the output
-    holds no tensor beside objects of classes that are known by name only, so that what is equal is no model.
+    `options` are the conversion's options that are not the default: given by the caller, or read from the manifest.
+    `tensors` counts the names of the source that were looked up; `aliases` are those of them stored under another name:
+    {removed: kept}. `bytes_compared` counts the bytes of the output's tensors; all are compared. `inert`: the output
+    has no tensor but in objects of classes known by name only, so it is no model.
     """
 
     input: str
@@ -105,8 +104,8 @@ class Verification:
 
 
 class Target(NamedTuple):
-    """An output to verify: its path; what it is made of, "weights", "states" (the optimizer's) or "universal"; where
-    its files are read, by name, if they are not in their place yet; and its manifest, if it has one."""
+    """An output to verify. `made_of` is "weights", "states" (the optimizer's) or "universal". `at` maps the names of
+    files that are not yet in their place to where they are read. `manifest` is None if there is none."""
 
     path: str
     made_of: str = "weights"
@@ -116,10 +115,10 @@ class Target(NamedTuple):
 
 @dataclass
 class _Expected:
-    """What an output is to hold: tensors by name, in order; the record's text by the aliases that were found.
+    """What an output must hold: tensors by name, in order, and the structure record as a function of the aliases found.
 
-    `flat` says that without a record the order of names means nothing; `inert` that all tensors are parts of objects
-    that are known by name only, or that there is none beside such objects.
+    `flat`: without a record, the order of names means nothing. `inert`: every tensor, if there is any, is part of an
+    object known by name only.
     """
 
     tensors: dict[str, LazyTensor]
@@ -129,7 +128,7 @@ class _Expected:
 
 
 class _Pair(NamedTuple):
-    """A tensor as it should be and as it was found, the path of its file, and its name."""
+    """A tensor as expected and as found, the path of its file, and its name."""
 
     want: LazyTensor
     got: LazyTensor
@@ -138,9 +137,9 @@ class _Pair(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Elements `start` to `stop` of a pair in C order, which are compared at once.
+    """Elements `start` to `stop` of a pair in C order, compared in one step.
 
-    `far`: some of them are far away. `scattered`: one of the two lies in its file in an order that makes C order slow.
+    `far`: some are read from remote files. `scattered`: one of the two is stored in an order that makes C order slow.
     """
 
     pair: _Pair
@@ -165,14 +164,13 @@ def verify(
 ) -> Verification:
     """Compare `output` with what converting `source`, a path or an opened `Source`, gives with the same `options`.
 
-    `options` are those of the conversion, the fields of `Options`; those that are not given are taken from the output's
-    manifest, which stands in its directory or is `manifest`. `output` may be left out where `optimizer` or
-    `universal` is given.
-    `progress` is called with the bytes compared since the last call, `announce` once with how many there will be.
+    `options` are those of the conversion, the fields of `Options`. Options not given are taken from the output's
+    manifest, in its directory or at the path `manifest`. `output` may be omitted if `optimizer` or `universal` is
+    given. `progress` is called with the bytes compared since the last call, `announce` once with the total.
 
-    Returns what was compared if every tensor, name, alias and structure record is right, bit for bit. Raises
-    DifferenceError, with the first difference, if something is not; UsageError for a path that is not there; and what
-    opening the source raises.
+    Return what was compared if every tensor, name, alias and structure record is equal, bit for bit. Raise
+    DifferenceError with the first difference, UsageError for a path that does not exist, and whatever opening the
+    source raises.
     """
     asked = Options(**options)
     targets = [] if output is None else [_target(_place(normalize(output)), asked)]
@@ -186,7 +184,8 @@ def verify(
         targets.append(Target(place, "universal", manifest=told))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
-    # A million small objects live until the end: to look for garbage among them takes longer than to make them.
+    # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
+    # make them.
     with no_garbage():
         if isinstance(source, Source):
             sources = [complete(source, **_wanted(targets, asked))]
@@ -207,7 +206,7 @@ def verify_outputs(
     progress: Progress | None = None,
     announce: Callable[[int], None] | None = None,
 ) -> Verification:
-    """As `verify`, for sources that are open, each with an output of it, and outputs that may be staged."""
+    """Verify as `verify` does, but pairs of an opened source and an output of it, which may still be staged."""
     started = time.monotonic()
     first, _ = outputs[0]
     done = Verification(first.path, [], first.format, 0, {}, 0, 0, 0, [])
@@ -217,7 +216,7 @@ def verify_outputs(
     attested = _Attested()
     with no_garbage():
         pairs = [pair for source, target in outputs for pair in _compare(source, target, asked, others, done, attested)]
-    # What is warned of depends on what was asked for.
+    # A source's warnings depend on what of it was asked for.
     done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
     if done.inert:
         done.warnings.append(
@@ -233,7 +232,7 @@ def verify_outputs(
             for piece in prefetch.over(_pieces(pairs)):
                 _check_elements(evaluator, piece, progress, attested)
                 done.bytes_compared += piece.nbytes
-        # Small gaps between what is wanted of remote files are read as well.
+        # The prefetch also reads small gaps between the wanted ranges.
         done.bytes_read += evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
     done.warnings.extend(attested.check())
     done.seconds = time.monotonic() - started
@@ -242,17 +241,17 @@ def verify_outputs(
 
 
 class _Attested:
-    """What manifests say, which is checked when all they are about is known to be right; and the CRC-32 of tensors of
-    the output, as far as one is told."""
+    """Checks of manifests, made once everything they describe is known to be right, and the running CRC-32 of each of
+    the output's tensors for which a manifest has one."""
 
     def __init__(self) -> None:
-        # Each raises what is wrong, and returns what to warn of.
+        # Each raises DifferenceError, or returns warnings.
         self.checks: list[Callable[[], list[str]]] = []
         self._manifests: dict[str, Manifest] = {}
         self._crcs: dict[str, dict[str, int]] = {}
 
     def expect(self, manifest: Manifest, found: Written) -> None:
-        """Have the checksums of `found` compared with those that `manifest` tells."""
+        """Compare the checksums of `found` with those in `manifest`, later, in `check`."""
         for file in found.files:
             self._manifests[file.path] = manifest
             self._crcs[file.path] = {}
@@ -261,20 +260,20 @@ class _Attested:
                 self._crcs[home][name] = 0
 
     def add(self, pair: _Pair, data: bytes) -> None:
-        """Take in the next bytes of a tensor."""
+        """Add a tensor's next bytes to its CRC."""
         crcs = self._crcs.get(pair.path, {})
         if pair.name in crcs:
             crcs[pair.name] = zlib.crc32(data, crcs[pair.name])
 
     def read(self, evaluator: Evaluator, pair: _Pair) -> None:
-        """Take in a tensor that was compared in another order."""
+        """Compute the CRC of a tensor that was not compared in C order, by reading it again."""
         if pair.name in self._crcs.get(pair.path, {}):
             step = max(BLOCK // pair.got.dtype.itemsize, 1)
             for start in range(0, pair.got.numel, step):
                 self.add(pair, evaluator.raw(pair.got, start, min(start + step, pair.got.numel)))
 
     def check(self) -> list[str]:
-        """Raise DifferenceError unless all is as told; what to warn of."""
+        """Return warnings. Raise DifferenceError if a manifest or a checksum is wrong."""
         warnings = [warning for check in self.checks for warning in check()]
         for path, crcs in self._crcs.items():
             check_checksums(self._manifests[path], basename(path), crcs)
@@ -282,7 +281,7 @@ class _Attested:
 
 
 def _target(path: str, asked: Options) -> Target:
-    """The output under `path`, and what its manifest says it is made of."""
+    """Return the output at `path`; its manifest says what it is made of."""
     told = read_manifest(asked.manifest or join(path, MANIFEST), dict(asked.storage_options))
     if asked.manifest and told is None:
         raise UsageError(f"{asked.manifest} does not exist.")
@@ -290,18 +289,18 @@ def _target(path: str, asked: Options) -> Target:
 
 
 def _with(manifest: Manifest, asked: Options) -> Options:
-    """The options of the conversion, from the manifest where they were not given."""
+    """Fill in options that were not given with those of the manifest."""
     left = {name: value for name, value in manifest.options.items() if getattr(asked, name) == OPTIONS[name].default}
     return replace(asked, **left, family=asked.family or manifest.family)
 
 
 def _place(path: str) -> str:
-    """The output that `path` means: a directory may be named by its index."""
+    """Return the output that `path` names: for an index, its directory."""
     return dirname(path) if path.endswith(_INDEX_SUFFIX) else path
 
 
 def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
-    """What of a checkpoint `targets` are made of, as arguments for opening it."""
+    """Return the arguments of `open_source` that have it read what `targets` are made of."""
     made_of = {target.made_of for target in targets}
     return {
         "key": asked.key if "weights" in made_of else "",
@@ -335,13 +334,13 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
             "Give the source first, then what a conversion made of it: ckptconv verify SOURCE OUTPUT.",
         ) from error
     if source.family == "safetensors" and not is_torch:
-        # An output may stand in the directory of its source, which is then what no output is.
+        # An output may lie in the directory of its source: then the source is the torch checkpoint there.
         source = open_source(path, family="torch", **settings)
     return [source]
 
 
 def _of_rank(source: Source, target: Target, asked: Options) -> Target:
-    """Where one tensor-parallel rank's output is: OUTPUT/mp_rank_NN."""
+    """Return the output of one tensor-parallel rank: OUTPUT/mp_rank_NN."""
     if source.model_rank is None:
         return target
     path = join(target.path, f"mp_rank_{source.model_rank:02d}")
@@ -350,7 +349,7 @@ def _of_rank(source: Source, target: Target, asked: Options) -> Target:
 
 
 def _packed(pairs: Iterable[_Pair]) -> Counter[File]:
-    """The packed files that are read, and how many bytes of tensors come from each."""
+    """Return the compressed files that are read, with the bytes of tensors read from each."""
     found: Counter[File] = Counter()
     for pair in pairs:
         for tensor in (pair.want, pair.got):
@@ -364,7 +363,7 @@ def _packed(pairs: Iterable[_Pair]) -> Counter[File]:
 def _compare(
     source: Source, target: Target, asked: Options, others: frozenset[str], done: Verification, attested: _Attested
 ) -> Iterator[_Pair]:
-    """Compare all but the elements; the pairs of tensors whose elements are to be compared."""
+    """Compare everything but elements; yield the pairs of tensors whose elements are still to be compared."""
     storage_options = dict(asked.storage_options)
     here = target.path if target.at is None else next(iter(target.at.values()))
     entry = look(here, storage_options)
@@ -407,20 +406,20 @@ def _compare(
 
 
 def _compare_names(source: Source, expected: _Expected, found: Written, asked: Options) -> list[_Pair]:
-    """The tensors of both, all names of which are accounted for, and whose dtypes and shapes are the same."""
+    """Check that the names, dtypes and shapes are the same; return the pairs of tensors."""
     _check_names(source, expected, found, asked)
     homes = found.homes
     pairs = [_checked(expected.tensors[name], got, homes[name], name) for name, got in found.tensors.items()]
     for removed, kept in found.aliases.items():
         want, same = expected.tensors[removed], expected.tensors[kept]
-        # What is the same bytes of the source needs no second look.
+        # Two names for the same bytes of the source need one comparison.
         if want is not same and (same_bytes(want) is None or same_bytes(want) != same_bytes(same)):
             pairs.append(_checked(want, found.tensors[kept], homes[kept], removed))
     return pairs
 
 
 def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
-    """The pair, if both are of the same dtype and shape."""
+    """Return the pair. Raise DifferenceError if dtypes or shapes differ."""
     for what, expected, found in (
         ("dtype", want.dtype.name, got.dtype.name),
         ("shape", list(want.shape), list(got.shape)),
@@ -439,14 +438,14 @@ def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
 
 
 def _expected_weights(source: Source, asked: Options) -> _Expected:
-    """The weights that the options select, all names with their tensors."""
+    """Return the weights that the options select, with every name, aliases included."""
     chosen = selected(source, asked, _rename(asked))
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     return _Expected(tensors, chosen.structure, flat=not chosen.structured, inert=chosen.described.inert)
 
 
 def _expected_states(source: Source, asked: Options) -> _Expected:
-    """The same for the optimizer's states."""
+    """Do the same for the optimizer's states."""
     chosen = selected_states(source, asked, _rename(asked))
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
@@ -455,14 +454,14 @@ def _expected_states(source: Source, asked: Options) -> _Expected:
 
 
 def _rename(asked: Options) -> Rename:
-    """What renames: rules that a file has given are not applied in this process."""
+    """Return the function that renames. Rules that come from a file are applied in a process of their own."""
     if isinstance(asked.rename, Rules):
         return functools.partial(renaming.renamed, where="The manifest")
     return selection.renamed
 
 
 def _check_names(source: Source, expected: _Expected, found: Written, asked: Options) -> None:
-    """Every name of the source is stored or leads to one that is, and nothing else is there."""
+    """Check that every name of the source is stored or an alias of a stored one, and that there is no other name."""
     for removed, kept in found.aliases.items():
         why = ""
         if asked.tied == "duplicate":
@@ -500,7 +499,7 @@ def _check_names(source: Source, expected: _Expected, found: Written, asked: Opt
 
 
 def _check_structure(expected: _Expected, found: Written) -> None:
-    """The record is the one that describes the source; without one, the files themselves have to give its order."""
+    """Check that the record is the source's, or, without one, that the stored tensors are in the source's order."""
     want = expected.structure(found.aliases)
     if expected.flat and found.structure is None:
         return
@@ -534,7 +533,7 @@ def _check_structure(expected: _Expected, found: Written) -> None:
 
 
 def _check_shards(found: Written, asked: Options) -> None:
-    """No file of several tensors holds more than was asked for."""
+    """Check that no file of several tensors exceeds `max_shard_size`."""
     sizes: Counter[str] = Counter()
     for name, tensor in found.tensors.items():
         sizes[found.homes[name]] += tensor.nbytes
@@ -556,9 +555,10 @@ def _check_shards(found: Written, asked: Options) -> None:
 def _compare_torch(
     source: Source, tree: Any, path: str, here: str, asked: Options, done: Verification
 ) -> Iterator[_Pair]:
-    """The same for a file that torch.load reads, `path`, which is read `here`: `tree` is what it is to hold.
+    """Compare the `torch.load` file `path`, read at `here`, with `tree`, the value it must hold: yield the pairs of
+    tensors.
 
-    Both trees are described alike, and the descriptions compared.
+    Both trees are flattened to tensors and a record in the same way, and these are compared.
     """
     try:
         opened = read_torch(Location(here, dict(asked.storage_options)))
@@ -587,7 +587,8 @@ def _unreadable(path: str, why: str) -> DifferenceError:
 def _compare_universal(
     source: Source, target: Target, asked: Options, done: Verification, attested: _Attested
 ) -> Iterator[_Pair]:
-    """The same for a universal checkpoint: a file for every parameter's weights and each of its states, and others."""
+    """Compare a universal checkpoint: a file for each parameter's weights and each of its states, the common states,
+    and copies of the model files."""
     if source.training is None:
         raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
     states = (source.states() or {}).get("state", {})
@@ -635,7 +636,7 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 
 
 def _expected_tree(source: Source, asked: Options) -> Any:
-    """The tree that a `.pt` file is to hold."""
+    """Return the tree that a `.pt` file must hold."""
     tree = selection.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
     choice = Choice(asked.include, asked.exclude)
     described = keymap.describe(tree, leave_out=writable.leaving_out(asked), tagged=True, choice=choice)
@@ -652,7 +653,7 @@ def _expected_tree(source: Source, asked: Options) -> Any:
 
 
 def _without_classes(record: str) -> str:
-    """The record with tensors of subclasses as plain ones, which is what is written of them."""
+    """Return the record with tensors of unlisted subclasses made plain ones, as they are written."""
     parsed = parse(record)
     for leaf, _ in tensors_of(parsed):
         kind = leaf.get("kind", "tensor")
@@ -662,9 +663,9 @@ def _without_classes(record: str) -> str:
 
 
 def _without_storages(record: str | None, names: Iterable[str]) -> str:
-    """The record with names of tensors that share memory in the place of where in it they lie.
+    """Return the record with, instead of each tensor's place in its storage, the groups of names that share storage.
 
-    Where they lie may change: memory that no tensor shows is not written.
+    The places may change: parts of a storage that no tensor covers are not written.
     """
     parsed = parse(record or keymap.plain_record(names))
     groups: dict[int, list[str]] = {}
@@ -677,7 +678,7 @@ def _without_storages(record: str | None, names: Iterable[str]) -> str:
 
 
 def _check_archive(path: str, here: str) -> None:
-    """Every record of a zip archive is what its checksum says."""
+    """Check the CRC-32 of every record of a zip archive."""
     if not zipfile.is_zipfile(here):
         return
     try:
@@ -705,13 +706,13 @@ def _pieces(pairs: Iterable[_Pair]) -> Iterator[_Piece]:
 
 
 def _needs(piece: _Piece) -> Iterator[Range]:
-    """What is read of remote files, as they are."""
+    """Yield the ranges of remote files, those not compressed, that a piece needs."""
     for tensor in (piece.pair.want, piece.pair.got) if piece.far else ():
         yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
 
 
 def _check_elements(evaluator: Evaluator, piece: _Piece, progress: Progress | None, attested: _Attested) -> None:
-    """Raise DifferenceError, for the first in C order, unless all elements are the same bits."""
+    """Raise DifferenceError, for the first element in C order that differs, unless all have the same bits."""
     pair = piece.pair
     first = _first_in_tiles if piece.scattered else _first_in_order
     index = first(evaluator, piece, progress or (lambda count: None), attested)
@@ -733,7 +734,7 @@ def _check_elements(evaluator: Evaluator, piece: _Piece, progress: Progress | No
 
 
 def _first_in_order(evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
-    """The first element that differs, by its number in C order."""
+    """Return the number, in C order, of the first element that differs; None if there is none."""
     (want, got, _, _), start, stop, _, _ = piece
     one, other = evaluator.raw(want, start, stop), evaluator.raw(got, start, stop)
     if len(one) != len(other) or len(one) != piece.nbytes:
@@ -746,7 +747,7 @@ def _first_in_order(evaluator: Evaluator, piece: _Piece, progress: Progress, att
 
 
 def _first_in_tiles(evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
-    """The same for a whole tensor, in another order."""
+    """Do the same for a whole tensor, box by box rather than in C order."""
     want, got, _, _ = piece.pair
     strides = contiguous_strides(got.shape)
     first: int | None = None
@@ -759,7 +760,7 @@ def _first_in_tiles(evaluator: Evaluator, piece: _Piece, progress: Progress, att
                 place = _place_of(number, counts)
                 at = sum((start + index) * step for start, index, step in zip(starts, place, strides, strict=True))
                 first = at if first is None else min(first, at)
-                break  # the first of a box in C order is the first of it in the tensor's
+                break  # a box's first in C order is also its first in the tensor's
         progress(one.nbytes)
     if first is None:
         attested.read(evaluator, piece.pair)
@@ -767,7 +768,7 @@ def _first_in_tiles(evaluator: Evaluator, piece: _Piece, progress: Progress, att
 
 
 def _unequal(one: Array, other: Array) -> Sequence[int]:
-    """The numbers of elements that differ, in C order."""
+    """Return the numbers, in C order, of elements that differ."""
     import numpy as np
 
     rows = [np.ascontiguousarray(each).reshape(-1).view("u1").reshape(-1, each.itemsize) for each in (one, other)]
@@ -776,7 +777,7 @@ def _unequal(one: Array, other: Array) -> Sequence[int]:
 
 
 def _place_of(number: int, shape: Sequence[int]) -> list[int]:
-    """The index along every dimension of element `number`."""
+    """Return the index of element `number` along each dimension."""
     place = []
     for step, extent in zip(contiguous_strides(shape), shape, strict=True):
         place.append(number // step % max(extent, 1))

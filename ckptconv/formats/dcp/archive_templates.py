@@ -1,8 +1,8 @@
-"""Archives that are alike: what was read of one tells what another holds.
+"""Recognize archives that match one already read, without parsing them.
 
-A checkpoint has an archive for every chunk of every tensor, a million of them on many ranks, and most are the same byte
-for byte, but for the data, its checksum, and an identifier made of that. To read each as if nothing were known of it
-would take longer than to move its data.
+A checkpoint has an archive for each chunk of each tensor, a million of them on many ranks. Most are identical byte for
+byte, except for the data, its checksum, and an identifier made from checksums. Parsing each one anew would take longer
+than moving its data.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Record
 from ckptconv.tensors.lazy import Stored
 
-# The parts of a zip archive that are looked at, as in `torch_zip`, which has checked the archive before.
+# The parts of a zip archive that matter here, as in `formats/torch/zip.py`, which has checked the archive that a
+# pattern is made from.
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _LOCAL = struct.Struct("<4s5H3I2H")
 _DESCRIPTOR = b"PK\x07\x08"
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _END64_SIZE = _END64.size + 20 + 22
-# A record that is made of the checksums of the others.
+# A record made from the checksums of the others.
 _IDENTIFIER = b"/.data/serialization_id"
-# Longer beginnings and ends are those of something else.
+# A longer head or tail is not that of an archive of one tensor.
 _LONGEST = 1 << 14
-# So many are kept for one size of archive: of each dtype and shape there is one.
+# Patterns kept for each size of archive: there is one for each dtype and shape.
 _KEPT = 64
 
 
 class Alike(NamedTuple):
-    """A chunk that was found by a pattern: its tensor, and the storage it is all of."""
+    """A chunk found by a pattern: its tensor, and the storage that holds just that tensor."""
 
     tensor: Stored
     record: Record
 
 
 class _Pattern(NamedTuple):
-    """What archives that are alike have in common: what is before and after the data, the latter with zeros where they
-    differ, at `blanks`; where in it the data's checksum is; and the tensor of one whose data begins at byte `start`."""
+    """What matching archives share: `head` before the data, `tail` after it, with zeros at the ranges `blanks` where
+    they differ. `crc` is the offset of the data's CRC in the tail; `tensor` is one whose data begins at byte
+    `start`."""
 
     head: bytes
     tail: bytes
@@ -50,13 +52,13 @@ class _Pattern(NamedTuple):
 
 
 class Patterns:
-    """What is known of archives of one tensor each, by their size."""
+    """Patterns of archives of one tensor each, by the archive's size."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[_Pattern]] = {}
 
     def find(self, reader: Reader, start: int, size: int) -> Alike | None:
-        """What the archive of `size` bytes at byte `start` holds, if one like it was learnt before."""
+        """Return what the archive of `size` bytes at byte `start` holds, if it matches a known pattern."""
         for pattern in self._known.get(size, ()):
             head, tail = pattern.head, pattern.tail
             if reader.read_at(start, len(head)) != head:
@@ -74,7 +76,7 @@ class Patterns:
         return None
 
     def learn(self, reader: Reader, start: int, size: int, tensor: Stored, record: Record) -> None:
-        """Keep in mind an archive that was read, and holds `tensor` in its only storage."""
+        """Remember an archive that was read, and holds `tensor` in its only storage."""
         known = self._known.setdefault(size, [])
         end = record.offset + record.size
         length = start + size - end
@@ -94,8 +96,8 @@ class Patterns:
 
 
 def _varying(tail: bytes, base: int, data: int) -> Iterator[tuple[int, int, bool]]:
-    """Where archives that are alike may differ in `tail`, which begins at byte `base`: from where to where, and whether
-    it is the checksum of the data at byte `data` in the directory."""
+    """Yield the ranges of `tail`, which begins at byte `base` of the archive, where matching archives may differ, and
+    whether each is the checksum, in the central directory, of the data, which begins at byte `data`."""
     if len(tail) < _END64_SIZE:
         return
     start = _END64.unpack_from(tail, len(tail) - _END64_SIZE)[-1]
@@ -120,6 +122,6 @@ def _varying(tail: bytes, base: int, data: int) -> Iterator[tuple[int, int, bool
 
 
 def _descriptor(tail: bytes, at: int) -> Iterator[tuple[int, int, bool]]:
-    """The checksum that follows a member's data."""
+    """Yield the range of the checksum in the data descriptor that follows a member's data."""
     if tail.startswith(_DESCRIPTOR, at):
         yield at + 4, at + 8, False

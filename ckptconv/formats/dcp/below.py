@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint below a directory that is none: a run's, or a step's."""
+"""DCP checkpoints below the named directory: in a run's directory, or a step's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["FAMILY", "read", "sniff"]
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """What lies below is meant where nothing else is there; shards of safetensors also beside what was made of them."""
+    """Recognize a checkpoint below a directory with nothing else in it, or shards beside a set made from them."""
     if probe.expected or not probe.is_directory:
         return None
     names = probe.place.names

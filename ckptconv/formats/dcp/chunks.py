@@ -1,9 +1,8 @@
-"""Joins the chunks of a tensor: proves that they are the whole of it, and says so as one expression. Pure.
+"""Join the chunks of a tensor into one expression, and prove that they cover it exactly. Pure.
 
-Whoever shards a tensor cuts it by planes: into rows (Shard(0)), columns (Shard(1)), tiles, or interleaved blocks. So
-does this: where no chunk crosses a plane, the tensor is two tensors, one after the other, and each of them is taken
-apart the same way until it is one chunk. Nothing is found to be missing or there twice only where each region has just
-the chunk that fills it.
+Sharding cuts a tensor by planes: into rows (Shard(0)), columns (Shard(1)), tiles, or interleaved blocks. This undoes
+it: along a plane that crosses no chunk, the tensor is cut in two, and each part is cut again until it is one chunk. The
+proof that nothing is missing or stored twice: each region in the end has exactly the one chunk that fills it.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from ckptconv.tensors.lazy import Concat, Inline, LazyTensor, Narrow
 
 Shape: TypeAlias = tuple[int, ...]
 
-# Work that taking a tensor apart may take, for every chunk. A grid takes one for each dimension that was cut; a spiral
-# would take as many as there are chunks.
+# The work allowed for cutting a tensor: _ROOM, plus _MOST_CUTS for each chunk. A grid takes one cut for each sharded
+# dimension; a spiral would take as many as there are chunks.
 _MOST_CUTS = 64
 _ROOM = 1 << 14
 
 
 class Tile(NamedTuple):
-    """A box of a tensor that begins at `offsets`, and the data in it."""
+    """A box of a tensor that begins at `offsets`, and its data."""
 
     offsets: Shape
     tensor: LazyTensor
@@ -38,13 +37,13 @@ class Tile(NamedTuple):
 
 
 class _MisfitError(Exception):
-    """The chunks do not fill a region: why."""
+    """The reason why chunks do not fill a region."""
 
 
 def join(dtype: DType, shape: Shape, tiles: Sequence[Tile], what: str) -> LazyTensor:
-    """The tensor of `dtype` and `shape` that `tiles`, none of them empty, make up; `what` names it in errors.
+    """Return the tensor of `dtype` and `shape` that `tiles`, none of them empty, make up. `what` names it in errors.
 
-    Raises CorruptError where they leave a hole, overlap, or reach out of it.
+    Raise CorruptError if they leave a hole, overlap, or reach out of it.
     """
     for tile in tiles:
         if any(tile.stop(dim) > extent for dim, extent in enumerate(shape)):
@@ -70,7 +69,7 @@ def join(dtype: DType, shape: Shape, tiles: Sequence[Tile], what: str) -> LazyTe
 
 
 class _Budget:
-    """How much more may be done to take a tensor apart."""
+    """The work that is left for cutting a tensor."""
 
     def __init__(self, most: int, what: str) -> None:
         self.left, self.what = most, what
@@ -82,7 +81,7 @@ class _Budget:
 
 
 def _joined(start: Shape, stop: Shape, tiles: list[Tile], budget: _Budget) -> LazyTensor:
-    """The region from `start` to `stop`, which `tiles` lie in."""
+    """Return the region from `start` to `stop`, in which `tiles` lie."""
     if len(tiles) == 1:
         tile = tiles[0]
         if tile.offsets != start or any(tile.stop(dim) != end for dim, end in enumerate(stop)):
@@ -115,7 +114,7 @@ def _hole(dim: int, at: int, start: Shape, stop: Shape) -> _MisfitError:
 
 
 def _cut(tiles: list[Tile], dim: int) -> list[list[Tile]]:
-    """The tiles in groups, such that the planes between them cross none."""
+    """Group the tiles so that the planes between groups cross none."""
     tiles.sort(key=lambda tile: tile.offsets[dim])
     groups: list[list[Tile]] = []
     reach = -1
@@ -128,7 +127,7 @@ def _cut(tiles: list[Tile], dim: int) -> list[list[Tile]]:
 
 
 def _split(start: Shape, stop: Shape, tiles: list[Tile], budget: _Budget) -> LazyTensor:
-    """A region that no plane divides without crossing a chunk, as in a pinwheel: cut where the fewest are crossed."""
+    """Cut a region in which every plane crosses a chunk, such as a pinwheel, at the plane that crosses the fewest."""
     planes: dict[tuple[int, int], int] = {}
     for dim in range(len(start)):
         for at in {tile.start(dim) for tile in tiles} - {start[dim]}:

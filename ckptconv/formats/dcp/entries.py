@@ -1,8 +1,8 @@
-"""The entries of `.distcp` files: each a complete archive of torch.save, back to back with the others.
+"""Read the entries of `.distcp` files: complete torch.save archives, back to back.
 
-Source: torch/distributed/checkpoint/filesystem.py. Where an entry is, its metadata says; where in it the data is, only
-the archive itself, which is read by its own directory as any .pt is. It may be packed as one zstandard frame, which is
-unpacked once to see what it holds, and once more when its data is moved. With SerializationFormat.SAFETENSORS all
+Source: torch/distributed/checkpoint/filesystem.py. The metadata says where an entry is. Where its data is, only the
+archive says: its own directory is read, as for any .pt file. An entry may be compressed as one zstandard frame. It is
+decompressed once to see what it holds, and again when its data is moved. With SerializationFormat.SAFETENSORS, all
 tensors of a file are one safetensors file at its end instead.
 """
 
@@ -35,16 +35,16 @@ from ckptconv.text import some
 
 ZIP = b"PK\x03\x04"
 ZSTD = ("stream.zstd/1",)
-# In the metadata of a safetensors file: where each of its tensors begins in the one it is a part of.
+# The key, in a safetensors file's metadata, of where each tensor begins in the tensor that it is a chunk of.
 SHARDING = "DCP_SHARDING_INFO"
-# What is packed may unpack to so many times the bytes of all files, and so much more: zeros get very small.
+# Compressed entries may decompress to MAX_GROWTH times the bytes of all files plus ROOM_TO_GROW: zeros compress well.
 MAX_GROWTH, ROOM_TO_GROW = 64, 16 << 30
-# Values are kept in memory; tensors and long texts in them count little.
+# The largest value read, in bytes. Values are held in memory; tensors and long texts in them count little.
 MAX_VALUE = 1 << 24
-# Smaller ones of these are known again.
+# Values of these types, in archives up to this many bytes, are cached by the archive's bytes.
 _SMALL = 1 << 11
 _ATOMS = frozenset({bool, int, float, str, type(None)})
-# Of a packed entry so much is kept at either end: an archive of one tensor has a few KiB beside its data.
+# Bytes kept at either end of a compressed entry: an archive of one tensor has a few KiB beside its data.
 _ENDS = 1 << 16
 _AGAIN = "Copy or download it again."
 
@@ -66,10 +66,10 @@ class _Ends(Reader):
 
 @dataclass
 class Entries:
-    """Opens the entries of the files in `place`, and takes note of what was read.
+    """Opens the entries of the files in `place`, and records what was read.
 
-    `records` are the storages that were met, by the path of the file. `described`, once it was read, says which files
-    there should be.
+    `records` are the storages found, by the path of their file. `described` is set once the metadata is read: it says
+    which files there should be.
     """
 
     place: Location
@@ -82,7 +82,7 @@ class Entries:
     _patterns: Patterns = field(default_factory=Patterns)
 
     def find(self, places: Iterable[Place]) -> None:
-        """Look at the files of these places. Raises CorruptError where one is missing or too short."""
+        """Stat the files of these places. Raise CorruptError if one is missing or too short."""
         for place in places:
             file = self.files.get(place.name) or self._look(place.name)
             if file is None:
@@ -100,7 +100,7 @@ class Entries:
         return entry.file if entry.kind == "file" else None
 
     def _lacking(self) -> CorruptError:
-        """What is missing of all that the checkpoint consists of: who has to copy one file wants to know of all."""
+        """Return an error that lists all missing files, not only the first."""
         names = sorted({place.name for place in self.described.places()})
         missing = [name for name in names if name not in self.files and self._look(name) is None]
         return CorruptError(
@@ -110,9 +110,9 @@ class Entries:
         )
 
     def tensors(self, saved: Mapping[str, SavedTensor]) -> dict[str, LazyTensor]:
-        """The tensors, joined of their chunks.
+        """Return the tensors, joined from their chunks.
 
-        Raises CorruptError where a chunk is not what the metadata says, or they are not the whole of a tensor.
+        Raise CorruptError if a chunk is not what the metadata says, or if the chunks do not cover a tensor exactly.
         """
         work = [
             (chunk.place, (name, index))
@@ -134,8 +134,8 @@ class Entries:
         return made
 
     def values(self, places: Mapping[str, Place]) -> Iterator[tuple[str, TorchFile | None]]:
-        """What other values hold, by name, one after the other; None for what torch.save did not write."""
-        # There may be a number for every parameter, and few different ones.
+        """Yield each other value by name; None for one that torch.save did not write."""
+        # There may be a number for each parameter, but few different ones.
         known: dict[bytes, TorchFile] = {}
         for name, place, reader in self._in_order([(place, name) for name, place in places.items()]):
             archive, start, size = self._archive(place, reader, MAX_VALUE, MAX_VALUE)
@@ -149,7 +149,7 @@ class Entries:
             yield name, found
 
     def _in_order(self, work: Sequence[tuple[Place, Any]]) -> Iterator[tuple[Any, Place, BufferedReader]]:
-        """What is at the places, as it lies in the files."""
+        """Yield each item of `work` with a reader of its file, in the order in which they lie in the files."""
         self.find(place for place, _ in work)
         by_file: dict[str, list[tuple[Place, Any]]] = {}
         for item in work:
@@ -162,7 +162,7 @@ class Entries:
 
     @contextmanager
     def _reading(self, file: File) -> Iterator[BufferedReader]:
-        # The end of an entry and the beginning of the next are close.
+        # The end of an entry is close to the beginning of the next: a buffer serves both.
         reader = self.place.at(file).open_buffered()
         try:
             yield reader
@@ -171,7 +171,7 @@ class Entries:
             reader.close()
 
     def _chunk(self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: BufferedReader) -> LazyTensor:
-        """The data of one chunk."""
+        """Return the data of a chunk."""
         where = f"{reader.file.path}: the chunk of {named(name)} at byte {place.offset}"
         if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
             return self._in_safetensors(name, tensor, chunk, place, reader)
@@ -190,7 +190,7 @@ class Entries:
         return found
 
     def _alike(self, place: Place, reader: BufferedReader) -> LazyTensor | None:
-        """The data of a chunk whose archive is like one that was read before."""
+        """Return the data of a chunk whose archive matches one that was read before."""
         found = None if place.transforms else self._patterns.find(reader, place.offset, place.length)
         if found is None:
             return None
@@ -198,9 +198,9 @@ class Entries:
         return found.tensor
 
     def _archive(self, place: Place, reader: BufferedReader, keep: int, most: int) -> tuple[Reader, int, int]:
-        """The archive at a place: what to read it from, where it begins there, and its size.
+        """Return the archive at `place`: a reader for it, its offset there, and its size.
 
-        Of one that is packed, `keep` bytes of either end are read, and `most` bytes in all.
+        Of a compressed one, read `keep` bytes at either end; it may have at most `most` bytes in all.
         """
         if not place.transforms:
             return reader, place.offset, place.length
@@ -210,7 +210,8 @@ class Entries:
             )
         packed = Packed(reader.file, place.offset, place.length, None, "zstandard")
         file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
-        # To unpack takes time, and what is told of its size may be untrue: all of it together is bounded by the files.
+        # Decompression takes time, and an entry may lie about its size: the size of the files bounds all of it
+        # together.
         room = MAX_GROWTH * sum(each.size for each in self.files.values()) + ROOM_TO_GROW - self._unpacked
         ends = ends_of(file, reader, keep, min(most, room))
         self._unpacked += ends.size
@@ -219,7 +220,7 @@ class Entries:
         return _Ends(file, ends.head, ends.tail), 0, ends.size
 
     def _read(self, archive: Reader, start: int, size: int) -> TorchFile:
-        """Read an archive, and take note of its storages."""
+        """Read an archive, and record its storages."""
         found = read_zip(archive, start, size)
         if archive.file.packed is None:
             self.records.setdefault(archive.file.path, []).extend(found.records)
@@ -232,7 +233,7 @@ class Entries:
     def _in_safetensors(
         self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: BufferedReader
     ) -> LazyTensor:
-        """A chunk in the safetensors file that begins at its place."""
+        """Return a chunk from the safetensors file that begins at its place."""
         where = f"{reader.file.path}: the chunk of {named(name)} at {list(chunk.offsets)}"
         key = place.name, place.offset
         if key not in self._headers:
@@ -274,9 +275,9 @@ def _agree(where: str, found: tuple[Any, Shape], said: tuple[Any, Shape]) -> Non
 
 
 def _check_packed(archive: Reader, records: Records) -> None:
-    """Raise CorruptError where the checksums of what was unpacked cannot be those of its storages.
+    """Raise CorruptError if the checksums of a decompressed archive's storages are wrong.
 
-    The data itself was not kept; but its checksum and those of what lies around it are, together, that of all.
+    The data itself was not kept. But its checksum and those of the bytes around it, combined, must be that of all.
     """
     at, parts = 0, []
     for record in records:
@@ -295,7 +296,7 @@ def _check_packed(archive: Reader, records: Records) -> None:
 def offsets_of(
     tensors: Mapping[str, Stored], metadata: Mapping[str, str], where: str
 ) -> dict[str, tuple[Shape, Stored]]:
-    """The tensors of a safetensors file, and where each begins in the one that it is a part of."""
+    """Return a safetensors file's tensors, each with its offsets in the tensor that it is a chunk of."""
     try:
         info = strict_json.parse(metadata.get(SHARDING, "{}"))
     except ValueError:
@@ -317,7 +318,7 @@ def offsets_of(
 
 
 def records_of(found: Mapping[str, Iterable[Record]]) -> dict[str, Records]:
-    """The storages by file, in order."""
+    """Return the storages of each file, in order of offset."""
     made = {}
     for path, records in found.items():
         ordered = sorted({record.offset: record for record in records}.values(), key=lambda record: record.offset)

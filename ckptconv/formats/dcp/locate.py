@@ -1,4 +1,4 @@
-"""Where a torch.distributed.checkpoint directory is, by its name, its neighbours and the names in it."""
+"""Find a torch.distributed.checkpoint directory, by its name, its neighbours and the names in it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ckptconv.storage.paths import basename, dirname
 FAMILY = "dcp"
 GUESS = Guess(CERTAIN, "a checkpoint of torch.distributed.checkpoint", "dcp2safetensors {} OUTPUT")
 METADATA = ".metadata"
-# What it begins with, after a few bytes.
+# The class that `.metadata` names after its first few bytes.
 _CLASS = b"torch.distributed.checkpoint.metadata"
 SUFFIX = ".distcp"
 RANK = re.compile(r"__(\d{1,9})\.metadata")
 SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
-# Where HuggingFaceStorageWriter puts the shards of which it made an ordinary set.
+# Where HuggingFaceStorageWriter puts the shards that it consolidates into an ordinary set.
 SHARDED = "sharded"
-# What frameworks call the directory of a model beside that of an optimizer, or other things of a step.
+# Names that frameworks give the directory of a model; of an optimizer beside it; of a training step.
 _MODELS = re.compile(r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded")
 _OPTIMIZERS = re.compile(r"optimizer_\d+|optimizer|optim")
 _STEP = re.compile(r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)")
-# How deep a checkpoint may lie below the directory that is named: a run's step's model.
+# How deep a checkpoint may lie below the named directory: run, step, model.
 LEVELS = 2
-# So much of a file tells whether it is metadata.
+# Bytes of a file that tell whether it is metadata.
 BEGINNING = 64
 
 
 @dataclass(frozen=True)
 class Located:
-    """A directory that holds a checkpoint, that of its optimizer where it is another, and why this was taken."""
+    """A checkpoint's directory, that of its optimizer if it is another, and a note of why this one was taken."""
 
     directory: Location
     optimizer: Location | None = None
@@ -43,12 +43,12 @@ class Located:
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """A file that describes a checkpoint stands for the directory that it is in."""
+    """Recognize a directory, or a file that describes the checkpoint in its directory."""
     place = probe.place
     if probe.is_file:
         if is_part(place.path):
             return GUESS._replace(place=place.at(directory_of(place.path)))
-        # An index is JSON, and need not be looked into.
+        # An index is JSON: do not read it.
         if not place.path.endswith(".index.json") and is_metadata(probe.head[0]):
             raise UsageError(
                 f"{place} is the {METADATA} of a checkpoint of torch.distributed.checkpoint, under another name.",
@@ -62,28 +62,28 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def read(place: Location, wanted: Wanted) -> Source:
-    """Open a checkpoint by its directory, or the one that a framework put it in."""
+    """Open a checkpoint by its directory, or by a directory above it."""
     from ckptconv.formats.dcp import read as dcp
 
     return dcp.read(place, wanted)
 
 
 def is_part(path: str) -> bool:
-    """Whether a file of this name is a part of a checkpoint, and no checkpoint itself."""
+    """Whether a file of this name is part of a checkpoint rather than a checkpoint."""
     name = basename(path)
     return name == METADATA or name.endswith(SUFFIX) or RANK.fullmatch(name) is not None
 
 
 def is_metadata(head: bytes) -> bool:
-    """Whether a file that begins with `head` is metadata, whatever its name: torch's class for it is the first that its
-    pickle names."""
+    """Whether a file that begins with `head` is metadata, whatever its name: its pickle names torch's class for it
+    first."""
     return head[:1] == b"\x80" and _CLASS in head[:BEGINNING]
 
 
 def directory_of(path: str) -> str:
-    """The directory of the checkpoint that a file is a part of, where that file stands for all of it.
+    """Return the directory of the checkpoint that a file is part of, if the file stands for the whole.
 
-    Raises UsageError for a file of one rank's tensors.
+    Raise UsageError for a file of one rank's tensors.
     """
     if path.endswith(SUFFIX):
         raise UsageError(
@@ -95,7 +95,7 @@ def directory_of(path: str) -> str:
 
 
 def is_directory(names: Mapping[str, Entry]) -> bool:
-    """Whether a directory with these names holds a checkpoint, be it whole or not."""
+    """Whether a directory with these names holds a checkpoint, complete or not."""
     return any(
         entry.kind == "file" and (is_part(name) or name == f"{METADATA}.tmp" or SHARD.fullmatch(name))
         for name, entry in names.items()
@@ -103,9 +103,10 @@ def is_directory(names: Mapping[str, Entry]) -> bool:
 
 
 def locate(place: Location, levels: int = LEVELS) -> Located | None:
-    """The checkpoint in a directory: itself, or what frameworks put below, as deep as `levels`. None if there is none.
+    """Return the checkpoint in a directory: itself, or one that a framework put at most `levels` below. None if there
+    is none.
 
-    Raises UsageError where there are several, and nothing tells which is meant.
+    Raise UsageError if there are several, and nothing tells which is meant.
     """
     if is_directory(place.names):
         return Located(place)

@@ -1,9 +1,9 @@
-"""The description of a torch.distributed.checkpoint: `.metadata`, or a `__R.metadata` of every rank.
+"""Read the description of a torch.distributed.checkpoint: `.metadata`, or a `__R.metadata` of each rank.
 
 Source: torch/distributed/checkpoint/{metadata,filesystem,planner}.py of torch 2.0 to 2.15, and OLMo-core's
 distributed/checkpoint/filesystem.py. It is a plain pickle of dataclasses, which are read as data, whatever module they
-had in the release that wrote them. There may be an entry for every tensor on every rank: each is made into a few tuples
-while the pickle is read, and all that follows is linear in their number.
+had in the release that wrote them. There may be an entry for each tensor on each rank. Each becomes a few tuples while
+the pickle is read, and everything that follows is linear in their number.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ckptconv.tensors.lazy import Stored
 from ckptconv.text import brief, quoted, some
 
 Shape: TypeAlias = tuple[int, ...]
-# The way to a value: keys of dicts, and positions in lists.
+# The path of a value: keys of dicts, and indices of lists.
 Path: TypeAlias = tuple[str | int, ...]
 
-# Whoever walks the tree may recurse; nobody nests a state dict as deep.
+# Code that walks the tree may recurse; no real state dict is nested this deep.
 MAX_DEPTH = 64
 _LONGEST_NAME = 200
 
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A box of a tensor: where it begins, how many indices it has in each dimension, and where its data is."""
+    """A box of a tensor: where it begins, its extent in each dimension, and where its data is."""
 
     offsets: Shape
     sizes: Shape
@@ -54,7 +54,7 @@ class Chunk(NamedTuple):
 
 @dataclass
 class SavedTensor:
-    """A tensor as it was described: its chunks in any order; nothing is known yet of how they fit together."""
+    """A tensor as described: its chunks, in any order, not yet checked to fit together."""
 
     dtype: DType
     shape: Shape
@@ -62,7 +62,7 @@ class SavedTensor:
     _boxes: set[tuple[Shape, Shape]] = field(default_factory=set)
 
     def add_once(self, chunk: Chunk) -> None:
-        """Add a chunk, unless there is one of that place and size."""
+        """Add a chunk, unless there is one with the same offsets and sizes."""
         if chunk[:2] not in self._boxes:
             self._boxes.add(chunk[:2])
             self.chunks.append(chunk)
@@ -74,9 +74,9 @@ class SavedTensor:
 
 @dataclass
 class Description:
-    """What a checkpoint says it holds, by name: tensors, other values, and the path to each in the state dict.
+    """What a checkpoint says it holds, by name: tensors, other values, and the path of each in the state dict.
 
-    `nested`: paths are known, and were the user's own. `opaque` and `mentioned` are names of classes in the pickles.
+    `nested`: the checkpoint gives the paths. `opaque` and `mentioned` are names of classes in the pickles.
     """
 
     tensors: dict[str, SavedTensor] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Description:
     mentioned: dict[str, None] = field(default_factory=dict)
 
     def places(self) -> Iterator[Place]:
-        """Where in files everything is that is there, tensors and other values."""
+        """Yield the places, in files, of all tensors and other values."""
         yield from self.values.values()
         for tensor in self.tensors.values():
             yield from (chunk.place for chunk in tensor.chunks if isinstance(chunk.place, Place))
@@ -105,7 +105,7 @@ _TENSOR, _VALUE = Global(_METADATA, "TensorStorageMetadata"), Global(_METADATA, 
 
 
 def _counts(value: Any, what: str) -> Shape:
-    """A torch.Size, tuple or list of counts."""
+    """Return a torch.Size, tuple or list of counts as a tuple."""
     if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
         raise MalformedError(f"has {what} that are not the numbers of a tensor's dimensions")
     for number in value:
@@ -115,7 +115,7 @@ def _counts(value: Any, what: str) -> Shape:
 
 
 def _sizes() -> Constructor:
-    """The constructor of torch.Size, as a tuple; ranks have many of the same."""
+    """Return a constructor that makes torch.Size a tuple. Equal ones share one tuple: ranks have many."""
     known: dict[Shape, Shape] = {}
 
     def construct(args: tuple[Any, ...]) -> Any:
@@ -132,12 +132,12 @@ def _path(args: tuple[Any, ...]) -> Any:
 
 
 def _number(args: tuple[Any, ...]) -> Any:
-    """The member of an enum."""
+    """Return the number of an enum member."""
     return args[0] if len(args) == 1 and type(args[0]) is int else NotImplemented
 
 
 def _kept(cls: Global) -> Constructor:
-    """For what is complete only with its state."""
+    """Return the constructor of an object that only its state completes."""
     return lambda args: Opaque(cls, args, call="newobj") if not args else NotImplemented
 
 
@@ -152,12 +152,12 @@ def _chunk(_: Opaque, state: Any) -> Any:
     if type(state) is not dict or not {"offsets", "sizes"} <= state.keys():
         raise MalformedError("has a chunk without offsets and sizes")
     offsets, sizes = _counts(state["offsets"], "offsets of a chunk"), _counts(state["sizes"], "sizes of a chunk")
-    state.clear()  # the pickle remembers it to its end, and nothing refers to it
+    state.clear()  # the memo keeps it until the pickle ends, and nothing refers to it
     return offsets, sizes
 
 
 def _index(value: Opaque, state: Any) -> Any:
-    """The key of an entry. It stays an object, so that the same key twice is seen and not the last one taken."""
+    """Return the key of an entry as an object: as a tuple, a duplicate key would silently replace the first."""
     if type(state) is not dict or type(state.get("fqn")) is not str:
         raise MalformedError("has an entry without a name")
     offset = state.get("offset")
@@ -211,10 +211,10 @@ def _vocabulary() -> Vocabulary:
 
 
 def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) -> Description:
-    """What the pickles say together, each given with its path: one, or with `of_ranks` one of every rank, in order.
+    """Return what the pickles, (path, data), describe together: one pickle, or with `of_ranks` each rank's, in order.
 
-    Of what several ranks describe alike, the first is taken. Raises CorruptError where they contradict themselves or
-    each other, UnsafeError for an attack, UnsupportedError for what no release known writes.
+    Of what several ranks describe alike, take the first. Raise CorruptError if they contradict themselves or each
+    other, UnsafeError for an attack, UnsupportedError for what no known release writes.
     """
     found = Description()
     words = _vocabulary()
@@ -272,7 +272,7 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
 
 
 def _state(value: Any, where: str, what: str) -> dict[str, Any]:
-    """The attributes of an object."""
+    """Return the attributes of an object."""
     state = value.state[0] if type(value) is Opaque and len(value.state) == 1 else None
     if type(state) is not dict:
         kind = value.name if type(value) is Opaque else type(value).__name__
@@ -283,7 +283,7 @@ def _state(value: Any, where: str, what: str) -> dict[str, Any]:
 
 
 def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | None, Place]]:
-    """Where the data is, by name and offset."""
+    """Return where the data is, by name and offsets."""
     found: dict[str, dict[Shape | None, Place]] = {}
     safe: set[str] = set()
     for key, place in entries.items():
@@ -291,7 +291,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
             kind = key.name if type(key) is Opaque else type(key).__name__
             raise UnsupportedError(f"{where}: an entry is named by a {kind[:_LONGEST_NAME]}, which is not known.")
         if type(place) is Opaque and place.name.endswith(_STORAGE_INFO):
-            # Of another writer: such a class is known by what is in it.
+            # Another writer's class: recognize it by its attributes.
             try:
                 place = _storage_info(None, {**_state(place, where, "a place")})
             except MalformedError as reason:
@@ -343,7 +343,7 @@ def _add_tensor(
         raise LimitError(f"{where}: {named(name)} is said to have {known.nbytes} bytes.")
     if name in found.values:
         raise CorruptError(f"{where} describes {named(name)} as a tensor, and another rank as a value.")
-    # Ranks that describe themselves each hold a copy of what is not spread over them.
+    # Each rank that describes itself holds a copy of what is replicated.
     add = known.add_once if of_rank else known.chunks.append
     for box in boxes:
         if type(box) is not tuple or len(box) != 2:

@@ -1,4 +1,4 @@
-"""What of a state dict is the model and what the optimizer, and the dict put together again of its leaves. Pure."""
+"""Tell model from optimizer in a state dict, and rebuild the dict from its leaves. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from ckptconv.errors import CorruptError
 from ckptconv.formats.dcp.metadata import Path, named
 
-# Under which of these a training loop puts its model; the first that is there is meant.
+# Keys under which training loops put their model; the first one present is meant.
 WRAPPERS = ("model", "state_dict", "module")
-# Megatron numbers several optimizers, whose names have dots.
+# Megatron numbers several optimizers, in names with dots.
 _OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optim(?:izer)?s?(?:_states?)?(?:[_-]?\d+)?")
 _WHOLE_NAME = re.compile(rf"({_OPTIMIZER.pattern})\.(.+)", re.DOTALL)
-# What torch's optimizers hold, nested, or flat with the parameter in the key.
+# The entries of torch's optimizers: nested, or flat with the parameter's name in the key.
 _STATE, _GROUPS = "state", "param_groups"
-# What FSDP calls the parameters that it has made one of several; its LOCAL_STATE_DICT holds nothing else of them.
+# FSDP's name for several parameters flattened into one; its LOCAL_STATE_DICT has only these.
 FLAT_PARAMETER = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?(?=$|\.)")
-# What trainers put beside a model whose names are at the top; a model's own modules are not called so.
+# Keys that trainers put beside a model whose names are at the top; no model has modules with these names.
 _TRAINING = frozenset({"train_state", "lr_scheduler", "lr_schedulers", "dataloader", "data_loader", "rng_state"})
-# What optimizers call their states.
+# Optimizers' names for their states.
 _STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step", "param", "fp32_param"})
 
 
@@ -35,17 +35,17 @@ def _is_inside(step: str | int) -> bool:
 
 
 def _is_called(step: str | int) -> bool:
-    """Whether `step` is what an optimizer is called."""
+    """Whether `step` is a name of an optimizer."""
     return type(step) is str and _OPTIMIZER.fullmatch(step) is not None
 
 
 @dataclass
 class Roles:
-    """What the parts of a state dict are.
+    """The roles of the parts of a state dict.
 
-    `models` are the paths of the models, by the path of what each is in; none where the model is everything that has no
-    other role. `optimizers` are the paths of what holds "state" and "param_groups". `training` are the first steps of
-    what a trainer keeps beside a model whose names are at the top.
+    `models` maps the path of each container to that of the model in it; it is empty if the model is everything without
+    another role. `optimizers` are the paths of containers of "state" and "param_groups". `training` are the first steps
+    of what a trainer keeps beside a model whose names are at the top.
     """
 
     models: dict[Path, Path]
@@ -54,19 +54,19 @@ class Roles:
 
     @classmethod
     def of(cls, paths: Collection[Path], tensors: Collection[Path]) -> Roles:
-        """The roles in a state dict with values at `paths`, of which `tensors` are tensors."""
+        """Return the roles in a state dict with values at `paths`, of which `tensors` are tensors."""
         optimizers = _optimizers(paths)
         rest = [path for path in tensors if _optimizer_of(path, optimizers) is None]
         models = _models(rest, optimizers)
         return cls(models, optimizers, set() if models else _beside(rest, tensors, optimizers))
 
     def optimizer_of(self, path: Path) -> Path | None:
-        """The path of the optimizer that `path` leads into, if any."""
+        """Return the path of the optimizer that `path` leads into, if any."""
         return _optimizer_of(path, self.optimizers)
 
     @property
     def model(self) -> Path:
-        """The path of the model, where there is one and it has a place of its own; else ()."""
+        """The path of the only model, if it has a place of its own; else ()."""
         return next(iter(self.models.values())) if len(self.models) == 1 else ()
 
     def is_model(self, path: Path) -> bool:
@@ -76,7 +76,7 @@ class Roles:
         return self.optimizer_of(path) is None and not (len(path) > 1 and path[0] in self.training)
 
     def part_of(self, path: Path) -> Path:
-        """The part of the state dict that `path` leads into: an optimizer, or what stands beside the model."""
+        """Return the part of the state dict that `path` leads into: an optimizer, or something beside the model."""
         optimizer = self.optimizer_of(path)
         if optimizer:
             return optimizer
@@ -85,21 +85,21 @@ class Roles:
         return path[: depth + 1]
 
     def model_beside(self, optimizer: Path) -> Path:
-        """Where there are several models, the one that `optimizer` stands beside; else ()."""
+        """Return, of several models, the one beside `optimizer`; else ()."""
         above = (optimizer[:depth] for depth in range(len(optimizer), -1, -1)) if len(self.models) > 1 else ()
         return next((self.models[place] for place in above if place in self.models), ())
 
 
 def split_name(path: Path) -> Path:
-    """The path of an optimizer's entry that is one name with dots in it, as where no paths are told: the optimizer, and
-    what is in it. Others are as they are."""
+    """Split an optimizer's entry that is one dotted name, as without planner data, into the optimizer and the rest.
+    Return any other path unchanged."""
     match = _WHOLE_NAME.fullmatch(path[0]) if len(path) == 1 and type(path[0]) is str else None
     return (match[1], match[2]) if match else path
 
 
 def _optimizers(paths: Iterable[Path]) -> set[Path]:
-    """The paths of all optimizers: what is called one, at the top or where it holds what an optimizer does; and what
-    holds param_groups, whatever it is called."""
+    """Return the paths of all optimizers: what has a name of one, at the top or with an optimizer's entries; and
+    whatever holds param_groups."""
     found: set[Path] = set()
     for path in map(split_name, paths):
         for depth, step in enumerate(path):
@@ -117,7 +117,7 @@ def _optimizers(paths: Iterable[Path]) -> set[Path]:
 def _optimizer_of(path: Path, optimizers: Collection[Path]) -> Path | None:
     path = split_name(path)
     for depth in range(len(path) - 1, -1, -1):
-        # What is not called an optimizer may hold other things too.
+        # Without a name of an optimizer, it may hold other things too.
         is_inside = _is_inside(path[depth]) or (depth > 0 and _is_called(path[depth - 1]))
         if is_inside and path[:depth] in optimizers:
             return path[:depth]
@@ -125,9 +125,9 @@ def _optimizer_of(path: Path, optimizers: Collection[Path]) -> Path | None:
 
 
 def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, Path]:
-    """The paths of the models among `paths` of tensors, which no optimizer has, by that of what each is in.
+    """Return {path of the container: path of the model} for `paths` of tensors that belong to no optimizer.
 
-    Deeper than at the top, what is called so is a model where an optimizer stands beside it, or nothing else does.
+    Below the top, something with such a name is a model only beside an optimizer, or if every path leads into one.
     """
     found: set[Path] = set()
     alone = True
@@ -149,9 +149,9 @@ def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, P
 
 
 def _beside(rest: Iterable[Path], tensors: Iterable[Path], optimizers: Collection[Path]) -> set[str | int]:
-    """The first steps of tensors that are no weights, where the model's names are at the top.
+    """Return the first steps of tensors that are no weights, if the model's names are at the top.
 
-    Those are: what only trainers have; and where an optimizer has parameters at the top, what it has nothing of.
+    These are names that only trainers use, and, if an optimizer has parameters at the top, modules it has no state of.
     """
     top: set[str | int] = set()
     nested: set[str | int] = set()
@@ -165,7 +165,7 @@ def _beside(rest: Iterable[Path], tensors: Iterable[Path], optimizers: Collectio
 
 
 def _parameter_of(optimizers: Collection[Path]) -> Callable[[Path], str]:
-    """Which parameter a path into an optimizer is about, by the path; "" where it does not tell."""
+    """Return a function from a path into an optimizer to the name of its parameter; "" if the path does not tell."""
 
     def parameter(path: Path) -> str:
         path = split_name(path)
@@ -180,7 +180,7 @@ def _parameter_of(optimizers: Collection[Path]) -> Callable[[Path], str]:
 
 
 def below(tree: Any, path: Path) -> Any:
-    """What `path` leads to in `tree`; None where it leads nowhere."""
+    """Return what `path` leads to in `tree`; None if it leads nowhere."""
     for step in path:
         if isinstance(tree, list):
             tree = tree[step] if type(step) is int and 0 <= step < len(tree) else None
@@ -190,15 +190,15 @@ def below(tree: Any, path: Path) -> Any:
 
 
 def dotted(path: Path) -> str:
-    """A path as one name."""
+    """Return a path as one name."""
     return ".".join(map(str, path))
 
 
 def nest(leaves: Mapping[Path, Any], where: str) -> Any:
-    """The dicts and lists that have `leaves` where their paths lead: strings are keys, numbers positions.
+    """Return the dicts and lists that hold `leaves` at their paths: strings are keys, integers are list indices.
 
-    None stands where a list has had something that is not among them. Raises CorruptError for paths that lead through
-    a leaf, or positions that no list of theirs has.
+    A list item that is not among the leaves is None. Raise CorruptError for a path that leads through a leaf, or for
+    indices that make no list.
     """
     root: dict[str | int, Any] = {}
     inner: list[tuple[dict[str | int, Any], str | int]] = []
@@ -224,7 +224,7 @@ def nest(leaves: Mapping[Path, Any], where: str) -> Any:
 
 
 def _container(node: dict[str | int, Any], most: int, where: str) -> Any:
-    """A dict, or the list whose positions are its keys."""
+    """Return a dict, or the list whose indices are its keys."""
     if not node or all(type(key) is str for key in node):
         return node
     positions = [key for key in node if type(key) is int]
@@ -237,12 +237,13 @@ def _container(node: dict[str | int, Any], most: int, where: str) -> Any:
 
 
 def optimizer_state(trees: Iterable[tuple[str, Any]], weights: Collection[str], where: str) -> dict[str, Any] | None:
-    """The optimizers' states by parameter, and their groups: {"state": {name: {key: value}}, "param_groups": […]}.
+    """Return the optimizers' states by parameter, and their groups: {"state": {name: {key: value}}, "param_groups":
+    […]}.
 
-    `trees` are the optimizers, each with what its parameters' names begin with. Both are nested, or flat, with the
-    parameter's name in the key (flatten_optimizer_state_dict); Megatron puts the state before the parameter, which is
-    told by the names of the `weights`. None where there is no state. Raises CorruptError where two optimizers have a
-    state of the same parameter.
+    `trees` are the optimizers, each with the prefix of its parameters' names. States and groups are nested, or flat
+    with the parameter's name in the key (flatten_optimizer_state_dict). Megatron puts the state before the parameter;
+    the names of the `weights` tell. Return None if there is no state. Raise CorruptError if two optimizers have a state
+    of the same parameter.
     """
     states: dict[str, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
@@ -286,7 +287,7 @@ def _state_last(key: str) -> tuple[str, str]:
 
 
 def _is_state_first(flat: Collection[str], weights: Collection[str]) -> bool:
-    """Whether flat keys are of the form <state>.<parameter>, and not <parameter>.<state>."""
+    """Whether flat keys are <state>.<parameter> rather than <parameter>.<state>."""
     ways = [sum(split(key)[0] in weights for key in flat) for split in (_state_first, _state_last)]
     return ways[0] > ways[1] or (not any(ways) and bool(flat) and all(_state_first(key)[1] in _STATES for key in flat))
 
@@ -303,7 +304,7 @@ def _groups(tree: Mapping[Any, Any]) -> list[dict[str, Any]]:
         name, setting = _state_last(key)
         if name:
             settings.setdefault(name, {})[setting] = value
-    # Parameters of the same settings were one group, or may as well have been.
+    # Parameters with equal settings were one group, or may as well have been.
     for name, own in settings.items():
         own.pop("params", None)
         group = next((group for group in groups if {**group, "params": None} == {**own, "params": None}), None)
@@ -319,7 +320,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _flat(tree: Mapping[Any, Any], word: str) -> dict[str, Any]:
-    """Entries of flat keys that begin with `word`, such as state.layer.weight.exp_avg, without it."""
+    """Return the entries of flat keys that begin with `word`, such as state.layer.weight.exp_avg, without it."""
     return {
         key[len(word) + 1 :]: value for key, value in tree.items() if type(key) is str and key.startswith(f"{word}.")
     }

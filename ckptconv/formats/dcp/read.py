@@ -1,8 +1,8 @@
-"""Directories of torch.distributed.checkpoint (DCP), as FSDP, torchtitan, OLMo-core, accelerate and Lightning save.
+"""Open directories of torch.distributed.checkpoint (DCP): those of FSDP, torchtitan, OLMo-core, accelerate, Lightning.
 
-A directory holds `.metadata`, or a `__R.metadata` of every rank, and `__R_N.distcp` files; or `shard-*.safetensors`,
-which describe themselves. The metadata says what each tensor's chunks are and where; the model is what is converted,
-and all else is read when it is asked for.
+A directory holds `.metadata`, or a `__R.metadata` of each rank, and `__R_N.distcp` files; or `shard-*.safetensors`,
+which describe themselves. The metadata says what each tensor's chunks are and where. The model is converted; other
+tensors are read when asked for.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import format_size, some
 
-# Files that are looked into for metadata under another name, at most.
+# Files that are searched for metadata under another name, at most.
 _TRIED = 32
-# Names of files that are listed at most.
+# Names listed in a message, at most.
 _SHOWN = 5
 
 
@@ -40,10 +40,10 @@ _SHOWN = 5
 
 
 def read(place: Location, wanted: Wanted) -> Source:
-    """Open a checkpoint by its directory, or the one that a framework put it in.
+    """Open a checkpoint by its directory, or by a directory above it.
 
-    Reads descriptions only: the metadata, and of the tensors that are `wanted`, and all other values, the beginning and
-    end of each entry. Raises CorruptError where something is missing or contradicts itself, UnsafeError for an attack.
+    Read descriptions only: the metadata, and the beginning and end of each entry of the tensors that are `wanted` and
+    of all other values. Raise CorruptError if something is missing or contradicts itself, UnsafeError for an attack.
     """
     located = locate(place) if place.kind == "directory" else None
     if located is None:
@@ -60,11 +60,11 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     described, roles = checkpoint.described, checkpoint.roles
     chosen = [name for name, way in described.paths.items() if roles.is_model(way)]
     if not any(name in described.tensors for name in chosen) and not roles.models:
-        chosen = list(described.paths)  # it is an optimizer's own
-    # Nothing is left of a model that is all one value with tensors in it.
+        chosen = list(described.paths)  # the checkpoint is an optimizer's
+    # A model saved as one value with tensors in it is left out: then `below` finds nothing.
     model = dcp_names.below(checkpoint.tree(chosen), roles.model)
     weights = {} if model is None else model
-    # Who asks for a part knows of others; who asks for the optimizer knows of that.
+    # A user who names a key, or asks for the optimizer, need not be told of them.
     left = _Left() if wanted.key else _Left.beside(set(chosen), checkpoint)
     trees = {wanted.key: checkpoint.under(wanted.key)} if wanted.key else {}
     inputs = checkpoint.identified()
@@ -104,7 +104,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
 
 
 def _optimizer(model: _Checkpoint, checkpoint: _Checkpoint) -> dict[str, Any] | None:
-    """The states by parameter of the optimizers in `checkpoint`, and their groups; None where there are none."""
+    """Return the states by parameter, and the groups, of the optimizers in `checkpoint`; None if there are none."""
     described, roles = checkpoint.described, checkpoint.roles
     names: dict[Path, list[str]] = {}
     for name, way in described.paths.items():
@@ -139,7 +139,7 @@ def _facts(path: str, checkpoint: _Checkpoint) -> dict[str, Any]:
 
 @dataclass
 class _Left:
-    """How much there is beside the model, by the key of the part that it is in; which of these are an optimizer's."""
+    """Counts of what is left beside the model, by the key of its part; `optimizers` are the keys of optimizers."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     optimizers: set[str] = field(default_factory=set)
@@ -160,7 +160,7 @@ class _Left:
         return _Left({key: counts for key, counts in self.counts.items() if key not in self.optimizers})
 
     def told(self) -> tuple[list[str], list[str]]:
-        """What there is, in notes and in warnings: an optimizer that is not among the weights surprises nobody."""
+        """Return notes and warnings on what is left: tensors outside an optimizer are worth a warning."""
         notes: list[str] = []
         warnings: list[str] = []
         for surprising, told in ((False, notes), (True, warnings)):
@@ -188,7 +188,7 @@ def _counted(counts: Counter[str]) -> str:
 
 @dataclass
 class _Checkpoint:
-    """A checkpoint that was described: what it holds, how it is called, and how its entries are opened."""
+    """A checkpoint whose description was read: what it holds, its format's name, and how its entries are opened."""
 
     directory: str
     described: Description
@@ -201,7 +201,7 @@ class _Checkpoint:
 
     @functools.cached_property
     def roles(self) -> dcp_names.Roles:
-        """What is the model, and what an optimizer."""
+        """What is model, and what optimizer."""
         paths = self.described.paths
         return dcp_names.Roles.of(paths.values(), [paths[name] for name in self.described.tensors])
 
@@ -229,7 +229,8 @@ class _Checkpoint:
         return found
 
     def read_values(self) -> None:
-        """Read what is no tensor. What hides tensors or is large is left out, and can be had by its key."""
+        """Read the values that are no tensors. Skip large ones; hide those with tensors in them, which a key asks
+        for."""
         places = self.described.values
         for name, place in places.items():
             if place.length > MAX_VALUE:
@@ -256,8 +257,8 @@ class _Checkpoint:
             )
 
     def tree(self, names: Iterable[str], *, hidden: bool = False, key: str = "") -> Any:
-        """The state dict with the values of these names; with `hidden`, also of those that have tensors in them. Names
-        that are whole and begin with `key` are in a dict of its own."""
+        """Return the state dict with the values of these names; with `hidden`, also of those that contain tensors.
+        Names without a path of their own that begin with `key` go into a dict under `key`."""
         described = self.described
         names = list(names)
         tensors = self.entries.tensors({name: described.tensors[name] for name in names if name in described.tensors})
@@ -271,7 +272,7 @@ class _Checkpoint:
         return dcp_names.nest(leaves, self.directory)
 
     def under(self, key: str) -> Any:
-        """The state dict, with all that is under the dotted `key`; with nothing but names, where nothing is."""
+        """Return the state dict with everything under the dotted `key`; if nothing is, with the names alone."""
         described = self.described
         ways = {name: dcp_names.dotted(way) for name, way in described.paths.items()}
         if key == ".":
@@ -285,13 +286,13 @@ class _Checkpoint:
         return self.tree(names, hidden=hidden, key=key)
 
     def parameters(self) -> set[str]:
-        """The names of the weights, as an optimizer calls them."""
+        """Return the names of the weights as an optimizer uses them."""
         roles = self.roles
         ways = [self.described.paths[name] for name in self.described.tensors]
         return {dcp_names.dotted(way[len(roles.model) :]) for way in ways if roles.is_model(way)}
 
     def identified(self, prefix: str = "") -> dict[str, Any]:
-        """What tells the files that were read so far from others, by name, which is to begin with `prefix`."""
+        """Return what identifies the files read so far, by name; each name is given `prefix`."""
         records = records_of(self.entries.records)
         found = {prefix + name: identity for name, identity in self.inputs.items()}
         for name, file in self.entries.files.items():
@@ -344,7 +345,7 @@ def _not_described(directory: Location) -> CorruptError:
 
 
 def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Iterable[tuple[str, bytes]]:
-    """The metadata, by path: one, or one of every rank in their order."""
+    """Yield the metadata with its path: one, or one of each rank, in order."""
     names = directory.names
     ranks = {int(match[1]): name for name in names if (match := RANK.fullmatch(name))}
     wanted = [METADATA] if METADATA in names else [ranks[rank] for rank in sorted(ranks)]
@@ -373,7 +374,7 @@ def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> I
 
 
 def _read_shards(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Description:
-    """What files of HuggingFaceStorageWriter hold together, of which each says where its tensors begin."""
+    """Return what files of HuggingFaceStorageWriter hold together; each says where its tensors begin."""
     names = directory.names
     files = [name for name in names if SHARD.fullmatch(name)]
     numbers = sorted({int(name[6:11]) for name in files})

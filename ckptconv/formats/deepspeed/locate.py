@@ -1,6 +1,6 @@
-"""Where a DeepSpeed checkpoint is, and which of its files belongs to which rank. Looks at names only.
+"""Locate a DeepSpeed checkpoint, and assign its files to ranks. Only names are read.
 
-Source: the file names that every release of DeepSpeed has written, see `_KINDS`.
+Source: the file names of every release of DeepSpeed, see `_KINDS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
 MAX_TAG = 4096
 
-# Beside a tag's files in most checkpoint directories; naming it means its directory.
+# Most checkpoint directories hold this script; its path stands for the directory.
 RECOVERY_SCRIPT = "zero_to_fp32.py"
 
 _KINDS = {
@@ -38,7 +38,7 @@ _KINDS = {
     "expert_optim": re.compile(r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt"),
 }
 _FIELDS = {"optim": "optim", "model": "model", "expert": "experts", "layer": "layers", "expert_optim": "expert_optims"}
-# What a file's numbers are called where two files have the same.
+# How a message calls a file's numbers if two files have the same.
 _RANKS = {
     "optim": "data-parallel rank {dp} of model-parallel rank {mp}",
     "model": "data-parallel rank {dp} of model-parallel rank {mp}",
@@ -50,10 +50,10 @@ _RANKS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of one tag, by what they are, and the names of all others.
+    """The files of one tag, by kind, and the names of all other files.
 
-    Ranks are (data-parallel, model-parallel), experts (layer, expert, model-parallel), layers (layer, tensor-parallel),
-    the optimizers of experts, which are in use without ZeRO, (expert-parallel, model-parallel).
+    The keys are ranks: (data-parallel, model-parallel); of experts (layer, expert, model-parallel); of layers (layer,
+    tensor-parallel); of the experts' optimizers, which are used without ZeRO, (expert-parallel, model-parallel).
     """
 
     directory: str
@@ -66,7 +66,7 @@ class Checkpoint:
 
 
 class Place(NamedTuple):
-    """The directory of a tag, why it was taken where it is not the one given, and the file that named it, if any."""
+    """A tag's directory, why it was taken if it is not the one given, and the file that named it, if any."""
 
     directory: Location
     reason: str = ""
@@ -74,7 +74,7 @@ class Place(NamedTuple):
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """One file of a checkpoint stands for all of it only where that is expected: it is a file for torch.load too."""
+    """Recognize a directory; a file, which `torch.load` reads too, only if DeepSpeed is expected."""
     place, is_expected = probe.place, probe.expected == FAMILY
     if probe.is_file:
         return _GUESS._replace(sure=LIKELY) if is_expected and is_rank_file(place.name) else None
@@ -86,7 +86,7 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def read(place: Location, wanted: Wanted) -> Source:
-    """Open the checkpoint that `place` means, universal or as the training wrote it."""
+    """Open the checkpoint that `place` names, universal or ordinary."""
     from ckptconv.formats.deepspeed import read as ordinary
     from ckptconv.formats.deepspeed import universal
 
@@ -94,27 +94,27 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 
 def is_tag_directory(names: Mapping[str, Entry]) -> bool:
-    """Whether a directory holds the files of a tag itself."""
+    """Whether a directory itself holds the files of a tag."""
     return any(pattern.fullmatch(name) for name in names for pattern in (_KINDS["optim"], _KINDS["model"]))
 
 
 def kind_of(name: str) -> str:
-    """What a file of this name is: "optim", "model", "expert", "layer", "expert_optim", or "" for none of a tag's."""
+    """Return the kind of a file by its name: "optim", "model", "expert", "layer", "expert_optim"; "" if it has none."""
     what = identity(name)
     return what[0] if what else ""
 
 
 def is_rank_file(name: str) -> bool:
-    """Whether a file of this name is one of a DeepSpeed checkpoint's."""
+    """Whether a DeepSpeed checkpoint has files of this name."""
     return bool(kind_of(name)) or name in (LATEST, RECOVERY_SCRIPT)
 
 
 def locate(place: Location, tag: str) -> Place:
-    """The tag directory that `place` means: itself, the one `tag` or `latest` names, that of the file it is, or that of
-    the only checkpoint in it.
+    """Return the tag directory that `place` names: itself, the one that `tag` or `latest` names, that of the given
+    file, or that of the only checkpoint in it.
 
-    Raises UsageError where there is none or several, listing what there is; CorruptError where `latest` names none;
-    UnsafeError where it points outside.
+    Raise UsageError, listing what there is, if there is none or several; CorruptError if `latest` names no tag there;
+    UnsafeError if it points outside.
     """
     if place.kind == "missing":
         raise UsageError(f"{place} does not exist.")
@@ -129,7 +129,7 @@ def locate(place: Location, tag: str) -> Place:
 
 
 def check_tag(path: str, tag: str) -> None:
-    """Raise UsageError where `tag` is not that whose directory `path` is."""
+    """Raise UsageError if `path` is not the directory of `tag`."""
     if tag not in ("", basename(path)):
         raise UsageError(
             f"{path} is itself the directory of a tag, and --tag asks for {tag!r}.",
@@ -168,7 +168,7 @@ def _locate_in(place: Location, tag: str) -> Place:
 
 
 def _locate_below(place: Location, tag: str) -> Place:
-    """A run's directory: the only checkpoint in it, or the only one that has the tag."""
+    """Look in a run's directory for its only checkpoint, or the only one that has the tag."""
     inner = {name: place.join(name) for name, entry in place.names.items() if entry.kind == "directory"}
     below = [name for name, each in inner.items() if (tag in tags_in(each) if tag else LATEST in each.names)]
     if len(below) == 1:
@@ -188,7 +188,7 @@ def _locate_below(place: Location, tag: str) -> Place:
 
 
 def tags_in(place: Location) -> list[str]:
-    """The directories in `place` that hold the files of a tag."""
+    """Return the directories in `place` that hold the files of a tag."""
     return [
         name
         for name, entry in place.names.items()
@@ -210,7 +210,7 @@ def _offer(wanted: str, tags: list[str]) -> str:
 
 
 def _shortened(names: list[str]) -> str:
-    """Names in the order of the numbers in them, the middle of a long list left out."""
+    """List names in the order of the numbers in them, without the middle of a long list."""
     numbered = _numbered(names)
     return ", ".join(numbered if len(numbered) <= 10 else [*numbered[:4], "…", *numbered[-4:]])
 
@@ -220,7 +220,7 @@ def _numbered(names: list[str]) -> list[str]:
 
 
 def identity(name: str) -> tuple[str, tuple[int, ...]] | None:
-    """What a file of this name is, and of which ranks; None where it is none of a tag's."""
+    """Return the kind and the ranks of a file of this name; None if it is not a tag's."""
     for kind, pattern in _KINDS.items():
         if match := pattern.fullmatch(name):
             numbers = {key: int(value or 0) for key, value in match.groupdict().items()}
@@ -231,12 +231,12 @@ def identity(name: str) -> tuple[str, tuple[int, ...]] | None:
 
 
 def described(kind: str, rank: tuple[int, ...]) -> str:
-    """Whose a file is, for people."""
+    """Describe, for a message, whose file it is."""
     return _RANKS[kind].format(**dict(zip(_KINDS[kind].groupindex, rank, strict=True)))
 
 
 def files_of(directory: Location) -> Checkpoint:
-    """Every file of a tag by what it is. Raises CorruptError where two files claim one rank."""
+    """Return a tag's files by kind. Raise CorruptError if two files claim the same rank."""
     found: dict[str, dict[tuple[int, ...], File]] = {kind: {} for kind in _KINDS}
     others = []
     for name, entry in directory.names.items():

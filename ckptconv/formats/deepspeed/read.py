@@ -1,7 +1,7 @@
-"""DeepSpeed ZeRO checkpoints: a directory of pickles, one for every rank, that hold parts of parameters.
+"""Open DeepSpeed ZeRO checkpoints: a directory of pickles, one for each rank, that hold partitions of parameters.
 
-Only the description in each file is read; the tensors, of the optimizer states too, stay where they are.
-Sources: DeepSpeed's engine.py (save_checkpoint), and the optimizers named in `zero_layout`.
+Only the description in each file is read. The tensors, including the optimizer states, stay in the files. Sources:
+DeepSpeed's engine.py (save_checkpoint), and the optimizers named in `partitions`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 
-# Partitions smaller than this may be alike by chance.
+# Partitions with fewer elements may be equal by chance.
 _FEW_ELEMENTS = 16
-# How much of partitions is compared where nothing has their checksums, in bytes.
+# Bytes of partitions that are compared if there are no checksums.
 _COMPARED = 1 << 16
 
 
-# How many ranks a message names.
+# Ranks that a message names.
 SHOWN = 8
 
 _T = TypeVar("_T")
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class _Part:
-    """What one model-parallel rank holds, and the files that say so."""
+    """What one model-parallel rank holds, and its files."""
 
     model: ModelFile
     optims: list[OptimFile]
@@ -48,20 +48,20 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Grid:
-    """How many pipeline stages there are, and tensor-parallel ranks of each: model-parallel rank = stage × tensor +
+    """The number of pipeline stages, and of tensor-parallel ranks in each: model-parallel rank = stage × tensor +
     rank."""
 
     pipeline: int
     tensor: int
 
     def stages(self, rank: int) -> list[int]:
-        """The model-parallel ranks that hold the stages of one tensor-parallel rank."""
+        """Return the model-parallel ranks that hold the stages of one tensor-parallel rank."""
         return [stage * self.tensor + rank for stage in range(self.pipeline)]
 
 
 @dataclass
 class _Opened:
-    """A tag's files as they are read, each once."""
+    """A tag's files; model files and layer files are read once and cached."""
 
     files: Checkpoint
     reading: Reading
@@ -69,7 +69,7 @@ class _Opened:
     layer_files: dict[File, dict[str, LazyTensor]] = field(default_factory=dict)
 
     def layers(self, tensor_rank: int, grid: _Grid) -> dict[int, dict[str, LazyTensor]]:
-        """What the layer files of one tensor-parallel rank hold, by layer."""
+        """Return what the layer files of one tensor-parallel rank hold, by layer."""
         found = {}
         for (layer, rank), file in self.files.layers.items():
             if rank == tensor_rank or grid.tensor == 1:
@@ -87,7 +87,7 @@ class _Opened:
         return self._read(self.reading.optim, file, list(self.files.optim.values()))
 
     def glance(self, file: File) -> None:
-        """Raise CorruptError for a model file that is not whole, as far as its ends tell. Not read from far away."""
+        """Raise CorruptError if a model file is truncated, as far as its ends tell. Remote files are not read."""
         if file not in self.models and not is_remote(file.path):
             self._read(self.reading.glance, file, list(self.files.model.values()))
 
@@ -95,7 +95,7 @@ class _Opened:
         try:
             return read(file)
         except CorruptError as error:
-            # A file that was cut short is told best by the sizes of its like.
+            # The sizes of the other ranks' files best show that a file was cut short.
             sizes = sorted({other.size for other in others if other != file})
             if not sizes or file.size >= sizes[0]:
                 raise
@@ -107,10 +107,10 @@ class _Opened:
 
 
 def read(location: Location, wanted: Wanted) -> Source:
-    """Open the checkpoint that `location` means: a run's directory, a checkpoint's, a tag's, or one of its files.
+    """Open the checkpoint that `location` names: a run's directory, a checkpoint's, a tag's, or one of its files.
 
-    The weights are a flat state dict in the order in which DeepSpeed's own tool lists them: buffers, frozen parameters,
-    trainable ones, then tied names. With `model_rank`, one tensor-parallel rank is opened for itself.
+    The weights are a flat state dict in the order of DeepSpeed's own tool: buffers, frozen parameters, trainable ones,
+    then tied names. With `model_rank`, only that tensor-parallel rank is opened.
     """
     place = zero_files.locate(location, wanted.tag)
     model_rank = wanted.model_rank
@@ -158,7 +158,7 @@ def read(location: Location, wanted: Wanted) -> Source:
 
 
 def ranks_to_convert(location: Location, tag: str) -> list[int]:
-    """The tensor-parallel ranks of the checkpoint that `location` means, each of which can be converted for itself."""
+    """Return the tensor-parallel ranks of the checkpoint that `location` names; each can be converted by itself."""
     files = zero_files.files_of(zero_files.locate(location, tag).directory)
     grid = _grid(_Opened(files, Reading(location)))
     if grid.tensor == 1 and grid.pipeline > 1:
@@ -170,8 +170,8 @@ def ranks_to_convert(location: Location, tag: str) -> list[int]:
 
 
 def _grid(opened: _Opened) -> _Grid:
-    """How the model is spread over model-parallel ranks. Raises CorruptError where files of some are missing, or there
-    are too many."""
+    """Return how the model is spread over model-parallel ranks. Raise CorruptError if files of some ranks are missing,
+    or if there are files of too many."""
     files = opened.files
     if not files.model:
         raise CorruptError(
@@ -186,7 +186,7 @@ def _grid(opened: _Opened) -> _Grid:
     entries = [said.get(key) for key in ("pp_degree", "tp_degree")]
     degrees = [degree for degree in entries if type(degree) is int and 0 < degree < MAX_RANKS]
     known = len(degrees) == 2
-    # What a client puts among the entries may hide this number; the degrees it cannot.
+    # A client's entries may replace mp_world_size, but not the degrees.
     count = math.prod(degrees) if known else model.number("mp_world_size") or 0
     if missing := _missing(ranks, max(count, ranks[-1] + 1)):
         raise CorruptError(
@@ -212,7 +212,7 @@ def _grid(opened: _Opened) -> _Grid:
 
 
 def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
-    """What one model-parallel rank's files hold."""
+    """Read the files of one model-parallel rank."""
     files = opened.files
     own = {dp: file for (dp, rank), file in files.model.items() if rank == mp}
     if not own:
@@ -238,7 +238,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
     partitions = {dp: file for (dp, rank), file in files.optim.items() if rank == mp}
     if not partitions:
         states = [opened.reading.read(file).value for (_, rank), file in files.expert_optims.items() if rank == mp]
-        # With experts the optimizers are in files of their own, and those are empty where ZeRO has them.
+        # With experts, the optimizer states are in files of their own; these are empty if ZeRO holds the states.
         elsewhere = any(isinstance(each, dict) and each.get("optimizer", each) is None for each in states)
         if not is_whole(model) or elsewhere:
             raise CorruptError(
@@ -272,7 +272,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
 
     part = _Part(model, optims, assemble(model, optims, files.directory, read_model, saved, layers))
     if part.weights.stage == 3:
-        # No weight depends on the others now; but a save that left half a file may have left older ones.
+        # No weight depends on the other model files now. But a save that left one incomplete may have left older ones.
         for dp in range(len(optims)):
             if dp in own:
                 opened.glance(own[dp])
@@ -285,7 +285,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
 
 
 def _without_masters(model: ModelFile) -> str:
-    """What can be had of a checkpoint without optimizer files."""
+    """Say what a checkpoint without optimizer files still gives."""
     if model.module is not None:
         return "A model file alone converts with pt2safetensors --key module."
     return (
@@ -295,7 +295,7 @@ def _without_masters(model: ModelFile) -> str:
 
 
 def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:
-    """The optimizer files by data-parallel rank. Raises CorruptError where a rank is missing."""
+    """Return the optimizer files by data-parallel rank. Raise CorruptError if a rank is missing."""
     if missing := _missing(partitions, max(partitions) + 1):
         sizes = sorted({file.size for file in partitions.values()})
         raise CorruptError(
@@ -307,7 +307,7 @@ def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:
 
 
 def _missing(ranks: Collection[int], count: int) -> list[int]:
-    """Which of `count` ranks are not among `ranks`; the first of them, if they are many."""
+    """Return which of `count` ranks are not in `ranks`; at most SHOWN + 1 of them."""
     there = set(ranks)
     return list(itertools.islice((rank for rank in range(count) if rank not in there), SHOWN + 1))
 
@@ -322,13 +322,13 @@ def _files_of_ranks(ranks: Sequence[int]) -> str:
 
 
 def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[OptimFile]:
-    """The files that share the weights. Raises CorruptError where they, or what they count, contradict each other."""
+    """Return the files that hold the partitions. Raise CorruptError if they, or their counts, contradict each other."""
     first, world = optims[0], len(optims)
     count = max(first.counts, default=0) or model.number("dp_world_size") or world
     if count < world:
         zero = first.config.get("zero_optimization")
         if isinstance(zero, dict) and zero.get("mics_shard_size") == count:
-            optims = optims[:count]  # MiCS: the other ranks hold copies of what the first hold
+            optims = optims[:count]  # MiCS: the other ranks hold replicas of these
         else:
             stale = optims[count:]
             sizes = ", ".join(f"{basename(o.file.path)}, {format_size(o.file.size)}" for o in stale[:3])
@@ -371,9 +371,9 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
 
 
 def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
-    """Raise CorruptError where one rank's file is a copy of another's, and does not say what it was called.
+    """Raise CorruptError if one rank's file is a copy of another's that does not give its original name.
 
-    Partitions of a few elements, or of one value throughout, may honestly be the same.
+    Partitions that have few elements, or begin with one value repeated, may legitimately be equal.
     """
     seen: dict[tuple[int, Hashable], OptimFile] = {}
     for optim in optims:
@@ -392,15 +392,15 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
 
 
 def _is_uniform(master: LazyTensor, reading: Reading) -> bool:
-    """Whether a partition begins with one value over and over."""
+    """Whether a partition begins with one value repeated."""
     item = master.dtype.itemsize
     beginning = reading.head(master, _FEW_ELEMENTS * item)
     return beginning == beginning[:item] * (len(beginning) // item)
 
 
 def _check_steps(optims: Sequence[OptimFile], model: ModelFile, reading: Reading) -> None:
-    """Raise CorruptError where the optimizers of two ranks had taken different numbers of steps; or the model other
-    than the optimizers, which DeepSpeed has named the tag after."""
+    """Raise CorruptError if the optimizers of two ranks took different numbers of steps, or if the model's number
+    differs from theirs and the tag is named after theirs."""
     group = next((number for number, state in enumerate(optims[0].states) if "step" in state), None)
     if group is None:
         return
@@ -425,7 +425,7 @@ def _check_steps(optims: Sequence[OptimFile], model: ModelFile, reading: Reading
 
 
 def _share_ties(opened: _Opened, parts: Sequence[_Part]) -> None:
-    """Ties are listed in the first rank's file alone: let them hold for the tensor-parallel ranks beside it."""
+    """Apply the first rank's ties to the tensor-parallel ranks beside it: only its file lists them."""
     first = opened.model(opened.files.model[min(opened.files.model)])
     for part in parts:
         weights = part.weights
@@ -436,7 +436,7 @@ def _share_ties(opened: _Opened, parts: Sequence[_Part]) -> None:
 
 
 def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[int, _Part]) -> Weights:
-    """Model-parallel ranks as one: the stages of a pipeline, then tensor-parallel slices where it is known how they
+    """Merge model-parallel ranks: the stages of a pipeline, then tensor-parallel slices if the checkpoint says how they
     were cut."""
     where = opened.files.directory
     united = []

@@ -1,4 +1,4 @@
-"""What the files of a DeepSpeed checkpoint say, as typed records. Nothing in a pickle is believed unchecked.
+"""Parse the files of a DeepSpeed checkpoint into typed records. Every value from a pickle is checked.
 
 Source: DeepSpeed's engine.py (_save_checkpoint, _save_zero_checkpoint) and the state_dict() of its ZeRO optimizers.
 """
@@ -25,12 +25,12 @@ from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
 from ckptconv.tensors.moves import File, Runs
 from ckptconv.text import brief
 
-# No training has more ranks than this.
+# More ranks than any training has.
 MAX_RANKS = 1 << 24
 
 
 class Fields:
-    """A dict from a pickle, whose values are what the caller expects or a CorruptError."""
+    """A dict from a pickle. Its methods return values of the expected types, or raise CorruptError."""
 
     def __init__(self, values: Any, where: str, path: str = "") -> None:
         if not isinstance(values, dict):
@@ -38,7 +38,7 @@ class Fields:
         self.values, self.where, self.path = values, where, path
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The value of `key`; `default` where it is absent or None."""
+        """Return the value of `key`; `default` if it is absent or None."""
         value = self.values.get(key)
         if value is None:
             return default
@@ -54,7 +54,7 @@ class Fields:
         return Fields(self.values[key], self.where, self._name(key))
 
     def tensors(self, key: str) -> list[LazyTensor]:
-        """A list of 1-D tensors."""
+        """Return a list of 1-D tensors."""
         values = self.get(key, (list, tuple), [])
         for value in values:
             if not isinstance(value, LazyTensor) or len(value.shape) != 1:
@@ -64,7 +64,7 @@ class Fields:
         return [untagged(value) for value in values]
 
     def named_tensors(self, key: str) -> dict[str, LazyTensor]:
-        """A dict from names to tensors; what is neither is left out."""
+        """Return {name: tensor}; other entries are left out."""
         values = self.get(key, dict, {})
         return {
             name: untagged(value)
@@ -96,9 +96,9 @@ def _kind(value: Any) -> str:
 
 
 class FusedExperts(NamedTuple):
-    """A layer of experts whose weights are one tensor each (AutoEP): `prefix`.w1 and so on.
+    """A layer of experts whose weights are fused into one tensor each (AutoEP): `prefix`.w1 and so on.
 
-    `experts` are by expert-parallel rank the numbers of the experts that it holds, in the order in which it does.
+    `experts` lists, for each expert-parallel rank, the numbers of its experts in their order there.
     """
 
     prefix: str
@@ -107,11 +107,11 @@ class FusedExperts(NamedTuple):
 
 @dataclass
 class ModelFile:
-    """What a model file says; None where it is silent, as old releases were.
+    """What a model file says. A field is None if the file lacks it, as those of old releases do.
 
-    `storages` tell which entries of the module shared memory. `extras` are its entries that are not tensors. `fused`
-    are the layers of fused experts, `native` says that ZeRO-3 has cut those for fewer ranks than there are. `values` is
-    everything, with what a client added, which may have taken the place of what DeepSpeed had put there.
+    `storages` maps entries of the module to their storages: equal ones shared memory. `extras` are the module's entries
+    that are not tensors. `fused` are the layers of fused experts; `native`: ZeRO-3 partitioned these over fewer ranks
+    than there are. `values` is everything, including a client's entries, which may have replaced DeepSpeed's.
     """
 
     file: File
@@ -131,12 +131,12 @@ class ModelFile:
     values: dict[str, Any]
 
     def number(self, key: str) -> int | None:
-        """A count under `key`, if there is one."""
+        """Return the count under `key`, if there is one."""
         value = self.values.get(key)
         return value if type(value) is int and 0 < value < MAX_RANKS else None
 
     def release(self) -> tuple[int, ...]:
-        """The release of DeepSpeed that wrote it; () where it does not say, as before 0.4.2."""
+        """Return the release of DeepSpeed that wrote it; () if it does not say, as before 0.4.2."""
         return _release(self.version)
 
 
@@ -144,13 +144,12 @@ class ModelFile:
 class OptimFile:
     """What an optimizer file says.
 
-    `counts` is how many ranks share each group, one number for all under ZeRO-3. `masters` are this rank's fp32
-    partitions by group. `alignments` are the elements of padding behind each parameter of each group, `paddings` those
-    at the end of this rank's partitions, `fragments` by group where parameters lie in this rank's partition (name →
-    start and elements). `whole` are by group the states that are said to hold whole parameters, None where nothing is
-    said. `states` are by group the optimizer states as the file has them, `hyper` the param_groups,
-    `values` everything. `native` says that its groups are cut for different numbers of ranks, as ZeRO-3 does with fused
-    experts.
+    `counts` is the number of ranks that share each group; under ZeRO-3 one number for all. `masters` are this rank's
+    fp32 partitions by group. `alignments` are the elements of padding after each parameter of each group; `paddings`
+    are those at the end of this rank's partitions. `fragments` maps, by group, each name to its start and elements in
+    this rank's partition. `whole` are, by group, the states that are said to hold whole parameters; None if nothing is
+    said. `states` are the optimizer states by group, as the file has them; `hyper` is its param_groups; `values` is
+    everything. `native`: its groups are partitioned over different numbers of ranks, as ZeRO-3 does with fused experts.
     """
 
     file: File
@@ -171,15 +170,15 @@ class OptimFile:
     values: dict[str, Any]
 
     def count(self, group: int) -> int:
-        """How many ranks share a group; 0 where it does not say."""
+        """Return how many ranks share a group; 0 if it does not say."""
         return self.counts[group] if group < len(self.counts) else 0
 
     def release(self) -> tuple[int, ...]:
-        """The release of DeepSpeed that wrote it; () where it does not say, as before 0.4.2."""
+        """Return the release of DeepSpeed that wrote it; () if it does not say, as before 0.4.2."""
         return _release(self.version)
 
     def uses_muon(self, group: int) -> bool:
-        """Whether Muon trains a group. Elastic checkpoints have no param_groups to say so, but the optimizer's name."""
+        """Whether Muon trains a group. Elastic checkpoints have no param_groups: only the optimizer's name says so."""
         if self.hyper:
             return any(
                 hyper.get("use_muon") is True and group in params
@@ -190,7 +189,7 @@ class OptimFile:
         return isinstance(optimizer, dict) and str(optimizer.get("type")).lower() == "muon"
 
     def common(self) -> dict[str, Any]:
-        """What it says of the optimizer as a whole: everything but partitions and where they lie."""
+        """Return what it says of the whole optimizer: everything except partitions and their places."""
         parts = {
             "base_optimizer_state",
             "param_slice_mappings",
@@ -200,7 +199,7 @@ class OptimFile:
         }
         common = {key: value for key, value in self.values.items() if key not in parts}
         if self.stage == 3:
-            # DeepSpeed looks for the steps of ZeRO-3 there, and for nothing else.
+            # DeepSpeed looks here for the steps of ZeRO-3, and for nothing else.
             steps = {index: {"step": state["step"]} for index, state in enumerate(self.states) if "step" in state}
             common["optimizer_state_dict"] = {"state": steps, "param_groups": self.hyper}
         return {**common, "param_groups": self.hyper}
@@ -208,7 +207,7 @@ class OptimFile:
 
 @dataclass
 class Reading:
-    """Files read so far, and what all of them add to the source."""
+    """The files read so far, and what they all add to the source."""
 
     place: Location
     opaque: dict[str, None] = field(default_factory=dict)
@@ -219,7 +218,7 @@ class Reading:
     bytes_read: int = 0
 
     def read(self, file: File, name: str = "") -> TorchFile:
-        """Open a file, which the checkpoint calls `name`; by default, by its own."""
+        """Open a file. `name` identifies it among the inputs; the default is its own name."""
         torch_file = read_torch(self.place.at(file))
         self.stems[file.path] = torch_file.stem
         self.opaque.update(dict.fromkeys(map(str, torch_file.opaque)))
@@ -256,7 +255,7 @@ class Reading:
         )
 
     def glance(self, file: File) -> None:
-        """Raise CorruptError for a file that is empty, or a zip archive without its end."""
+        """Raise CorruptError for a file that is empty, or a zip archive without its end record."""
         reader = self.place.at(file).open_reader()
         try:
             if reader.read_at(0, min(len(_ZIP), file.size)) != _ZIP:
@@ -273,13 +272,13 @@ class Reading:
             )
 
     def tensors(self, file: File) -> dict[str, LazyTensor]:
-        """The tensors of a file that holds nothing but them: a pipeline's layer, or an expert."""
+        """Return the tensors of a file that holds only tensors: a pipeline's layer, or an expert."""
         tensors = Fields({"tensors": self.read(file).value}, file.path).named_tensors("tensors")
         self.check_name(file)
         return tensors
 
     def check_name(self, file: File) -> None:
-        """Raise CorruptError for a file that was written under the name of another rank's, as its archive says."""
+        """Raise CorruptError if a file's archive says that it was written as another rank's file."""
         stem = self.stems[file.path]
         now, then = identity(basename(file.path)), identity(f"{stem}.pt")
         if now and then and now != then:
@@ -290,7 +289,7 @@ class Reading:
             )
 
     def steps(self, state: dict[str, Any]) -> int | float | None:
-        """How many steps an optimizer had taken when it saved `state`, if it says so."""
+        """Return how many steps an optimizer had taken when it saved `state`, if it says so."""
         step = state.get("step")
         if isinstance(step, LazyTensor) and step.numel == 1 and step.dtype.name in _UNPACK:
             stored = untagged(step)
@@ -299,7 +298,7 @@ class Reading:
         return step if type(step) in (int, float) else None
 
     def head(self, tensor: LazyTensor, limit: int) -> bytes:
-        """The first bytes of a tensor, `limit` at most."""
+        """Return the first bytes of a tensor, at most `limit`."""
         from ckptconv.tensors import kernels
 
         size = min(tensor.nbytes, limit)
@@ -353,19 +352,20 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-# What a zip archive begins with, and its end record, which lies in its last bytes.
+# The signature at the beginning of a zip archive, that of its end record, and that record's length: it comes last.
 _ZIP, _ZIP_END, _ZIP_TAIL = b"PK\3\4", b"PK\5\6", 22
 
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 
 
 def _if(kind: type, value: Any, default: Any) -> Any:
-    """What a client may have replaced (the configuration can be a path), and no element depends on."""
+    """Return `value` if it has the type, else `default`. It is for values that no element depends on and a client may
+    have replaced: the configuration can be a path."""
     return value if isinstance(value, kind) else default
 
 
 def _fused_experts(fields: Fields) -> tuple[list[FusedExperts], bool]:
-    """The layers of fused experts, and whether they are cut for other numbers of ranks than the other parameters."""
+    """Return the layers of fused experts, and whether other numbers of ranks share these than the other parameters."""
     found = []
     layers = fields.get("ds_autoep_layers", list) or fields.get("autoep_layers", list, [])
     for layer in layers:
@@ -411,7 +411,7 @@ def _partition_counts(fields: Fields) -> list[int]:
 
 
 def _fragments(group: Any) -> dict[str, tuple[int, int]]:
-    """name → (start, elements), from deepspeed.utils.tensor_fragment.fragment_address; {} if it is not that."""
+    """Return {name: (start, elements)} from deepspeed.utils.tensor_fragment.fragment_address; {} if it is not that."""
     found = {}
     for name, address in group.items() if isinstance(group, dict) else ():
         state = address.state[0] if isinstance(address, Opaque) and address.state else None
@@ -422,7 +422,7 @@ def _fragments(group: Any) -> dict[str, tuple[int, int]]:
 
 
 def _optimizer_states(fields: Fields, flat: bool, groups: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The optimizer states by group, and the param_groups: torch's state dict, or an elastic checkpoint's list."""
+    """Return the optimizer states by group, and the param_groups, of torch's state dict or an elastic checkpoint."""
     key = "optimizer_state_dict" if flat else "base_optimizer_state"
     inner = fields.get(key, (dict, list), {})
     if isinstance(inner, list):
@@ -438,7 +438,7 @@ def _optimizer_states(fields: Fields, flat: bool, groups: int) -> tuple[list[dic
 
 
 def _whole_states(said: Any, groups: int) -> list[set[str]] | None:
-    """By group the states that are said to hold whole parameters: said by group, or once for all of them."""
+    """Return by group the states that are said to hold whole parameters. The file says it by group, or once for all."""
     if isinstance(said, dict):
         said = [said.get(group, ()) for group in range(groups)]
     if not isinstance(said, (list, tuple, set)):
@@ -451,7 +451,7 @@ def _whole_states(said: Any, groups: int) -> list[set[str]] | None:
 
 
 def _stage(fields: Fields) -> int | None:
-    """The ZeRO stage: an enum member, a plain int before 0.7.0, and not said at all by BF16_Optimizer."""
+    """Return the ZeRO stage: an enum member, a plain int before 0.7.0; None for BF16_Optimizer, which does not say."""
     value = fields.values.get("zero_stage")
     if isinstance(value, Opaque) and isinstance(value.cls, Global) and value.cls.name == "ZeroStageEnum" and value.args:
         value = value.args[0]

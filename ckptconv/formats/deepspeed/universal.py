@@ -1,7 +1,8 @@
-"""DeepSpeed's universal checkpoints: a directory for every parameter, with a file for its weights and for each state.
+"""Read DeepSpeed's universal checkpoints: a directory for each parameter, with a file for its weights and for each
+state.
 
 Source: DeepSpeed's checkpoint/ds_to_universal.py and universal_checkpoint.py. Frozen parameters, buffers and ties are
-in the model files beside, as in any checkpoint.
+in the model files beside them, as in any checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ COMMON = "optimizer_state.pt"
 
 
 def _locate(place: Location, tag: str) -> Location | None:
-    """The universal checkpoint that `place` means: itself, or what `tag` or `latest_universal` names. None if none."""
+    """Return the universal checkpoint that `place` names: itself, or the one that `tag` or `latest_universal` names;
+    None if there is none."""
     if place.kind != "directory":
         return None
     names = place.names
@@ -38,7 +40,7 @@ def _locate(place: Location, tag: str) -> Location | None:
         zero_files.check_tag(place.path, tag)
         return place
     if zero_files.LATEST in names and not tag:
-        return None  # it has an ordinary checkpoint, which is what is meant
+        return None  # it holds an ordinary checkpoint, which is the one meant
     missing = Entry("missing", File("", 0))
     if not tag and LATEST in names:
         where = place.join(LATEST)
@@ -59,7 +61,7 @@ def is_universal(names: Mapping[str, Entry]) -> bool:
 
 
 def read(place: Location, wanted: Wanted) -> Source | None:
-    """Open the universal checkpoint that `place` means; None where it means none."""
+    """Open the universal checkpoint that `place` names; return None if it names none."""
     found = _locate(place, wanted.tag)
     if found is None:
         return None
@@ -74,7 +76,7 @@ def read(place: Location, wanted: Wanted) -> Source | None:
     common = Fields(reading.read(names[COMMON].file).value, names[COMMON].file.path) if COMMON in names else None
     weights = Weights(directory, _stage(own), max(own) + 1)
     shapes = {name: shape for group in model.shapes or () for name, shape in group.items()}
-    # Frozen parameters, buffers and tied names may lie there too, widened; the model file has them as they were.
+    # Frozen parameters, buffers and tied names may be there too, widened; the model file has the originals.
     elsewhere = {*(model.module or {}), *model.shared} - set(shapes) if shapes else set()
     for name, entry in names.items():
         if entry.kind == "directory" and name not in elsewhere:
@@ -85,7 +87,7 @@ def read(place: Location, wanted: Wanted) -> Source | None:
             f"{zero} lacks {len(missing)} of {len(shapes)} parameters: {', '.join(missing[:5])}.",
             "Copy their directories beside the others.",
         )
-    # As DeepSpeed lists them, where it tells.
+    # In DeepSpeed's order, if the model file gives it.
     named = weights.trainable
     weights.trainable = {name: named[name] for name in {**shapes, **named} if name in named}
     weights.groups = _groups(common, model, weights)
@@ -128,14 +130,14 @@ def read(place: Location, wanted: Wanted) -> Source | None:
 
 
 def _stage(models: Mapping[int, File]) -> int | None:
-    """3 where the model files are those of ZeRO-3, one for every data-parallel rank; which other does not matter."""
+    """Return 3 if the model files are ZeRO-3's, one for each data-parallel rank; else 1: lower stages are alike."""
     return 3 if any(basename(file.path).startswith("zero_pp_rank_") for file in models.values()) else 1
 
 
 def _read_parameter(
     weights: Weights, name: str, names: Mapping[str, Entry], shape: Shape | None, reading: Reading
 ) -> None:
-    """A parameter's directory: its weights, and each state."""
+    """Read a parameter's directory: its weights, and each state."""
     states: dict[str, Any] = {}
     for file_name, entry in names.items():
         key, dot, suffix = file_name.rpartition(".")
@@ -161,7 +163,7 @@ def _read_parameter(
 
 
 def _add_steps(weights: Weights, common: Fields | None, model: ModelFile) -> None:
-    """Under ZeRO-3 the steps are not with the parameters, but by sub-group among the common entries."""
+    """Add the steps of ZeRO-3, which are in the common entries, by sub-group."""
     inner = common.values.get("optimizer_state_dict") if common else None
     numbered = inner.get("state") if isinstance(inner, dict) else None
     for index, named in enumerate(model.shapes or ()):
@@ -172,7 +174,7 @@ def _add_steps(weights: Weights, common: Fields | None, model: ModelFile) -> Non
 
 
 def _shaped(tensor: LazyTensor, shape: Shape | None, where: str) -> LazyTensor:
-    """A tensor in the parameter's shape; slices of tensor-parallel ranks have been merged into a larger one."""
+    """Return a tensor in the parameter's shape, or a larger one merged from tensor-parallel slices as it is."""
     if shape is None or tensor.shape == shape:
         return tensor
     if len(tensor.shape) == 1 and tensor.numel == math.prod(shape):
@@ -183,7 +185,7 @@ def _shaped(tensor: LazyTensor, shape: Shape | None, where: str) -> LazyTensor:
 
 
 def _groups(common: Fields | None, model: ModelFile, weights: Weights) -> list[dict[str, Any]]:
-    """The optimizer's param_groups with names; DeepSpeed numbers its own groups."""
+    """Return the optimizer's param_groups with parameter names; DeepSpeed numbers its own groups."""
     hyper = common.get("param_groups", list, []) if common else []
     named = [list(group) for group in model.shapes or ()]
     if len(hyper) != len(named) or not all(isinstance(group, dict) for group in hyper):

@@ -1,4 +1,4 @@
-"""What the containers of torch files (zip, stream, tar) have in common: the storages in them, what reading gives."""
+"""What the containers of torch files (zip, stream, tar) share: numbers of storages, reading pickles, and the result."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ckptconv.storage.files import BufferedReader, Reader
 from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File
 
-# The longest description that is read: a million tensors take a seventh of this.
+# The longest description read, in bytes: a million tensors take a seventh of this.
 MAX_PICKLE = 1 << 30
 
-# How far the end of a pickle is looked for, before it is read to find its end.
+# The most bytes in which to search for the end of a pickle before parsing it.
 _SEARCHED = 1 << 26
-# Those without frames begin all alike.
+# Headers of pickles without frames: all of a file's pickles begin the same.
 _PROTOCOLS = (b"\x80\x02", b"\x80\x03")
-# How much of what is refused is searched for an attack: those that are nothing else are short.
+# Bytes of a refused file that are searched for an attack: files that are nothing else are short.
 SCANNED = 1 << 20
 AGAIN = "Copy or download it again."
 
@@ -30,15 +30,15 @@ _containers = itertools.count()
 
 
 def first_identity() -> int:
-    """The number of the first storage of a container: storages are told apart by number among all of this process."""
+    """Return the number of the first storage of a container; storage numbers are unique in this process."""
     return next(_containers) << 32
 
 
 class Pickles:
-    """Reads pickles that follow one another in bytes `start` to `stop` of a file; only they know how long they are.
+    """Reads consecutive pickles in bytes `start` to `stop` of a file; only parsing them gives their lengths.
 
-    `position` is where the next one begins, and may be set. `last` is the last one that was read. `globals` and
-    `opaque` are what they mention, and of it what they call and is not known, all of them that are plain data.
+    `position` is where the next one begins, and may be set. `last` is the bytes of the last one read. Of the pickles
+    that are plain data, `globals` are the names they mention, and `opaque` those that they call and that are not known.
     """
 
     def __init__(self, reader: Reader, start: int, stop: int, limits: Limits, window: int = 1 << 16) -> None:
@@ -50,26 +50,26 @@ class Pickles:
         self._buffer = BufferedReader(reader)
         self._stop = stop
         self._limits = limits
-        # How much is read in the hope that a pickle ends in it; twice as much each time that it does not.
+        # Bytes read at first for a pickle; doubled each time it does not end in them.
         self._window = window
 
     @property
     def bytes_read(self) -> int:
-        """How many bytes were read to find the pickles."""
+        """The bytes read so far."""
         return self._buffer.bytes_read
 
     def where(self, what: str) -> str:
-        """The name of a pickle in errors."""
+        """Return the name of a pickle for errors."""
         return f"{self.file.path} ({what})"
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(f"{self.file.path} is not a sound file of torch.save: {reason}.", hint)
 
     def load(self, what: str, words: Vocabulary = PLAIN, before: bytes = b"") -> Loaded:
-        """The next pickle, which is `what` for people.
+        """Read the next pickle; `what` names it in errors.
 
-        `before` is how the pickle after it most likely begins. Where that is not to be seen, this one has hardly ended,
-        and a large one is not read again and again in vain.
+        `before` is the likely beginning of the pickle after it. Until that is in the buffer, this one has most likely
+        not ended: so a large one is not parsed again and again in vain.
         """
         length = self._window
         while True:
@@ -99,7 +99,7 @@ class Pickles:
                 return loaded
 
     def take(self, length: int, what: str) -> bytes:
-        """The next `length` bytes, which are no pickle."""
+        """Return the next `length` bytes, which are no pickle."""
         data = self._read_on(max(length, self._window))[:length]
         if len(data) != length:
             raise self.corrupt(f"it ends at byte {self._stop}, within {what}: it was cut short", AGAIN)
@@ -107,18 +107,18 @@ class Pickles:
         return data
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Bytes of the file that are no pickle, from anywhere."""
+        """Read bytes anywhere in the file that are no pickle."""
         return self._buffer.read_past(offset, length)
 
     def _read_on(self, length: int) -> bytes:
-        """`length` bytes from the position on, or more, or as many as there are."""
+        """Return at least `length` bytes from `position` on, or as many as there are."""
         return self._buffer.read_on(self.position, length, self._stop)
 
 
 def refuse_attack(data: bytes, where: str, most: int = 1) -> None:
-    """Raise UnsafeError where an attack is among the pickles that `data` begins with, of which `most` are looked at.
+    """Raise UnsafeError if an attack is among the first `most` pickles that `data` begins with.
 
-    For what another reader takes for pickles in a file that is refused.
+    It is for pickles that another reader would run in a file that is refused.
     """
     at = 0
     for _ in range(most if attacks.are_refused() else 0):
@@ -131,9 +131,9 @@ def refuse_attack(data: bytes, where: str, most: int = 1) -> None:
 
 
 def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:
-    """Whether `data` begins with a whole pickle; with `or_begins`, also with a part of one that goes on after it.
+    """Whether `data` begins with a complete pickle; with `or_begins`, also with the beginning of a longer one.
 
-    `where` names it in errors. Raises UnsafeError for an attack.
+    `where` names it in errors. Raise UnsafeError for an attack.
     """
     try:
         load(data, where=where)
@@ -150,10 +150,10 @@ def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:
 class TorchFile:
     """What a torch file holds: the tree, and facts about it.
 
-    `opaque` and `globals` name the classes and functions that were kept as inert data, and all that were mentioned.
-    `records` are the storages of the container, used or not. `bytes_read` counts what was read to find all this out.
-    `container` is its name for people, `warnings` what they should know. `stem` is what the file was called when it was
-    written, without its suffix, where it says so.
+    `opaque` are the classes and functions kept as inert data; `globals` are all that are mentioned. `records` are the
+    container's storages, used or not. `bytes_read` counts the bytes read to find this out. `container` is its name for
+    people; `warnings` are for them too. `stem` is the name under which the file was written, without suffix, if the
+    file says so.
     """
 
     value: Any

@@ -1,4 +1,4 @@
-"""Files that torch.save wrote, whatever their container."""
+"""Files that torch.save wrote, in any container."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ckptconv.storage.location import Location
 
 FAMILY = "torch"
 GUESS = Guess(LIKELY, "a single file", "pt2safetensors {}")
-# What files are called that torch.save wrote.
+# Suffixes of files that torch.save wrote.
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-# What the files of a sharded set are called.
+# Names of the files of a sharded set.
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Any file is read as one of torch.save's, if nobody else knows it; most are known by name or how they begin."""
+    """Recognize most files by name or beginning; any other is POSSIBLE: read if no other format knows it."""
     if not probe.is_file:
         return None
     head, _ = probe.head
@@ -37,10 +37,10 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
-    """Open a file that torch.save wrote. Reads its description only; `limits` are those of its pickle.
+    """Open a file that torch.save wrote. Read its description only; `limits` are those of its pickle.
 
-    torch.load takes for a zip archive what begins like one, for a tar archive what tarfile opens, and all else for
-    pickles. Raises CorruptError for a file that is several of them: other readers choose in another way.
+    torch.load reads a file that begins like a zip archive as one, a file that tarfile opens as a tar archive, and any
+    other as pickles. Raise CorruptError for a file that is several of these: other readers choose differently.
     """
     reader = (Location(place) if isinstance(place, str) else place).open_reader()
     try:
@@ -80,7 +80,7 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
 
 
 def _refuse_attack(reader: Reader, head: bytes) -> None:
-    """Raise UnsafeError where torch.load, or Python's pickle, would run an attack in a file that is refused."""
+    """Raise UnsafeError if a file that is refused holds an attack that torch.load, or Python's pickle, would run."""
     if not attacks.are_refused():
         return
     if head.startswith(LOCAL_SIGNATURE):
@@ -91,13 +91,13 @@ def _refuse_attack(reader: Reader, head: bytes) -> None:
 
 
 def fingerprint(torch_file: TorchFile) -> Hashable:
-    """What tells this content from another: size and CRCs, or where none are recorded the time of the last change."""
+    """Return what identifies this content: its size and CRCs, or, if none are recorded, its modification time."""
     digest = torch_file.records.digest()
     return torch_file.file.size, torch_file.file.stamp if digest is None else digest
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
-    """Open a .pt, .pth, .bin or .ckpt file: the weights are whatever tree it holds."""
+    """Open a .pt, .pth, .bin or .ckpt file: its weights are the tree it holds, whatever that is."""
     part = f"{place} is one file of a sharded set: name the directory or the index to convert all."
     torch_file = read_torch(place, limits=WHOLE_TREES)
     return Source(

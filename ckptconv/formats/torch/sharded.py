@@ -1,4 +1,4 @@
-"""Sharded sets: a state dict in several torch files, with an index that says which tensor is in which, or without.
+"""Sharded sets: a state dict in several torch files, with or without an index that says which file holds which tensor.
 
 Source: huggingface_hub's `serialization/_torch.py` and transformers' `save_pretrained`. The index of pytorch_model.bin
 is pytorch_model.bin.index.json: {"metadata": {"total_size": …}, "weight_map": {name of a tensor: name of a file}}. The
@@ -25,12 +25,12 @@ from ckptconv.text import some
 FAMILY = torch_file.FAMILY
 INDEX_SUFFIX = ".index.json"
 _WHOLE = "pytorch_model.bin"
-# So many of a list of names are shown.
+# Names of a list that a message shows.
 _SHOWN = 5
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """A directory may hold a set beside other things, which are meant unless this is what is expected."""
+    """Recognize an index, or a directory with a set, unless another family's files are expected in it."""
     if probe.is_file:
         return GUESS if probe.place.path.endswith(".json") else None
     is_meant = probe.is_directory and probe.expected in ("", FAMILY)
@@ -47,10 +47,10 @@ def _is_torch_index(name: str) -> bool:
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
-    """Open a set: by its index, or the one that is in a directory.
+    """Open a set by its index, or by its directory.
 
-    Raises CorruptError where files are missing, or hold other tensors than the index says; UnsafeError where the index
-    names files outside its directory; UsageError for a directory with several sets.
+    Raise CorruptError if files are missing, or hold other tensors than the index says; UnsafeError if the index names
+    files outside its directory; UsageError for a directory with several sets.
     """
     if place.kind == "file":
         return _read_index(place, place.path)
@@ -82,7 +82,7 @@ def _read_index(index: Location, path: str) -> Source:
 
 
 def _weight_map(place: Location) -> dict[str, str]:
-    """Which file holds which tensor."""
+    """Return {tensor: file}."""
     index = read_index(place)
     if index is None:
         raise UnsupportedError(
@@ -99,7 +99,7 @@ def _weight_map(place: Location) -> dict[str, str]:
 
 
 def _complete_set(path: str, names: Iterable[str]) -> list[str]:
-    """The files of the only set that is in a directory, all of them; none if there is none."""
+    """Return all files of the only set in a directory; [] if there is none."""
     sets: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in names:
         match = SHARD.fullmatch(name)
@@ -131,7 +131,7 @@ def _source(
     files: Sequence[str],
     weight_map: Mapping[str, str] | None,
 ) -> Source:
-    """All files as one state dict, each tensor once; `weight_map`, if there is one, says what is in which."""
+    """Join all files into one state dict, each tensor once; `weight_map`, if given, says which file holds which."""
     expected: dict[str, set[str]] = {file: set() for file in files}
     for name, file in (weight_map or {}).items():
         expected[file].add(name)
@@ -165,7 +165,7 @@ def _source(
 
 
 def _entries(file: TorchFile, is_part: bool) -> dict[str, Any]:
-    """The state dict that a file of a set holds."""
+    """Return the state dict in a file of a set."""
     value = file.value
     if isinstance(value, dict) and (not is_part or all(type(name) is str for name in value)):
         return value
@@ -191,7 +191,7 @@ def _check_agreement(path: str, file: str, entries: Mapping[str, Any], expected:
 
 
 def _joined(weights: dict[str, Any], files: Sequence[TorchFile]) -> dict[str, Any]:
-    """`weights` as the state dict it was: of the type that all parts have, with what is known of its modules."""
+    """Return `weights`; if all parts are OrderedDicts, as an OrderedDict with the attributes of all parts."""
     values = [file.value for file in files]
     if not all(type(value) is OrderedDict for value in values):
         return weights
@@ -205,7 +205,7 @@ def _joined(weights: dict[str, Any], files: Sequence[TorchFile]) -> dict[str, An
 
 
 def _all(groups: Iterable[Iterable[Any]]) -> list[str]:
-    """The names in all groups, each once."""
+    """Return the names in all groups, each once."""
     return list(dict.fromkeys(str(name) for group in groups for name in group))
 
 

@@ -1,12 +1,12 @@
-"""Reads torch's zip archives (.pt, .pth, .bin, .ckpt since torch 1.6) by ranges: the directory, the pickle, no data.
+"""Read torch's zip archives (.pt, .pth, .bin, .ckpt since torch 1.6) by ranges: directory and pickle, no data.
 
-Source: `torch/serialization.py` and `caffe2/serialize/inline_container.cc`; the zip format is PKWARE's APPNOTE.TXT.
-An archive P.pt has the members P/data.pkl (the description), P/data/KEY (a storage each), and in newer files
+Source: `torch/serialization.py` and `caffe2/serialize/inline_container.cc`; the zip format is PKWARE's APPNOTE.TXT. An
+archive P.pt has the members P/data.pkl (the description), P/data/KEY (one for each storage), and in newer files
 P/byteorder. P is any name; the file may have been renamed since. TorchScript archives before torch 1.3 have
 P/model.json and P/tensors/KEY instead.
 
-The directory is read here and not by `zipfile`, which takes four times as long and 600 bytes for each member, of
-which there may be a million. Everything is checked: names, methods, sizes, and that no two members overlap.
+This code reads the directory, not `zipfile`, which takes four times as long and 600 bytes for each member; there may be
+a million. Everything is checked: names, methods, sizes, and that no two members overlap.
 """
 
 from __future__ import annotations
@@ -60,35 +60,36 @@ from ckptconv.text import brief
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
-# A million tensors take a tenth of this, and half of that many members.
+# A million tensors take a tenth of these bytes, and half of these members.
 MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
-# Members whose names are not plain: torch gives none such to storages.
+# The most members whose names are not plain: torch gives storages plain names.
 _MAX_ODD = 100_000
-# Descriptions of checkpoints deflate to a fifth, and to nothing only where they say the same thing all over.
+# Descriptions of checkpoints deflate to a fifth; only extreme repetition shrinks further.
 _SMALL, _MAX_RATIO = 1 << 24, 20
 
-# Of local headers that lie far apart so many are asked for at a time, and in one go; fewer along with what is around.
+# Concurrent requests for distant local headers, and groups of headers in a batch; up to _FEW are read one by one, with
+# what is around them.
 _REQUESTS, _BATCH, _FEW = 8, 16, 4
-# Among very many members it is also cheaper to read what small tensors are between than to begin anew.
+# With very many members, reading through small tensors in between is also cheaper than a new request.
 _MANY, _GAP_AMONG_MANY = 10_000, 1 << 12
-# Flags: encrypted in one of three ways; a patch; sizes and checksum follow the payload; the name is UTF-8.
+# Flags: three kinds of encryption; a patch; sizes and checksum follow the payload; the name is UTF-8.
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _PATCH, _FOLLOWS, _UTF8 = 0x20, 0x8, 0x800
 _UNREADABLE = _ENCRYPTED | _PATCH
-# What the local header must say as the directory does.
+# Flags that must be the same in the local header and the directory.
 _SAID_TWICE = _UNREADABLE | _FOLLOWS
-# What follows a payload: checksum and sizes, of 4 or 8 bytes each, with or without a signature.
+# Lengths of a data descriptor: checksum and two sizes of 4 or 8 bytes, with or without a signature.
 _DESCRIPTORS = (12, 16, 20, 24)
-# What torch looks for besides storages, in upper or lower case.
+# The names that torch looks up besides storages, in upper or lower case.
 _LOOKED_FOR = frozenset(
     (
         PICKLE, "byteorder", "constants.pkl", "version", ".data/version", ".format_version", ".storage_alignment",
         script_json.DESCRIPTION, script_json.ATTRIBUTES,
     )
 )  # fmt: skip
-# Of the attributes that a file had: that it was a directory.
+# The file attribute that marks a directory.
 _IS_DIRECTORY = 0x10
-# The number of a disk that stands in the zip64 field.
+# The disk number that refers to the zip64 field.
 _ZIP64_DISK = 0xFFFF
 _STORED, _DEFLATED = 0, 8
 _METHODS = {_DEFLATED: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstandard", 95: "xz"}
@@ -97,17 +98,17 @@ _METHODS = {_DEFLATED: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "
 def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     """Open a zip archive that torch.save wrote: the whole file, or `size` bytes of it from byte `start`.
 
-    Of a TorchScript archive, the weights. Raises CorruptError for an archive that contradicts itself or is truncated,
-    UnsupportedError for one that is not a checkpoint, or whose tensors are compressed in an uncommon way.
+    Of a TorchScript archive, return the weights. Raise CorruptError for an archive that contradicts itself or is
+    truncated, UnsupportedError for one that is no checkpoint, or whose tensors use an uncommon compression.
     """
     archive = _Archive(reader, start, reader.file.size - start if size is None else size)
     byteorder = archive.read("byteorder", b"little")
     if byteorder not in (b"little", b"big"):
         raise archive.corrupt(f"its byteorder is {byteorder[:20]!r}, not little or big")
     pickle = archive.read(script_json.DESCRIPTION if archive.is_old_script else PICKLE)
-    # All members: one whose name was damaged would pass for a storage, or a byte order, that is not there.
+    # Check all members: one with a damaged name would pass for an absent storage or byteorder.
     archive.locate(archive.rows.items())
-    # Archives without data.pkl are older than that member.
+    # Archives without data.pkl are older than the byteorder member.
     storages = _Storages(archive, byteorder == b"big" and not archive.is_old_script)
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
     words = vocabulary(storages.resolve, storages.places)
@@ -132,7 +133,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
 
 
 def _script(archive: _Archive, loaded: Loaded, byteorder: str) -> TorchFile:
-    """The weights of a TorchScript archive, whose data.pkl holds a module."""
+    """Return the weights of a TorchScript archive whose data.pkl holds a module."""
     if archive.prefix + script_json.DESCRIPTION in archive.rows:
         raise archive.corrupt(
             f"it has both {PICKLE} and {script_json.DESCRIPTION}, and which of them counts depends on the release"
@@ -144,7 +145,7 @@ def _script(archive: _Archive, loaded: Loaded, byteorder: str) -> TorchFile:
 
 
 def _old_script(archive: _Archive, description: bytes, words: Vocabulary, limits: Limits) -> TorchFile:
-    """The weights of a TorchScript archive of torch 1.0 to 1.2, without data.pkl."""
+    """Return the weights of a TorchScript archive of torch 1.0 to 1.2, which has no data.pkl."""
 
     def size(key: str) -> int | None:
         row = archive.storage(key)
@@ -173,7 +174,7 @@ def _weights_file(archive: _Archive, weights: torch_script.Weights, loaded: Load
 
 
 class _Group(NamedTuple):
-    """Local headers that lie near each other: in `nbytes` bytes from byte `start` on, by row and name."""
+    """Local headers close to each other: `nbytes` bytes from byte `start` on; `members` are (row, name)."""
 
     start: int
     nbytes: int
@@ -187,15 +188,15 @@ class _Storages:
         self._archive = archive
         self._swapped = swapped
         self._first = first_identity()
-        # Sizes recur, and are kept with every tensor.
+        # Equal sizes share one int: each tensor holds one.
         self._sizes: dict[int, int] = {}
-        # Deflated storages, as files of their own.
+        # Deflated storages, each as a file of its own.
         self._packed: dict[int, File] = {}
-        # In a script archive with data.pkl, every tensor has the dtype that its own id says.
+        # None for a script archive with data.pkl: there each tensor's id gives its dtype.
         self._dtypes = None if archive.is_script and not archive.is_old_script else FirstDtypes(len(archive.sizes))
 
     def _agrees(self, row: int, wanted: StorageId) -> bool:
-        """Whether torch.load makes a storage of this dtype; those without elements are made anew each time."""
+        """Whether torch.load gives this storage this dtype. It makes an empty storage anew each time."""
         return self._dtypes is None or not wanted.numel or self._dtypes.agrees(row, wanted.dtype)
 
     def resolve(self, pid: Any) -> Storage:
@@ -229,7 +230,8 @@ class _Storages:
         return Storage(file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
 
     def places(self, wanted: StorageId) -> Callable[[str], tuple[File, int, int] | None] | None:
-        """What finds storages that are all as `wanted` is but for their keys: those that lie as they are used."""
+        """Return a function that finds the storages that differ from `wanted` only in their keys and are stored as they
+        are used; None if none can be."""
         if wanted.location == "meta" or self._swapped:
             return None
         archive, first = self._archive, self._first
@@ -249,10 +251,10 @@ class _Storages:
 
 
 class _Archive:
-    """A zip archive as torch writes them: members one after the other, then the directory.
+    """A zip archive as torch writes it: members one after the other, then the directory.
 
-    It is bytes `start` to `start` + `size` of the file, and offsets count from there. It is held in columns, with a row
-    for each member; `rows` finds them by name. `prefix` is what the names of all members begin with.
+    It is bytes `start` to `start` + `size` of the file; offsets count from `start`. Its members are held in columns, a
+    row for each; `rows` maps names to rows. `prefix` is the prefix of all members' names.
     """
 
     def __init__(self, reader: Reader, start: int, size: int) -> None:
@@ -261,13 +263,13 @@ class _Archive:
         self.bytes_read = 0
         self._reader = reader
         self._buffer = bytearray()
-        # From far away, the directory of all but the largest archives is read along with the end. Here, nothing is
-        # read but what is needed: the tensors before it may be none of ours.
+        # Of a remote file, read the directory along with the end, unless the archive is very large. Of a local file,
+        # read only what is needed: what precedes the end may be other files' data.
         self._read_tail(TAIL if is_remote(self.file.path) else END_RECORDS)
         if not ends_there(self._tail, find_end(self._tail)):
             self._read_tail(TAIL)
         self.rows: dict[str, int] = {}
-        # What other readers call members.
+        # Names that other readers give members.
         self._others: set[str] = set()
         self.headers = array.array("Q")
         self.sizes = array.array("Q")
@@ -277,7 +279,7 @@ class _Archive:
         self.flags = array.array("H")
         self._read_directory()
         self._ends = self._rooms()
-        # Where payloads begin; 0 until the local header has been read.
+        # Offsets of payloads; 0 until the local header is read.
         self.payloads = array.array("Q", bytes(self.sizes.itemsize * len(self.sizes)))
         old = self._old_script_prefix()
         self.is_old_script = old is not None
@@ -300,14 +302,14 @@ class _Archive:
         self.bytes_read += len(self._tail)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Bytes of the archive."""
+        """Read bytes of the archive."""
         if offset >= self._tail_start and offset + length <= self.size:
             return self._tail[offset - self._tail_start :][:length]
         self.bytes_read += length
         return self._reader.read_at(self.start + offset, length)
 
     def _read_near(self, offset: int, length: int) -> bytes | memoryview:
-        """As `read_at`, valid until the next call: a new buffer each time would take longer than what is read."""
+        """Read as `read_at` does, into a buffer valid until the next call: allocating one takes longer than reading."""
         if offset >= self._tail_start or length > DESCRIPTIONS:
             return self.read_at(offset, length)
         self._buffer = self._buffer or bytearray(DESCRIPTIONS)
@@ -319,7 +321,7 @@ class _Archive:
     # ---- the directory
 
     def _directory(self) -> tuple[bytes, int]:
-        """The directory, and how many entries it has."""
+        """Return the directory, and its number of entries."""
         at = find_end(self._tail)
         if not ends_there(self._tail, at):
             raise self._no_directory()
@@ -394,7 +396,7 @@ class _Archive:
             if flags & _UNREADABLE or disk:
                 self._check_readable(name, flags, disk)
             if size and (attributes & _IS_DIRECTORY or name[-1:] == "/"):
-                # torch reads nothing of it, and takes whatever is in memory for the storage.
+                # torch reads none of it, and uses uninitialized memory as the storage.
                 raise self.corrupt(f"member {brief(name)} of {size} bytes is marked as a directory")
             if not method and packed != size:
                 raise self.corrupt(f"member {brief(name)} is stored, in {packed} bytes for {size}")
@@ -409,7 +411,7 @@ class _Archive:
             raise self.corrupt(f"its directory has more in it than the {count} members it should have")
 
     def _check_readable(self, name: str, flags: int, disk: int) -> None:
-        """Refuse a member for its flags, or the number of its disk."""
+        """Refuse a member for its flags or its disk number."""
         if flags & _ENCRYPTED:
             raise UnsupportedError(f"{self._name}: member {brief(name)} is encrypted.", "Decrypt it first.")
         if flags & _PATCH:
@@ -418,7 +420,7 @@ class _Archive:
             raise UnsupportedError(f"{self._name}: member {brief(name)} is in another file, number {disk}.")
 
     def _wide(self, extra: bytes, *numbers: int) -> list[int]:
-        """Those of the numbers that do not fit into 32 bits from the zip64 field, which has them in this order."""
+        """Replace the numbers that do not fit 32 bits with those of the zip64 field, which has them in this order."""
         fields = [content for kind, content in extra_fields(extra) if kind == ZIP64_FIELD]
         if len(fields) == 1:
             wide = iter(struct.unpack(f"<{len(fields[0]) // 8}Q", fields[0][: len(fields[0]) // 8 * 8]))
@@ -428,9 +430,9 @@ class _Archive:
         raise self.corrupt("a member is larger than 4 GiB, but its size is missing, or there twice")
 
     def _name_of(self, raw: bytes, flags: int, extra: bytes) -> tuple[str, int]:
-        """The name of a member, and its flags, with that for UTF-8 where that is what the name is in.
+        """Return a member's name, and its flags, with the UTF-8 flag set if the name is UTF-8.
 
-        Takes note of what other readers call it: no two the same, and the same but for the directory.
+        Record what other readers call it: no two alike, and each the same but for the leading directory.
         """
         try:
             name = decoded(raw, bool(flags & _UTF8))
@@ -451,7 +453,7 @@ class _Archive:
             )
 
     def _rooms(self) -> array.array[int]:
-        """Where for each member the next thing begins, be it a member or the directory; it must end before that."""
+        """Return, for each member, the offset of the next member or the directory: it must end before that."""
         headers = self.headers
         first = min(iter(headers), default=0)
         if first:
@@ -462,33 +464,33 @@ class _Archive:
         if headers:
             ends.append(self._end)
         if any(map(operator.gt, headers, ends)):
-            # Not in the order of the file.
+            # The directory is not in the order of the file.
             order = sorted(range(len(headers)), key=headers.__getitem__)
             for row, after in itertools.pairwise(order):
                 ends[row] = headers[after]
             ends[order[-1]] = self._end
         for row, (header, packed, end) in enumerate(zip(headers, self.packed, ends, strict=True)):
-            # `locate` looks closer, with the name and the padding.
+            # `locate` checks again, with the name and the padding.
             if header + LOCAL_HEADER.size + packed > end:
                 raise self._overlap(row, end)
         return ends
 
     def _old_script_prefix(self) -> str | None:
-        """What all names begin with in a TorchScript archive that has no pickle for its description; else None."""
+        """Return the names' prefix in a TorchScript archive whose description is no pickle; None for other archives."""
         top, slash, _ = next(iter(self.rows), "").partition("/")
         prefix = top + slash
         is_one = slash and all(prefix + name in self.rows for name in (script_json.DESCRIPTION, "version"))
         return prefix if is_one and prefix + PICKLE not in self.rows else None
 
     def _prefix(self) -> str:
-        """What the names of all members begin with: the one that holds the pickle gives it away.
+        """Return the prefix of all members' names, that of the member that is the pickle.
 
-        torch names the outermost directory after the file that it wrote, which may have another name now.
+        torch names the outermost directory after the file that it wrote, which may have been renamed.
         """
-        # As whoever ignores case and kinds of slashes finds them.
+        # Compare as readers do that ignore case and kinds of slashes.
         pickles = [name for name in self.rows if name[-len(PICKLE) :].lower() == PICKLE]
         found = [name for name in pickles if normal(name).rpartition("/")[2] == PICKLE]
-        # A storage may have any key: the pickle is the outermost of that name.
+        # A storage may have any key: the outermost member of that name is the pickle.
         found.sort(key=len)
         inside = found[0][: -len(PICKLE)].lower() + _STORAGES if found else ""
         outermost = [name for name in found if not name.lower().startswith(inside)]
@@ -502,7 +504,7 @@ class _Archive:
                 f"{self._name} is a zip archive, but not one of torch.save: it has {what} among its "
                 f"{len(self.rows)} members ({some}{', …' if len(self.rows) > 5 else ''})."
             )
-        # torch looks in the outermost directory of whatever comes first.
+        # torch looks in the top directory of the first member.
         top, slash, _ = next(iter(self.rows)).partition("/")
         theirs = f"{top}/{PICKLE}".lower()
         for name in found:
@@ -514,17 +516,17 @@ class _Archive:
         return prefix
 
     def _refuse_other_archive(self) -> None:
-        """Say what an archive is that has no description of torch.save, where its members tell."""
+        """Raise UnsupportedError that names the kind of an archive not from torch.save, if its members tell."""
         ends = {name.rpartition("/")[2] for name in self.rows}
         for end, what, hint in _OTHER_ARCHIVES:
             if end in ends:
                 raise UnsupportedError(f"{self._name} is {what}, not a file of torch.save.", hint)
 
     def _check_names(self) -> None:
-        """Refuse members that other readers find where they are not to be found here, or take for one another.
+        """Refuse members that other readers find under a name that we do not, or confuse with another.
 
-        torch ignores case, and file systems do; zipfile leaves out parts of paths. What a name is then, within the
-        directory of the archive, no other may be, nor may it be what torch looks for.
+        torch and some file systems ignore case; zipfile drops parts of paths. The name that results, within the
+        archive's directory, must not be another member's, nor one that torch looks up.
         """
         prefix, rows = self.prefix, self.rows
         if not self._others and are_plain(rows, prefix):
@@ -568,15 +570,15 @@ class _Archive:
     # ---- local headers
 
     def locate(self, members: Iterable[tuple[str, int]]) -> None:
-        """Read the local headers of these members, given by name and row, and check them.
+        """Read and check the local headers of these members, (name, row).
 
-        Only they tell where a payload begins: the padding that aligns it is written there and not in the directory.
+        Only they tell where a payload begins: the padding that aligns it is in the local header, not in the directory.
         """
         for group, window in self._windows(self._groups(members)):
             self._locate_near(group, window)
 
     def _groups(self, members: Iterable[tuple[str, int]]) -> Iterator[_Group]:
-        """The local headers that are read together."""
+        """Yield the groups of local headers that are read together."""
         gap = max_gap(self.file)
         if len(self.rows) > _MANY:
             gap = max(gap, _GAP_AMONG_MANY)
@@ -602,7 +604,7 @@ class _Archive:
         return _Group(start, stop - start, members)
 
     def _windows(self, groups: Iterator[_Group]) -> Iterator[tuple[_Group, bytes | memoryview]]:
-        """What is read for each group, valid until the next; from far away, for several at a time."""
+        """Yield each group with its bytes, valid until the next; of a remote file, request several at a time."""
         if not is_remote(self.file.path):
             yield from ((group, self._read_near(group.start, group.nbytes)) for group in groups)
             return
@@ -619,16 +621,16 @@ class _Archive:
                 self.bytes_read += sum(group.nbytes for group in batch)
 
     def _fetched(self, group: _Group) -> memoryview:
-        """What is read for a group, and nothing around it."""
+        """Read the bytes of a group, and none around it."""
         data = memoryview(bytearray(group.nbytes))
         self._reader.fill(self.start + group.start, [data])
         return data
 
     def _locate_near(self, group: _Group, window: bytes | memoryview) -> None:
-        """Take note of the payloads of a group, whose local headers are in `window`."""
+        """Store the payload offsets of a group whose local headers are in `window`."""
         start, _, members = group
-        # A size here may say that it stands elsewhere. 0 says so even without the flag for it: torch.save with
-        # skip_data leaves all of the header blank.
+        # ZIP64 here refers to the zip64 field, 0 to the descriptor after the payload. 0 does so even without the flag
+        # for it: torch.save with skip_data leaves all of the header blank.
         for row, raw in members:
             at = self.headers[row] - start
             signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = LOCAL_HEADER.unpack_from(
@@ -661,7 +663,7 @@ class _Archive:
                     )
 
     def _check_wide(self, row: int, raw: bytes, extra: bytes) -> None:
-        """Check the sizes in the zip64 field of a local header; 0 says that they follow the payload."""
+        """Check the sizes in a local header's zip64 field; 0 says that they follow the payload."""
         fields = [content for kind, content in extra_fields(extra) if kind == ZIP64_FIELD]
         told = struct.unpack("<2Q", fields[0][:16]) if len(fields) == 1 and len(fields[0]) >= 16 else ()
         if told not in ((self.sizes[row], self.packed[row]), (0, 0)):
@@ -674,15 +676,15 @@ class _Archive:
         )
 
     def storages(self) -> Iterator[tuple[str, int]]:
-        """The members that hold storages, by name and row."""
+        """Return the members that hold storages, as (name, row)."""
         return (member for member in self.rows.items() if member[0].startswith(self._storages))
 
     def storage(self, key: str) -> int | None:
-        """The row of the storage with this key."""
+        """Return the row of the storage with this key."""
         return self.rows.get(self._storages + key)
 
     def deflated(self, row: int, key: str) -> File:
-        """The content of a deflated storage, as a file that is packed in this one."""
+        """Return the content of a deflated storage as a file compressed within this one."""
         file, size, packed = self.file, self.sizes[row], self.packed[row]
         path = f"{file.path}/{self._storages}{key}"
         check_ratio(path, packed, size)
@@ -690,7 +692,7 @@ class _Archive:
         return File(path, size, file.stamp, Packed(file, self.start + self.payloads[row], packed, crc))
 
     def records(self) -> Records:
-        """Where the storages are, but for compressed ones, of which only the checksums are told."""
+        """Return the storages' places and checksums; of compressed ones, only the checksums."""
         found = sorted((row for _, row in self.storages()), key=self.payloads.__getitem__)
         rows = [row for row in found if not self.methods[row]]
         return Records(
@@ -703,11 +705,11 @@ class _Archive:
     # ---- small members
 
     def find(self, name: str) -> bytes | None:
-        """The content of a small member, if it is there."""
+        """Return the content of a small member, if it exists."""
         return self.read(name) if self.prefix + name in self.rows else None
 
     def read(self, name: str, default: bytes | None = None) -> bytes:
-        """The whole content of the member of this name without the prefix, with its checksum checked."""
+        """Return the whole content of the member with this name (without the prefix), after checking its CRC."""
         name = self.prefix + name
         row = self.rows.get(name)
         if row is None:
@@ -751,7 +753,7 @@ _OTHERS = "Files of PyTorch, DeepSpeed and safetensors are read."
 _BESIDE = "Name the other file: this one's name without the ._ it begins with."
 _REPICKLE = "If it holds a state dict that you trust: load it with pickle, and write it with torch.save."
 _EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
-# What begins so: the error, what it is, what to do.
+# First bytes of other files: the error, what the file is, what to do.
 _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str, str], ...] = (
     (
         b"version https://git-lfs",
@@ -780,9 +782,9 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
         _OTHERS,
     ),
 )
-# How pickles of protocols 0 and 1 begin, which do not say what they are: a container that is remembered, or a name.
+# The beginning of pickles of protocols 0 and 1, which have no header: a container put into the memo, or a name.
 _PICKLE_BEGINS = re.compile(rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)")
-# What is in zip archives of other kinds: the last part of a name, what the archive is, what to do.
+# Members of other zip archives: the last part of a name, what the archive is, what to do.
 _OTHER_ARCHIVES = (
     ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
     ("serialized_exported_program.json", "an archive of torch.export (.pt2)", _EXPORTED),
@@ -796,9 +798,9 @@ def _plain_pickle() -> UnsupportedError:
 
 
 def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None:
-    """What a file that is no zip archive is, judged by its first 512 bytes, as an error whose message lacks the name.
+    """Return what a file that is no zip archive is, by its first 512 bytes, as an error whose message lacks the name.
 
-    None if it is nothing known.
+    Return None if it is nothing known.
     """
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for beginning, kind, what, hint in _BEGINNINGS:
