@@ -65,11 +65,12 @@ def _compare(
         for name, before, after in pairs:
             for start in range(0, max(before.nbytes, after.nbytes), BLOCK):
                 stop = min(start + BLOCK, before.nbytes)
-                one, other = (
+                # Lazily: where the sizes differ there may be nothing to read.
+                read = (
                     evaluator.raw(each, start // each.dtype.itemsize, stop // each.dtype.itemsize)
                     for each in (before, after)
                 )
-                if before.nbytes != after.nbytes or one != other:
+                if before.nbytes != after.nbytes or next(read) != next(read):
                     raise DifferenceError(
                         f"{output.target.path} is not the same: {name!r} differs in bytes {start} to {stop}. Nothing "
                         "was put under its name.",

@@ -117,7 +117,7 @@ def check_safetensors(
         files = (FilePlan(name, told["files"][name]["size"], (Literal(0, literals[name]),)) for name in told["files"])
         return identify(files, inputs, (told["ckptconv"], told["kind"], source.model_rank, told["options"]))
 
-    return _check_source(manifest, source, inputs, made_of, plan_id)
+    return _check_source(manifest, source, inputs, made_of, plan_id, options)
 
 
 def check_planned(
@@ -127,6 +127,7 @@ def check_planned(
     made_of: str,
     path: str,
     files: Mapping[str, str],
+    options: Any,
 ) -> list[str]:
     """Check the manifest of files for `torch.load` likewise, with checksums. `files` maps each name to where it is
     read.
@@ -156,7 +157,7 @@ def check_planned(
         # This is the plan of the current release: another release gave the same output another id.
         return "" if found == manifest.told["plan"] else manifest.told["plan"]
 
-    return _check_source(manifest, source, inputs, made_of, plan_id)
+    return _check_source(manifest, source, inputs, made_of, plan_id, options)
 
 
 def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> None:
@@ -179,7 +180,12 @@ def _check_file(manifest: Manifest, name: str, size: int | None, tensors: set[st
 
 
 def _check_source(
-    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, plan_id: Callable[[], str]
+    manifest: Manifest,
+    source: Source,
+    inputs: Mapping[str, Hashable],
+    made_of: str,
+    plan_id: Callable[[], str],
+    options: Any,
 ) -> list[str]:
     told, files = manifest.told["source"], manifest.told["files"].values()
     # A conversion computes checksums for all tensors or for none, and for all if it does for one of several files.
@@ -196,7 +202,7 @@ def _check_source(
     for name in sorted(known.keys() | told["inputs"].keys()):
         if known.get(name) == told["inputs"].get(name):
             continue
-        if name not in told["inputs"] or not _may_be(source, inputs, name, told["inputs"][name]):
+        if name not in told["inputs"] or not _may_be(source, inputs, name, told["inputs"][name], options):
             raise _not_so(manifest, f"the input {name}", told["inputs"].get(name))
         unsure.append(name)
     if unsure:
@@ -207,12 +213,12 @@ def _check_source(
     return []
 
 
-def _may_be(source: Source, inputs: Mapping[str, Hashable], name: str, told: Mapping[str, Any]) -> bool:
+def _may_be(source: Source, inputs: Mapping[str, Hashable], name: str, told: Mapping[str, Any], options: Any) -> bool:
     """Return whether an input may be unchanged though its modification time differs: the time identifies only files
     without checksums of their own. An input that was not read now may have been read then."""
     found = inputs.get(name)
     if found is None:
-        entries = (look(join(place, name)) for place in (source.path, dirname(source.path)))
+        entries = (look(join(place, name), options) for place in (source.path, dirname(source.path)))
         return any(entry.kind == "file" and entry.file.size == told["size"] for entry in entries)
     by_time = isinstance(found, tuple) and any(isinstance(fact, str) for fact in found)
     return by_time and identity(found)["size"] == told["size"]

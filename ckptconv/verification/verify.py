@@ -376,7 +376,7 @@ def _compare(
         yield from _compare_torch(source, _expected_tree(source, asked), target.path, here, asked, done)
         if target.manifest and not is_remote(here):
             places = {basename(target.path): here}
-            of_torch = target.manifest, source, dict(source.inputs), "weights", target.path, places
+            of_torch = target.manifest, source, dict(source.inputs), "weights", target.path, places, storage_options
             attested.checks.append(functools.partial(check_planned, *of_torch))
         return
     if target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None):
@@ -619,7 +619,8 @@ def _compare_universal(
             found=text,
         )
     if target.manifest:
-        told = target.manifest, source, dict(source.inputs), "universal", target.path, at
+        known = dict(asked.storage_options)
+        told = target.manifest, source, dict(source.inputs), "universal", target.path, at, known
         attested.checks.append(functools.partial(check_planned, *told))
 
 
