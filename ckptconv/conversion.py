@@ -37,10 +37,8 @@ from ckptconv.outputs.targets import (
     resolve_output,
 )
 from ckptconv.process import no_garbage, peak_rss, settled
-from ckptconv.publish.depfile import rule
 from ckptconv.publish.publish import Done, files_of, final_path, last_path, publish
 from ckptconv.publish.staging.local import LocalStaging
-from ckptconv.publish.staging.remote import notes
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.paths import is_remote, normalize, real_place
 from ckptconv.storage.spool import is_pipe
@@ -235,6 +233,8 @@ def _warnings(
         yield f"{values} too large for {chosen.dtype} and became infinite."
     for each in outputs:
         if is_remote(each.target.path):
+            from ckptconv.publish.staging.remote import notes
+
             sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
             yield from notes(sent, chosen.buffers(far=True) // 2)
     for each in outputs:
@@ -313,6 +313,8 @@ def _depfile(
         read.extend([*named_inputs(source), *source.pointers])
     # make can check neither a pipe nor a remote file later.
     read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
+    from ckptconv.publish.depfile import rule
+
     text = os.fsencode(rule([last_path(each) for each in outputs], read))
     with LocalStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
         staging.seal(staging.put("", text))

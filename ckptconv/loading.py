@@ -17,7 +17,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.options import OPTIONS, checked
 from ckptconv.outputs import selection
-from ckptconv.outputs.restore import SUFFIXES
+from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.files import Options, look
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
@@ -70,7 +70,7 @@ def _warn_of_newer(path: str) -> None:
     if suffix != ".safetensors" or is_remote(path):
         return
     stems = [stem, join(dirname(path), "pytorch_model")] if basename(stem) == "model" else [stem]
-    for original in (before + ending for before in stems for ending in SUFFIXES):
+    for original in (before + ending for before in stems for ending in TORCH_SUFFIXES):
         try:
             newer = os.stat(original).st_mtime_ns > os.stat(path).st_mtime_ns
         except OSError:

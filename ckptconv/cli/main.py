@@ -9,7 +9,6 @@ from typing import NoReturn
 
 from ckptconv.cli import signals
 from ckptconv.cli.commands import app
-from ckptconv.cli.failures import failure_of
 from ckptconv.cli.options import output_of
 from ckptconv.errors import StoppedError, UsageError
 
@@ -59,6 +58,8 @@ def _run(arguments: list[str]) -> int:
         code = app(arguments, standalone_mode=False, prog_name="ckptconv")
         sys.stdout.flush()
     except BaseException as error:
+        from ckptconv.cli.failures import failure_of
+
         failure = failure_of(error)
         if failure is None:
             raise

@@ -18,7 +18,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
-from ckptconv.formats import olmo
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
@@ -157,6 +156,8 @@ def _source(place: Location, found: _Set, warnings: list[str]) -> Source:
     tree: Any = found.tensors
     opaque: list[str] = []
     aliases = _aliases(found)
+    from ckptconv.formats import olmo
+
     name, structured = "safetensors", True
     equal: list[tuple[str, LazyTensor, LazyTensor]] = []
     if found.record is not None:
@@ -229,6 +230,8 @@ def _olmo(found: _Set, place: Location) -> tuple[dict[Any, Any], list[str]]:
 
     def storage(pid: Any) -> NoReturn:
         raise MalformedError("has a persistent id, which nothing in this file answers")
+
+    from ckptconv.formats import olmo
 
     return olmo.restore(found.tensors, content, where=found.path, vocabulary=vocabulary(storage))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.source import Source
 from ckptconv.options import OPTIONS, Options
-from ckptconv.outputs import safetensors, selection, universal
-from ckptconv.outputs.restore import Restored, plan_restored
+from ckptconv.outputs import safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, not_a_directory, resolved_name
 from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
@@ -20,6 +19,9 @@ from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.version import __version__
+
+if TYPE_CHECKING:
+    from ckptconv.outputs.restore import Restored
 
 # An output larger than this many times its input plus this many bytes is refused: a tensor of a few bytes can have any
 # size by repeating an element (stride 0).
@@ -75,6 +77,8 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
     if target.is_torch:
         if source.family != safetensors_input.FAMILY:
             raise not_a_directory(target.path)
+        from ckptconv.outputs.restore import plan_restored
+
         restored = plan_restored(source, target.path, options)
         told = Told(idle=restored.idle)
         return output_of("weights", [source], target, options, (restored.file,), {}, told, restored)
@@ -91,6 +95,8 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
         raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
     if is_remote(target.path):
         raise UsageError(f"{target.path}: a universal checkpoint is written to a local directory.")
+    from ckptconv.outputs import universal
+
     states = (source.states() or {}).get("state", {})
     files = (*universal.file_plans(source.training, source.weights, states), universal.latest(target.path))
     return output_of("universal", [source], target, options, files, {}, Told(idle=_choosing(options)))

@@ -20,7 +20,6 @@ from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import some
 
 # Suffixes of files for torch.load.
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Number of entries that a message names.
 _SHOWN = 5
 

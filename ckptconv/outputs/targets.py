@@ -14,10 +14,8 @@ from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
-from ckptconv.outputs.restore import SUFFIXES
 from ckptconv.storage.files import listing, look
 from ckptconv.storage.paths import basename, dirname, is_remote, join
-from ckptconv.storage.uploads import check_writable
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
 OUTPUT_NAMES = re.compile(
@@ -32,6 +30,8 @@ def is_output_name(name: str) -> bool:
 
 # A single file of a sharded set gets the name that it would have among the others.
 _SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
+# Names of files for torch.load.
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 
 
@@ -62,10 +62,12 @@ def resolve_output(path: str, options: Options) -> Target:
             "Give the name of a file or a directory.",
         )
     if is_remote(path):
+        from ckptconv.storage.uploads import check_writable
+
         check_writable(path, options.storage_options)
     storage_options = dict(options.storage_options)
     entry = look(path, storage_options)
-    is_torch = path.endswith(SUFFIXES) and options.family in ("", safetensors_input.FAMILY)
+    is_torch = path.endswith(TORCH_SUFFIXES) and options.family in ("", safetensors_input.FAMILY)
     is_file = is_torch or path.endswith(safetensors.SUFFIX)
     if options.family == safetensors_input.FAMILY and not is_torch:
         raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")

@@ -14,7 +14,7 @@ from ckptconv.engine.execute import Progress, same
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
 from ckptconv.options import Options
-from ckptconv.outputs import safetensors, universal
+from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import Target, is_output_name
 from ckptconv.plan import FilePlan, Plan
@@ -24,8 +24,6 @@ from ckptconv.publish.manifest import Made, document, together
 from ckptconv.publish.parts import assign
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
-from ckptconv.publish.staging.remote import UploadStaging
-from ckptconv.publish.staging.remote_parts import PartsOnStore
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.prefetch import REQUESTS
@@ -54,8 +52,11 @@ class Done:
 
 def final_path(target: Target, file: FilePlan) -> str:
     """Return the final path of a file of an output."""
-    if target.is_tree and file.name == universal.LATEST:
-        return universal.pointer(target.path)
+    if target.is_tree:
+        from ckptconv.outputs import universal  # which nothing else needs
+
+        if file.name == universal.LATEST:
+            return universal.pointer(target.path)
     return target.path if target.is_file else join(target.path, file.name)
 
 
@@ -79,13 +80,19 @@ def staging_for(
     `shared`: other processes make parts of it at the same time. `in_parts`: on a store, several processes work on it.
     """
     if kind == "tree":
+        from ckptconv.outputs import universal
+
         return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, options.fsync, shared)
     index, is_ours = (safetensors.INDEX, is_output_name) if kind == "directory" else ("", None)
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
     memory = options.buffers(far=True) // 2
     if in_parts and is_ours:
+        from ckptconv.publish.staging.remote_parts import PartsOnStore
+
         return PartsOnStore(path, plan_id, memory, options.storage_options, index, is_ours, shared)
+    from ckptconv.publish.staging.remote import UploadStaging
+
     return UploadStaging(path, plan_id, memory, options.storage_options, index, is_ours)
 
 

@@ -24,6 +24,7 @@ from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options import OPTIONS, Options, Rules, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states
+from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage.files import is_far, look, read_text
 from ckptconv.storage.location import Location
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[int], None]
 
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # Metadata entries that are never aliases: a tensor with such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure")

@@ -13,7 +13,6 @@ from ckptconv.formats.torch.stream import is_stream, read_stream
 from ckptconv.formats.torch.tar import HEAD, is_tar, read_tar
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
-from ckptconv.formats.torch.zip_elsewhere import ends_as_zip, pickles_for_torch
 from ckptconv.pickles import attacks
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.storage.files import Reader
@@ -72,6 +71,8 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
         found = read_stream(reader, limits=limits)
     else:
         return read_zip(reader, limits=limits)
+    from ckptconv.formats.torch.zip_elsewhere import ends_as_zip
+
     if ends_as_zip(reader):
         raise CorruptError(
             f"{reader.file.path} begins as a {found.container}, and ends as a zip archive: readers take it for either."
@@ -84,6 +85,8 @@ def _refuse_attack(reader: Reader, head: bytes) -> None:
     if not attacks.are_refused():
         return
     if head.startswith(LOCAL_SIGNATURE):
+        from ckptconv.formats.torch.zip_elsewhere import pickles_for_torch
+
         for pickle in pickles_for_torch(reader):
             refuse_attack(pickle, reader.file.path)
     else:
