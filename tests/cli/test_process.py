@@ -401,7 +401,7 @@ main()
 # Is sent signals while it finds out what went wrong, or tells it.
 MEANWHILE = """
 import os, signal, sys
-from ckptconv.cli import console, main
+from ckptconv.cli import console, failures, main
 def disturbed(*arguments):
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
@@ -435,7 +435,7 @@ def test_two_signals_at_any_time_are_one_end(small: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_signals_while_something_went_wrong_are_an_end_too(options: list[str], tmp_path: Path) -> None:
-    code = MEANWHILE.format(function="usual", place="main.failure_of")
+    code = MEANWHILE.format(function="usual", place="failures.failure_of")
     code, out, err = ended(python(code, "pt2safetensors", tmp_path / "missing.pt", *options))
     assert code in (130, 143)
     assert re.fullmatch(ENDED, err.splitlines()[-1])
