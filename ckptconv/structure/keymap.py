@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.structure import live
+from ckptconv.structure.decoder import Decoder
 from ckptconv.structure.encoder import METADATA, Encoder, walk
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.dtypes import DTYPE_RANK
@@ -132,8 +133,6 @@ def unflatten(
         return dict(flat)
     if live_values is None:
         live_values = live.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
-    from ckptconv.structure.decoder import Decoder  # a conversion to safetensors reads no record
-
     return Decoder(parse(structure), flat, live_values, lay_out).tree()
 
 
