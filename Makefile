@@ -17,7 +17,7 @@ help:
 	@echo "make test-azure   Azure's storage, as Azurite serves it: needs node and npm"
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
-	@echo "make lint      ruff and mypy"
+	@echo "make lint      ruff, mypy, and the order of imports"
 	@echo "make format    let ruff format and mend"
 	@echo "make bench     timings beside cp and the other converters"
 	@echo "make clean     remove what was built; the environment stays"
@@ -59,6 +59,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/house.py --check
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
