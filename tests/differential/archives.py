@@ -67,6 +67,14 @@ class Zip:
     after: bytes = b""
 
 
+# What a local header and an entry of the directory have alike, in this order.
+_ALIKE = ("needed", "flags", "method", "time", "date", "crc", "packed", "size")
+
+
+def _alike(facts: dict[str, Any]) -> list[Any]:
+    return [facts[name] for name in _ALIKE]
+
+
 def written(model: Zip) -> bytes:
     body, places = bytearray(model.before), []
     shift = 0 if model.told else len(model.before)
@@ -80,14 +88,7 @@ def written(model: Zip) -> bytes:
         body += struct.pack(
             "<4s5H3I2H",
             entry.local.get("signature", b"PK\3\4"),
-            facts["needed"],
-            facts["flags"],
-            facts["method"],
-            facts["time"],
-            facts["date"],
-            facts["crc"],
-            facts["packed"],
-            facts["size"],
+            *_alike(facts),
             entry.local.get("name_length", len(name)),
             entry.local.get("extra_length", len(extra)),
         )
@@ -104,14 +105,7 @@ def written(model: Zip) -> bytes:
             "<4s6H3I5H2I",
             entry.central.get("signature", b"PK\1\2"),
             facts["version"],
-            facts["needed"],
-            facts["flags"],
-            facts["method"],
-            facts["time"],
-            facts["date"],
-            facts["crc"],
-            facts["packed"],
-            facts["size"],
+            *_alike(facts),
             entry.central.get("name_length", len(name)),
             len(extra),
             len(comment),

@@ -21,17 +21,10 @@ from torch_reference import SAVABLE, bits, numbers, same
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import container as torch_container
-from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
 
 MACHINE = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
-
-
-def read(path: Path) -> TorchFile:
-    file = read_torch(str(path))
-    assert file.container == "stream"
-    return file
 
 
 def save(value: Any, path: Path, **kwargs: Any) -> Path:
@@ -41,19 +34,14 @@ def save(value: Any, path: Path, **kwargs: Any) -> Path:
     return path
 
 
-def check(value: Any, tmp_path: Path, **kwargs: Any) -> TorchFile:
-    """Save `value`, and compare what we read with what torch.load does."""
-    path = save(value, tmp_path / "model.pt", **kwargs)
-    file = read(path)
-    same(file.value, torch.load(path, weights_only=False))
-    return file
-
-
 class TestStream(ContainerSuite):
     container = "stream"
 
     def save(self, value: Any, path: Path, **options: Any) -> Path:
         return save(value, path, **options)
+
+
+read, check = TestStream().read, TestStream().check
 
 
 # ------------------------------------------------------------------------------------------- whatever torch can save

@@ -19,27 +19,12 @@ from torch import nn
 from torch_reference import bits, numbers, same
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
 
 
 def save(value: Any, path: Path, **kwargs: Any) -> Path:
     return pack(Writer(value).members(), path, **kwargs)
-
-
-def read(path: Path) -> TorchFile:
-    file = read_torch(str(path))
-    assert file.container == "tar archive"
-    return file
-
-
-def check(value: Any, tmp_path: Path, **kwargs: Any) -> TorchFile:
-    """Save `value`, and compare what we read with what torch.load does."""
-    path = save(value, tmp_path / "model.tar", **kwargs)
-    file = read(path)
-    same(file.value, torch.load(path, weights_only=False))
-    return file
 
 
 class TestTar(ContainerSuite):
@@ -50,6 +35,9 @@ class TestTar(ContainerSuite):
 
     def save(self, value: Any, path: Path, **options: Any) -> Path:
         return save(value, path, **options)
+
+
+read, check = TestTar().read, TestTar().check
 
 
 # ---------------------------------------------------------------------------------------------- what torch could save
