@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import math
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+import make_example
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "make_example.py"
 
-
-def _import_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_example", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-make_example = _import_script()
 
 EXAMPLES = [
     make_example.Example(params=60_000, ranks=3, stage=stage, seed=7, frozen_blocks=frozen, sub_group_size=size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import importlib.util
 import json
 import os
 import pty
@@ -21,7 +20,6 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,6 +29,10 @@ from safetensors.torch import load_file
 
 from ckptconv.cli import console as report
 from ckptconv.storage import files as storage
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import make_example
 
 MIB = 1 << 20
 RUN = "import sys; from ckptconv.cli.main import main; main(sys.argv[1:])"
@@ -56,19 +58,6 @@ main.main(sys.argv[1:])
 HELD = SLOWLY.replace("time.sleep(0.02)", "os.read(0, 1)")
 
 
-def _import_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "make_example_of_processes", Path(__file__).parents[2] / "scripts" / "make_example.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-make_example = _import_script()
 EXAMPLE = make_example.Example(params=25_000_000, ranks=4, stage=3)
 
 

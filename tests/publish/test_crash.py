@@ -24,6 +24,8 @@ from crashes import contents, counted, failing, in_child, stepped
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, FailedError
+from ckptconv.publish.staging.local import LocalStaging
+from ckptconv.storage.handles import Handle
 
 SHARDS = 8
 INDEX = "model.safetensors.index.json"
@@ -235,6 +237,28 @@ def test_an_input_that_changes_while_it_is_read_spoils_all_of_it(
         ckptconv.convert(model, output, progress=progress, **crashing.options)
     assert contents(output) == crashing.old
     assert not [path for path in output.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("step", ["make_private", "own", "names", "open_or_create", "stat"])
+def test_an_interruption_while_the_staging_directory_is_made_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str
+) -> None:
+    """An interruption can come between any two steps; here it comes right after one."""
+    inner, reached = getattr(Handle, step), []
+
+    def interrupted(self: Handle, *args: Any, **options: Any) -> Any:
+        found = inner(self, *args, **options)
+        if list(tmp_path.iterdir()) and not reached:
+            reached.append(step)
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Handle, step, interrupted)
+    staging = LocalStaging(str(tmp_path / "model.safetensors"), "plan")
+    with pytest.raises(KeyboardInterrupt), staging:
+        pass
+    assert reached
+    assert not list(tmp_path.iterdir())
 
 
 if __name__ == "__main__":

@@ -151,8 +151,7 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
     while True:
         with contextlib.suppress(FileExistsError):
             home.make_private(name)
-        # If another process removes the directory meanwhile, create it again.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             staging = home.own(name)
             try:
                 present = staging.names()
@@ -173,6 +172,9 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
                 staging.close()
                 raise
             staging.close()
+        except FileNotFoundError:
+            # Another process removed the directory meanwhile: create it again.
+            continue
 
 
 def wait_for(home: Handle, name: str, path: str) -> tuple[Handle, int]:

@@ -140,13 +140,13 @@ class LocalStaging(Staging):
             os.makedirs(self.home, exist_ok=True)
         self._home = home = Handle.open(self.home)
         try:
-            self._staging, self._guard = enter(home, self.token, self.path, self.shared)
+            self._enter(home)
         except ForeignError:
             if not self.is_file or self.shared:
                 raise
             # A single file can be staged under any other name.
             self.token += f"-{secrets.token_hex(4)}"
-            self._staging, self._guard = enter(home, self.token, self.path, shared=False)
+            self._enter(home)
         # Remove leftovers of other plans, unless this run makes parts: parts of another plan may be waiting for
         # `finish`.
         for other in home.names() if not self.shared else ():
@@ -154,6 +154,16 @@ class LocalStaging(Staging):
             # Inside an output directory, only directories are staging areas.
             if is_leftover and (self.name or stat.S_ISDIR(home.stat(other).st_mode)):
                 remove_dead(home, other, self.recover)
+
+    def _enter(self, home: Handle) -> None:
+        """Open and lock the staging directory. If this is interrupted, remove what it has just created."""
+        existed = home.has(self.token)
+        try:
+            self._staging, self._guard = enter(home, self.token, self.path, self.shared)
+        except BaseException:
+            if not existed:
+                remove_dead(home, self.token)
+            raise
 
     def recover(self, staging: Handle) -> None:
         """Restore what a killed run has moved into `staging` and is not its own, before `staging` is removed."""
