@@ -64,8 +64,8 @@ def convert(
     output: str | os.PathLike[str] | None = None,
     *,
     progress: Progress | None = None,
-    announce: Callable[[int], None] | None = None,
-    publishing: Callable[[], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
+    before_commit: Callable[[], None] | None = None,
     executor: Executor | None = None,
     **options: Any,
 ) -> Report:
@@ -74,9 +74,9 @@ def convert(
     If `output` ends in ".safetensors" it is one file, else a directory; the default is beside the input. The name of a
     file for torch.load ends in .pt, .pth, .bin or .ckpt. `options` are the fields of `Options`.
 
-    `progress` is called from any thread with the bytes written since the last call; if it has a method `working`, that
-    is called with the name of each file as it is begun. `announce` is called once, before the first byte, with the
-    total bytes. `publishing` is called when everything is staged, before the first output gets its final name.
+    `progress` is called from any thread with the bytes written since the last call; if it has a method `on_file`, that
+    is called with the name of each file as it is begun. `on_total` is called once, before the first byte, with the
+    total bytes. `before_commit` is called when everything is staged, before the first output gets its final name.
     `executor` writes the files: any `concurrent.futures.Executor` whose workers see the inputs and outputs under the
     same names.
 
@@ -110,7 +110,7 @@ def convert(
                 sources[0] = replace(sources[0], notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())
         verify = _verifier(work, chosen, progress) if chosen.verify else None
-        return produce(sources, outputs, chosen, started, progress, announce, publishing, verify, executor)
+        return produce(sources, outputs, chosen, started, progress, on_total, before_commit, verify, executor)
 
 
 def produce(
@@ -119,8 +119,8 @@ def produce(
     chosen: Options,
     started: float,
     progress: Progress | None = None,
-    announce: Callable[[int], None] | None = None,
-    publishing: Callable[[], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
+    before_commit: Callable[[], None] | None = None,
     verify: Verifier | None = None,
     executor: Executor | None = None,
 ) -> Report:
@@ -148,7 +148,7 @@ def produce(
     if not chosen.dry_run:
         with _depfile(sources, outputs, inputs, chosen):
             done = publish(
-                outputs, read, equal, alike, chosen, announce, progress, publishing, watched, verify, executor
+                outputs, read, equal, alike, chosen, on_total, progress, before_commit, watched, verify, executor
             )
     has_chosen_names = chosen.key or chosen.strip_prefix or chosen.rename
     recorded = list(dict.fromkeys(key for each in outputs for key in each.told.recorded))

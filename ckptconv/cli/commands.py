@@ -194,7 +194,7 @@ def verify_(
 
     shown = output_of("verify", options)
     with shown.progress() as progress:
-        done = verify(source, output, progress=progress, announce=progress.begin, **options)
+        done = verify(source, output, progress=progress, on_total=progress.begin, **options)
     signals.ignore()
     shown.verified(done)
 
@@ -228,7 +228,7 @@ def finish_(
 
     shown = output_of("finish", options)
     with shown.progress() as progress:
-        report = finish(outputs, publishing=signals.ignore, progress=progress, announce=progress.begin, **options)
+        report = finish(outputs, before_commit=signals.ignore, progress=progress, on_total=progress.begin, **options)
     signals.ignore()
     shown.done(report)
 
@@ -305,8 +305,8 @@ def _convert(command: str, family: str, source: str, target: str | None, options
             target,
             family=family,
             progress=progress,
-            announce=progress.begin,
-            publishing=signals.ignore,
+            on_total=progress.begin,
+            before_commit=signals.ignore,
             executor=executor,
             **options,
         )

@@ -190,7 +190,7 @@ class Progress:
             self.done += count
             self.show(count)
 
-    def working(self, name: str) -> None:
+    def on_file(self, name: str) -> None:
         """Note that the output file `name` is begun."""
         self.current = printable(name.removesuffix(".safetensors"))
 
@@ -237,8 +237,8 @@ class Bar(Progress):
             self._bar.close()
         self._bar = tqdm(total=self.total, unit="B", unit_scale=True, leave=False, file=sys.stderr, dynamic_ncols=True)
 
-    def working(self, name: str) -> None:
-        super().working(name)
+    def on_file(self, name: str) -> None:
+        super().on_file(name)
         if self._bar is not None:
             with contextlib.suppress(OSError):
                 is_wide = os.get_terminal_size(sys.stderr.fileno()).columns >= WIDE_ENOUGH

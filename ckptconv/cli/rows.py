@@ -105,7 +105,7 @@ def rows_check(
 
     shown = output_of("rows check", options)
     with shown.progress() as progress:
-        report = check(table, progress=progress, announce=progress.begin, **options)
+        report = check(table, progress=progress, on_total=progress.begin, **options)
     signals.ignore()
     shown.rows_checked(report)
 
@@ -113,6 +113,8 @@ def rows_check(
 def _make_rows(command: str, make: Callable[..., Any], paths: list[str], target: str, options: dict[str, Any]) -> None:
     output = output_of(command, options)
     with output.progress() as progress:
-        report = make(paths, target, progress=progress, announce=progress.begin, publishing=signals.ignore, **options)
+        report = make(
+            paths, target, progress=progress, on_total=progress.begin, before_commit=signals.ignore, **options
+        )
     signals.ignore()
     output.done(report)

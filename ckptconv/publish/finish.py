@@ -73,15 +73,15 @@ def finish(
     manifest: str = "",
     fsync: bool = True,
     storage_options: Mapping[str, Any] | None = None,
-    publishing: Callable[[], None] | None = None,
+    before_commit: Callable[[], None] | None = None,
     progress: Progress | None = None,
-    announce: Callable[[int], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
 ) -> Report:
     """Check that all parts of `outputs`, one path or several, are staged, and publish them.
 
     With `checksum`, read every file again and compare it with the CRC-32 of its record. If `manifest` is given, write a
-    manifest there too. `publishing` is called when all is checked, before the first output gets its final name.
-    `progress` and `announce` are those of `convert`, for the bytes read again. Raises UsageError if nothing is staged,
+    manifest there too. `before_commit` is called when all is checked, before the first output gets its final name.
+    `progress` and `on_total` are those of `convert`, for the bytes read again. Raises UsageError if nothing is staged,
     FailedError if parts are missing, and CorruptError if a file has changed; then nothing is published, and the staged
     files stay.
     """
@@ -90,8 +90,8 @@ def finish(
     options = Options(fsync=fsync, storage_options=known)
     paths = [outputs] if isinstance(outputs, (str, os.PathLike)) else outputs
     planned = [each for path in paths for each in _planned(normalize(path), known)]
-    if checksum and announce:
-        announce(sum(size for each in planned for _, size, _ in each.files))
+    if checksum and on_total:
+        on_total(sum(size for each in planned for _, size, _ in each.files))
     documents, works = [], []
     with ExitStack() as stack:
         for each in planned:
@@ -114,8 +114,8 @@ def finish(
                 names.append(NAME)
             works.append((staging, names))
         written = _staged_manifest(manifest, planned, documents, options, stack)
-        if publishing:
-            publishing()
+        if before_commit:
+            before_commit()
         commit(works)
         if written:
             written.commit([""])
@@ -219,7 +219,7 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
 
 
 def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> None:
-    on_file = getattr(progress, "working", None)
+    on_file = getattr(progress, "on_file", None)
     changed = []
     for name, size, _ in planned.files:
         if on_file:

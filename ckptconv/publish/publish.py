@@ -238,7 +238,7 @@ def publish(
                 work.staging.describe(_description(work.output, part[1], index))
         if executor:
             _elsewhere(elsewhere, executor, options, checksums, progress, done.tally)
-        on_file = getattr(progress, "working", None)
+        on_file = getattr(progress, "on_file", None)
         for work, task in own:
             if on_file:
                 on_file(task.file.name)

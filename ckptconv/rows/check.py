@@ -85,7 +85,7 @@ def check(
     global_id_offset: int | None = None,
     bucket_size: int | None = None,
     progress: Progress | None = None,
-    announce: Callable[[int], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
     **options: Any,
 ) -> CheckReport:
     """Check a table of whole rows, or the tensors into which it was split, in one pass.
@@ -112,8 +112,8 @@ def check(
     report = CheckReport(paths[0], rows.name, asdict(layout), rows.tensor.shape[0])
     report.warnings.extend(warning for source in sources for warning in source.warnings)
     _check_size(rows)
-    if announce:
-        announce(rows.tensor.nbytes)
+    if on_total:
+        on_total(rows.tensor.nbytes)
     with SpoolingReaders(dict(chosen.storage_options), chosen.spool_dir) as readers:
         _Checking(rows, keys, layout, report, readers, global_id_offset, bucket_size).run(progress)
         report.bytes_read += readers.bytes_unpacked

@@ -35,8 +35,8 @@ def pack(
     names: Mapping[str, str] | None = None,
     name: str = "",
     progress: Progress | None = None,
-    announce: Callable[[int], None] | None = None,
-    publishing: Callable[[], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
+    before_commit: Callable[[], None] | None = None,
     **options: Any,
 ) -> Report:
     """Pack tensors into a table of whole rows at `output`: safetensors, or a file for torch.load, by its suffix.
@@ -57,7 +57,7 @@ def pack(
     name = name or chosen_parts.name
     planned = _plan(sources, chosen_parts, target, name)
     verify = verifier_of_pack(chosen_parts, name, planned, chosen, progress) if chosen.verify else None
-    report = produce(sources, [planned], chosen, started, progress, announce, publishing, verify)
+    report = produce(sources, [planned], chosen, started, progress, on_total, before_commit, verify)
     counts = {"rows": chosen_parts.rows, "bytes a row": chosen_parts.layout.row_bytes}
     return replace(report, counts=counts, warnings=[*report.warnings, *chosen_parts.warnings])
 

@@ -39,8 +39,8 @@ def split(
     names: Sequence[str] = (),
     decode: bool = False,
     progress: Progress | None = None,
-    announce: Callable[[int], None] | None = None,
-    publishing: Callable[[], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
+    before_commit: Callable[[], None] | None = None,
     **options: Any,
 ) -> Report:
     """Split a table of whole rows into tensors at `output`: a name that ends in .safetensors, or a directory.
@@ -49,7 +49,7 @@ def split(
     the table, in order; by default the only table. With `decode` the header becomes timestamp, count and used, else one
     number. The padding is kept as `pad` if any byte of it is not zero.
     `options` are the fields of `RowOptions`, which say what a row contains (embedding_dim, optimizer and others), and
-    those of `Options`. `progress`, `announce` and `publishing` are as in `convert`.
+    those of `Options`. `progress`, `on_total` and `before_commit` are as in `convert`.
     Raises a `CkptconvError`; then nothing new exists at `output`.
     """
     started = time.monotonic()
@@ -69,7 +69,7 @@ def split(
         planned = plan_split(sources, found, layout, target, decode=decode, keep_padding=keep)
         try:
             verify = verifier_of_split(found, planned, chosen, progress) if chosen.verify else None
-            report = produce(sources, [planned], chosen, started, progress, announce, publishing, verify)
+            report = produce(sources, [planned], chosen, started, progress, on_total, before_commit, verify)
         except NotZeroError:
             # Rare: padding that is not zero usually is so from the first rows on.
             keep = True

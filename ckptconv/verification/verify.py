@@ -159,14 +159,14 @@ def verify(
     output: str | os.PathLike[str] | None = None,
     *,
     progress: Progress | None = None,
-    announce: Callable[[int], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Verification:
     """Compare `output` with what converting `source`, a path or an opened `Source`, gives with the same `options`.
 
     `options` are those of the conversion, the fields of `Options`. Options not given are taken from the output's
     manifest, in its directory or at the path `manifest`. `output` may be omitted if `optimizer` or `universal` is
-    given. `progress` is called with the bytes compared since the last call, `announce` once with the total.
+    given. `progress` is called with the bytes compared since the last call, `on_total` once with the total.
 
     Return what was compared if every tensor, name, alias and structure record is equal, bit for bit. Raise
     DifferenceError with the first difference, UsageError for a path that does not exist, and whatever opening the
@@ -192,7 +192,7 @@ def verify(
         else:
             sources = _open(normalize(source), targets, asked)
     pairs = [(one, _of_rank(one, target, asked)) for one in sources for target in targets]
-    done = verify_outputs(pairs, asked, progress=progress, announce=announce)
+    done = verify_outputs(pairs, asked, progress=progress, on_total=on_total)
     deciding = targets[0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
     done.manifest = deciding.path if deciding and deciding.options else ""
@@ -204,7 +204,7 @@ def verify_outputs(
     asked: Options,
     *,
     progress: Progress | None = None,
-    announce: Callable[[int], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
 ) -> Verification:
     """Verify as `verify` does, but pairs of an opened source and an output of it, which may still be staged."""
     started = time.monotonic()
@@ -223,8 +223,8 @@ def verify_outputs(
             f"{first.path} has no tensor beside objects of classes that are known by name only: what is equal is no "
             "model."
         )
-    if announce:
-        announce(sum(pair.got.nbytes for pair in pairs))
+    if on_total:
+        on_total(sum(pair.got.nbytes for pair in pairs))
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
         readers.expect(_packed(pairs))
         with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=FAR_BLOCK) as prefetch:

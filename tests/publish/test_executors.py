@@ -67,7 +67,7 @@ def test_threads_and_processes_make_the_same_as_one_process(
         with make() as executor:
             report = library.convert(
                 model, tmp_path / str(number), max_shard_size=SHARD, executor=executor, progress=done.append,
-                announce=total.append,
+                on_total=total.append,
             )  # fmt: skip
         assert contents(tmp_path / str(number)) == expected
         assert sum(done) == total[0] == report.bytes_written

@@ -311,7 +311,7 @@ def test_what_is_read_again_is_shown_unless_that_is_had_off(
     done(part(model, tmp_path / "out", "0/1"))
     announced: list[int] = []
     read: list[int] = []
-    finish([tmp_path / "out"], checksum=True, announce=announced.append, progress=read.append)
+    finish([tmp_path / "out"], checksum=True, on_total=announced.append, progress=read.append)
     assert announced == [sum(read)] == [sum(path.stat().st_size for path in (tmp_path / "out").glob("[!.]*"))]
 
 

@@ -357,7 +357,7 @@ def test_finish_reads_everything_again_if_it_is_asked_to(
         assert sum(store.part(model, number).reused for number in range(2)) == len(expected) - 2
     read: list[int] = []
     total: list[int] = []
-    report = store.finish(checksum=True, progress=read.append, announce=total.append)
+    report = store.finish(checksum=True, progress=read.append, on_total=total.append)
     assert report.checksums == COUNT
     assert [sum(read)] == total == [sum(len(data) for name, data in expected.items() if name != MANIFEST)]
     assert store.contents() == expected
