@@ -24,6 +24,7 @@ from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.weight_map import read_index
+from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.storage import strict_json
@@ -164,7 +165,7 @@ def _source(place: Location, found: _Set, warnings: list[str]) -> Source:
         tree = _restored(found)
         equal = list(keymap.claimed_equal(found.tensors, found.record))
         if '["opaque"' in found.record:
-            opaque = list(dict.fromkeys(node.name for node in keymap.walk(tree) if type(node) is Opaque))
+            opaque = list(dict.fromkeys(node.name for node in walk(tree) if type(node) is Opaque))
     elif olmo.is_olmo(found.tensors):
         name = "safetensors with OLMo's map"
         tree, opaque = _olmo(found, place)

@@ -12,6 +12,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.outputs.torch_tree import TorchTree
+from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
@@ -109,7 +110,7 @@ def _unlisted_kind(node: Any) -> str:
 
 def _has_unlisted(tree: Any) -> bool:
     """Whether `tree` contains an object of a class that is not known to be data."""
-    return any(_unlisted_kind(node) or writable.unlisted(node) for node in keymap.walk(tree))
+    return any(_unlisted_kind(node) or writable.unlisted(node) for node in walk(tree))
 
 
 def _refusal(path: str, found: dict[str, str]) -> UnsafeError:

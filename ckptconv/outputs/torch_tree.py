@@ -15,11 +15,11 @@ from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError
 from ckptconv.outputs import writable
 from ckptconv.outputs.torch_storage import Placed, overlaps, storage_of, strides_of
 from ckptconv.outputs.torch_zip import file_plan
+from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import COMPOSITES, QUANTIZERS, WRAPPER, Composite, Global, Opaque, TorchConstant
 from ckptconv.pickles.writer import Call, PersistentId, dumps
 from ckptconv.plan import FilePlan
 from ckptconv.structure import live
-from ckptconv.structure.keymap import walk
 from ckptconv.structure.soundness import composite_fault
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides

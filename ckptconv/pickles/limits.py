@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from ckptconv.pickles.nodes import Composite, Opaque, Replaced
+from ckptconv.pickles.children import CHILDREN
+from ckptconv.pickles.nodes import Opaque, Replaced
 from ckptconv.pickles.vocabulary import ExcessiveError, Limits, MalformedError
 from ckptconv.tensors.lazy import Tagged
 from ckptconv.text import brief
@@ -21,31 +20,11 @@ _ONE_PLACE = 3
 _EMPTY = ()
 
 
-def _mapped(container: dict[Any, Any]) -> Iterable[Any]:
-    attributes = getattr(container, "__dict__", None)
-    return itertools.chain(container.values(), (attributes,)) if attributes else container.values()
-
-
 def _replaced(node: Replaced) -> Iterable[Any]:
     raise MalformedError(f"refers to a {brief(node.name)} from before it was given its state")
 
 
-_CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
-    **dict.fromkeys((dict, defaultdict, OrderedDict, Counter), _mapped),
-    **dict.fromkeys((list, tuple, deque, set, frozenset), lambda container: container),
-    Opaque: lambda opaque: (
-        opaque.cls,
-        opaque.args,
-        opaque.kwargs,
-        *opaque.state,
-        *opaque.appended,
-        *itertools.chain.from_iterable(opaque.items),
-    ),
-    Replaced: _replaced,
-    Composite: lambda composite: composite.parts.values(),
-    slice: lambda bounds: (bounds.start, bounds.stop, bounds.step),
-    Tagged: lambda tensor: (tensor.facts.attributes,),
-}
+_CHILDREN = {**CHILDREN, Replaced: _replaced}
 
 
 def check_nesting(value: Any, limits: Limits, most: int, most_containers: int) -> None:

@@ -17,9 +17,9 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered
 from ckptconv.structure import live
@@ -65,7 +65,7 @@ def _words(key: Any, whole: bool = False) -> str:
     if kind is bytes:
         return str(key[:SHORT], "ascii", "backslashreplace")
     if kind in (tuple, Size):
-        return _cut(".".join(_words(part) if type(part) in _ATOMS else type(part).__name__ for part in key[:SHORT]))
+        return _cut(".".join(_words(part) if type(part) in ATOMS else type(part).__name__ for part in key[:SHORT]))
     return kind.__name__
 
 
@@ -159,7 +159,6 @@ _ATTRIBUTES = _Form("attributes", lambda v: v, ("attributes",))
 FOREIGN = frozenset({Opaque, Global, Composite})
 # Written at each occurrence.
 _CONSTANTS = frozenset({TorchConstant, NumpyScalar})
-_ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
 
 # How values inside a node are chosen: none, by their own names, all that their names do not exclude, or all.
 _LEFT_OUT, _BY_NAME, _CHOSEN, _WHOLE = range(4)
@@ -172,25 +171,6 @@ _UNORDERED = frozenset({"set", "frozenset"})
 _OF_VALUES = frozenset({"attributes", "args", "state", "kwargs", "appended", "items"})
 _OPAQUE = "opaque"
 _COMPOSITE = "composite"
-
-
-def walk(tree: Any) -> Iterator[Any]:
-    """Yield each container, tensor and object in a tree of lazy tensors once, but no strings, numbers and the like."""
-    seen: set[int] = set()
-    stack = [tree]
-    while stack:
-        value = stack.pop()
-        kind = type(value)
-        if kind in _ATOMS or id(value) in seen:
-            continue
-        seen.add(id(value))
-        yield value
-        form = _FORMS.get(kind)
-        if form:
-            stack.extend(form.children(value))
-        elif kind is Tagged and value.facts.attributes is not None:
-            stack.append(value.facts.attributes)
-
 
 # ----------------------------------------------------------------------------------------------------------- writing
 
@@ -308,7 +288,7 @@ class _Frame:
         if form.tag in _HOLDERS:
             for at in range(len(form.fields) + form.paired, len(self.children), 1 + form.paired):
                 value = self.children[at]
-                if type(value) in _ATOMS and value is not None and self.out[at + 1] is not _GONE:
+                if type(value) in ATOMS and value is not None and self.out[at + 1] is not _GONE:
                     yield at
 
     def place(self, at: int) -> tuple[str, Any]:
@@ -382,7 +362,7 @@ class Encoder:
         while stack:
             value = stack.pop()
             kind = type(value)
-            if kind in _ATOMS:
+            if kind in ATOMS:
                 key = self._atom_key(value)
                 if key is None:
                     continue
@@ -472,13 +452,13 @@ class Encoder:
             for at in range(frame.at, len(children)):
                 value = children[at]
                 kind = type(value)
-                if choosing and kind in _ATOMS and not self._is_chosen(frame, at):
+                if choosing and kind in ATOMS and not self._is_chosen(frame, at):
                     out.append(_GONE)
                 elif kind is str:
                     out.append(value if len(value) <= SHORT and value.isascii() else self._atom(value))
                 elif kind is float:
                     out.append(["float", _float_text(value)])
-                elif kind in _ATOMS:
+                elif kind in ATOMS:
                     out.append(self._atom(value))
                 else:
                     frame.at = at + 1
@@ -729,7 +709,7 @@ class Encoder:
     def _attributes(self, value: Any, prefix: str, rule: int) -> tuple[int, _Frame | None]:
         """Return the index of a tensor's attributes in the table, and a frame for their contents, if not yet
         written."""
-        if type(value) in _ATOMS:
+        if type(value) in ATOMS:
             self.nodes.append(_atom(value))
             self.valued_nodes.add(len(self.nodes) - 1)
             return len(self.nodes) - 1, None

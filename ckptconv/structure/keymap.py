@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.errors import UnsupportedError
 from ckptconv.structure import live
 from ckptconv.structure.decoder import Decoder
-from ckptconv.structure.encoder import METADATA, Encoder, walk
+from ckptconv.structure.encoder import METADATA, Encoder
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.dtypes import DTYPE_RANK
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "plain_record", "remap",
-    "unflatten", "walk",
+    "unflatten",
 ]  # fmt: skip
 
 

@@ -22,11 +22,11 @@ from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, METADATA, RANK, SHARD
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
+from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
-from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import format_size, some
 
@@ -303,7 +303,7 @@ class _Checkpoint:
 
 def _is_plain(value: Any) -> bool:
     """Whether there is no tensor in `value`."""
-    return not any(isinstance(node, (LazyTensor, Composite)) for node in keymap.walk(value))
+    return not any(isinstance(node, (LazyTensor, Composite)) for node in walk(value))
 
 
 def _is_described(names: Iterable[str]) -> bool:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
+from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, Global, Opaque
 from ckptconv.pickles.vocabulary import Constructor
 from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
@@ -216,28 +217,12 @@ def _tensors_in(name: str, value: Any, where: str, seen: set[int]) -> Iterator[L
 
     Raises UnsupportedError for an object whose weights only C++ code can extract.
     """
-    pending = [value]
-    while pending:
-        item = pending.pop()
+    for item in walk(value, seen):
         if isinstance(item, LazyTensor):
+            seen.discard(id(item))  # report it under each attribute that is this tensor
             yield item
-        elif id(item) not in seen:
-            seen.add(id(item))
-            if isinstance(item, Opaque) and str(item.cls).startswith(_NATIVE):
-                raise unsupported(where, f"its {name} is packed ({item.name}): the weights in it have no plain form")
-            pending.extend(_parts(item))
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return (*value.keys(), *value.values())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return value
-    if isinstance(value, Composite):
-        return value.parts.values()
-    if isinstance(value, Opaque):
-        return (value.args, value.kwargs, *value.state, *value.appended, *value.items)
-    return ()
+        elif isinstance(item, Opaque) and str(item.cls).startswith(_NATIVE):
+            raise unsupported(where, f"its {name} is packed ({item.name}): the weights in it have no plain form")
 
 
 def _first(args: tuple[Any, ...]) -> Any:

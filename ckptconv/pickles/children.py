@@ -1,0 +1,60 @@
+"""What the nodes of a tree contain, and a walk over them."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from types import EllipsisType
+from typing import Any
+
+from ckptconv.pickles.nodes import Composite, Opaque
+from ckptconv.pickles.set_order import ordered
+from ckptconv.tensors.lazy import Tagged
+
+ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
+_MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
+_SETS = (set, frozenset)
+
+
+def _values(mapping: dict[Any, Any]) -> Iterable[Any]:
+    attributes = getattr(mapping, "__dict__", None)
+    return chain(mapping.values(), (attributes,)) if attributes else mapping.values()
+
+
+# By type, what may hold further nodes inside a node; the keys of mappings are left out.
+CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
+    **dict.fromkeys(_MAPPINGS, _values),
+    **dict.fromkeys((list, tuple, deque, *_SETS), lambda container: container),
+    Opaque: lambda opaque: (
+        opaque.cls,
+        opaque.args,
+        *opaque.state,
+        opaque.kwargs,
+        *opaque.appended,
+        *chain.from_iterable(opaque.items),
+    ),
+    Composite: lambda composite: composite.parts.values(),
+    slice: lambda bounds: (bounds.start, bounds.stop, bounds.step),
+    Tagged: lambda tensor: (tensor.facts.attributes,),
+}
+
+
+def walk(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield each container, tensor and object in a tree of lazy tensors once, but no strings, numbers and the like.
+
+    Skip nodes whose ids are in `seen`, and add the others to it. The order is the same in every process.
+    """
+    seen = set() if seen is None else seen
+    stack = [tree]
+    while stack:
+        value = stack.pop()
+        kind = type(value)
+        if kind in ATOMS or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if kind in CHILDREN:
+            stack.extend(ordered(value) if kind in _SETS else CHILDREN[kind](value))
+        if kind in _MAPPINGS:
+            stack.extend(value)
