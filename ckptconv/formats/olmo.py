@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsafeError
+from ckptconv.formats.nesting import nest
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.vocabulary import WHOLE_TREES, Vocabulary
 
@@ -41,29 +42,20 @@ def restore(
     contain. `where` names the file in errors. Raises CorruptError for a name that is not of this mapping, UnsafeError
     for a name that would call something.
     """
-    tree: dict[Any, Any] = {}
-    inner = {id(tree)}
     opaque: dict[str, None] = {}
-    for name, tensor in tensors.items():
-        path, is_pickled = _path(name, where)
-        value = tensor
-        if is_pickled:
-            place = f"{where}, the value of {_shown(path)}"
-            loaded = load(read(tensor), vocabulary or Vocabulary(), where=place, limits=WHOLE_TREES)
-            opaque.update((str(cls), None) for cls in loaded.opaque)
-            value = loaded.value
-        target = tree
-        for key in path[:-1]:
-            if key not in target:
-                target[key] = {}
-                inner.add(id(target[key]))
-            target = target[key]
-            if id(target) not in inner:
-                raise CorruptError(f"{where}: {_shown(path)} lies inside another value.")
-        if path[-1] in target:
-            raise CorruptError(f"{where}: there are two values for {_shown(path)}.")
-        target[path[-1]] = value
-    return tree, list(opaque)
+
+    def leaves() -> Iterator[tuple[tuple[Any, ...], Any]]:
+        for name, tensor in tensors.items():
+            path, is_pickled = _path(name, where)
+            value = tensor
+            if is_pickled:
+                place = f"{where}, the value of {_shown(path)}"
+                loaded = load(read(tensor), vocabulary or Vocabulary(), where=place, limits=WHOLE_TREES)
+                opaque.update((str(cls), None) for cls in loaded.opaque)
+                value = loaded.value
+            yield path, value
+
+    return nest(leaves(), where, _shown).tree, list(opaque)
 
 
 def _decoded(name: str) -> bytes | None:

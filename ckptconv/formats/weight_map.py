@@ -17,7 +17,7 @@ _MOST = 128 << 20
 
 
 class Index(NamedTuple):
-    """An index: {tensor: file}; its metadata; the names of its JSON members; its size in characters."""
+    """An index: {tensor: file}; its metadata; the names of its JSON members; its size in bytes."""
 
     weight_map: dict[str, str]
     metadata: dict[str, Any]
@@ -47,4 +47,4 @@ def read_index(place: Location) -> Index | None:
         weight_map[tensor] = files.setdefault(file, file)
     for name in files:
         check_inside(name, place.path, place.parent.path)
-    return Index(weight_map, metadata, frozenset(told), len(text))
+    return Index(weight_map, metadata, frozenset(told), len(text.encode()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CorruptError
+from ckptconv.formats import nesting
 from ckptconv.formats.dcp.metadata import Path, named
 
 # Keys under which training loops put their model; the first one present is meant.
@@ -200,27 +201,11 @@ def nest(leaves: Mapping[Path, Any], where: str) -> Any:
     A list item that is not among the leaves is None. Raise CorruptError for a path that leads through a leaf, or for
     indices that make no list.
     """
-    root: dict[str | int, Any] = {}
-    inner: list[tuple[dict[str | int, Any], str | int]] = []
-    nodes = {id(root)}
-    for path, leaf in leaves.items():
-        node = root
-        for step in path[:-1]:
-            if step not in node:
-                below: dict[str | int, Any] = {}
-                nodes.add(id(below))
-                inner.append((node, step))
-                node[step] = below
-            node = node[step]
-            if id(node) not in nodes:
-                raise CorruptError(f"{where}: {named(dotted(path))} is inside of a value.")
-        if path[-1] in node:
-            raise CorruptError(f"{where} has two values at {named(dotted(path))}.")
-        node[path[-1]] = leaf
+    tree, inner = nesting.nest(leaves.items(), where, lambda path: named(dotted(path)))
     most = 2 * len(leaves)
     for node, step in reversed(inner):
         node[step] = _container(node[step], most, where)
-    return _container(root, most, where)
+    return _container(tree, most, where)
 
 
 def _container(node: dict[str | int, Any], most: int, where: str) -> Any:
