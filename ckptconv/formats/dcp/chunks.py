@@ -1,26 +1,27 @@
 """Join the chunks of a tensor into one expression, and prove that they cover it exactly. Pure.
 
 Sharding cuts a tensor by planes: into rows (Shard(0)), columns (Shard(1)), tiles, or interleaved blocks. This undoes
-it: along a plane that crosses no chunk, the tensor is cut in two, and each part is cut again until it is one chunk. The
-proof that nothing is missing or stored twice: each region in the end has exactly the one chunk that fills it.
+it: the tensor is cut along all planes of a dimension that cross no chunk, and each part is cut again until it is one
+chunk. The proof that nothing is missing or stored twice: in the end, each region has exactly the chunk that fills it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple, TypeAlias
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.lazy import Concat, Inline, LazyTensor, Narrow
+from ckptconv.tensors.lazy import Concat, Inline, LazyTensor
 
 Shape: TypeAlias = tuple[int, ...]
 
-# The work allowed for cutting a tensor: _ROOM, plus _MOST_CUTS for each chunk. A grid takes one cut for each sharded
-# dimension; a spiral would take as many as there are chunks.
-_MOST_CUTS = 64
-_ROOM = 1 << 14
+# How often a region is cut again along each dimension. A grid takes one cut; blocks that are each a grid take two.
+_CUTS = 2
+# So many chunks are compared with each other to tell why they cannot be joined.
+_COMPARED = 512
 
 
 class Tile(NamedTuple):
@@ -37,13 +38,17 @@ class Tile(NamedTuple):
 
 
 class _MisfitError(Exception):
-    """The reason why chunks do not fill a region."""
+    """The reason why chunks cannot be joined to a region, and the error to raise for it."""
+
+    def __init__(self, reason: str, error: type[CkptconvError] = CorruptError) -> None:
+        super().__init__(reason)
+        self.error = error
 
 
 def join(dtype: DType, shape: Shape, tiles: Sequence[Tile], what: str) -> LazyTensor:
     """Return the tensor of `dtype` and `shape` that `tiles`, none of them empty, make up. `what` names it in errors.
 
-    Raise CorruptError if they leave a hole, overlap, or reach out of it.
+    Raise CorruptError if they leave a hole, overlap, or reach out of it; UnsupportedError if no sharding makes them.
     """
     for tile in tiles:
         if any(tile.stop(dim) > extent for dim, extent in enumerate(shape)):
@@ -61,36 +66,20 @@ def join(dtype: DType, shape: Shape, tiles: Sequence[Tile], what: str) -> LazyTe
         raise CorruptError(f"{what} has {math.prod(shape)} elements, and its chunks {-missing} more: they overlap.")
     if not tiles:
         return Inline(b"", dtype, shape)
-    budget = _Budget(_ROOM + _MOST_CUTS * len(tiles), what)
     try:
-        return _joined((0,) * len(shape), shape, list(tiles), budget)
+        return _joined((0,) * len(shape), shape, list(tiles), _CUTS * len(shape))
     except _MisfitError as reason:
-        raise CorruptError(f"{what}: {reason}.") from None
+        raise reason.error(f"{what}: {reason}.") from None
 
 
-class _Budget:
-    """The work that is left for cutting a tensor."""
-
-    def __init__(self, most: int, what: str) -> None:
-        self.left, self.what = most, what
-
-    def spend(self, count: int) -> None:
-        self.left -= count
-        if self.left < 0:
-            raise UnsupportedError(f"{self.what} is cut into chunks in a way that no sharding makes.")
-
-
-def _joined(start: Shape, stop: Shape, tiles: list[Tile], budget: _Budget) -> LazyTensor:
-    """Return the region from `start` to `stop`, in which `tiles` lie."""
+def _joined(start: Shape, stop: Shape, tiles: list[Tile], cuts: int) -> LazyTensor:
+    """Return the region from `start` to `stop`, in which `tiles` lie, cut at most `cuts` times, one inside another."""
     if len(tiles) == 1:
         tile = tiles[0]
         if tile.offsets != start or any(tile.stop(dim) != end for dim, end in enumerate(stop)):
             raise _MisfitError(f"nothing is in a part of the region from {list(start)} to {list(stop)}")
         return tile.tensor
-    if not tiles:
-        raise _MisfitError(f"nothing is in the region from {list(start)} to {list(stop)}")
-    budget.spend(len(tiles))
-    for dim in range(len(start)):
+    for dim in range(len(start) if cuts else 0):
         groups = _cut(tiles, dim)
         if len(groups) > 1:
             parts, at = [], start[dim]
@@ -98,12 +87,12 @@ def _joined(start: Shape, stop: Shape, tiles: list[Tile], budget: _Budget) -> La
                 end = max(tile.stop(dim) for tile in group)
                 if group[0].start(dim) != at:
                     raise _hole(dim, at, start, stop)
-                parts.append(_joined(_with(start, dim, at), _with(stop, dim, end), group, budget))
+                parts.append(_joined(_with(start, dim, at), _with(stop, dim, end), group, cuts - 1))
                 at = end
             if at != stop[dim]:
                 raise _hole(dim, at, start, stop)
             return Concat(tuple(parts), dim)
-    return _split(start, stop, tiles, budget)
+    raise _misfit(start, stop, tiles)
 
 
 def _hole(dim: int, at: int, start: Shape, stop: Shape) -> _MisfitError:
@@ -126,34 +115,15 @@ def _cut(tiles: list[Tile], dim: int) -> list[list[Tile]]:
     return groups
 
 
-def _split(start: Shape, stop: Shape, tiles: list[Tile], budget: _Budget) -> LazyTensor:
-    """Cut a region in which every plane crosses a chunk, such as a pinwheel, at the plane that crosses the fewest."""
-    planes: dict[tuple[int, int], int] = {}
-    for dim in range(len(start)):
-        for at in {tile.start(dim) for tile in tiles} - {start[dim]}:
-            planes[dim, at] = 0
-    budget.spend(len(planes) * len(tiles))
-    for dim, at in planes:
-        planes[dim, at] = sum(tile.start(dim) < at < tile.stop(dim) for tile in tiles)
-    if not planes:
-        raise _MisfitError(f"{len(tiles)} chunks are in the same place, at {list(start)}")
-    dim, at = min(planes, key=lambda plane: planes[plane])
-    before: list[Tile] = []
-    after: list[Tile] = []
-    for tile in tiles:
-        low, high = tile.start(dim), tile.stop(dim)
-        if high <= at:
-            before.append(tile)
-        elif low >= at:
-            after.append(tile)
-        else:
-            before.append(Tile(tile.offsets, Narrow(tile.tensor, dim, 0, at - low)))
-            after.append(Tile(_with(tile.offsets, dim, at), Narrow(tile.tensor, dim, at - low, high - at)))
-    sides = [
-        _joined(start, _with(stop, dim, at), before, budget),
-        _joined(_with(start, dim, at), stop, after, budget),
-    ]
-    return Concat(tuple(sides), dim)
+def _misfit(start: Shape, stop: Shape, tiles: Sequence[Tile]) -> _MisfitError:
+    """Return why the `tiles` of a region cannot be joined: they leave a hole, overlap, or are cut in an odd way."""
+    region = f"the region from {list(start)} to {list(stop)}"
+    if sum(tile.tensor.numel for tile in tiles) != math.prod(high - low for low, high in zip(start, stop, strict=True)):
+        return _MisfitError(f"its {len(tiles)} chunks do not fill {region}, or overlap")
+    for one, other in combinations(tiles[:_COMPARED], 2):
+        if all(one.start(dim) < other.stop(dim) and other.start(dim) < one.stop(dim) for dim in range(len(start))):
+            return _MisfitError(f"in {region}, its chunks at {list(one.offsets)} and {list(other.offsets)} overlap")
+    return _MisfitError(f"{region} is cut into {len(tiles)} chunks in a way that no sharding makes", UnsupportedError)
 
 
 def _with(shape: Shape, dim: int, value: int) -> Shape:
