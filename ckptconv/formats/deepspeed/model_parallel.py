@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.deepspeed.assemble import Weights
 from ckptconv.formats.deepspeed.partitions import TIED, Shape
 from ckptconv.formats.deepspeed.patterns import Expressions, PatternError
+from ckptconv.formats.deepspeed.weights import Weights
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, View

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.deepspeed import model_parallel
-from ckptconv.formats.deepspeed.assemble import Weights, assemble, is_whole, whole
+from ckptconv.formats.deepspeed.assemble import assemble, is_whole, whole
 from ckptconv.formats.deepspeed.locate import FAMILY, Checkpoint
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
+from ckptconv.formats.deepspeed.weights import Weights
 from ckptconv.formats.source import Source, Training, Wanted, prefixed
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
@@ -35,6 +36,7 @@ _COMPARED = 1 << 16
 SHOWN = 8
 
 _T = TypeVar("_T")
+_Saved = TypeVar("_Saved", ModelFile, OptimFile)
 
 
 @dataclass
@@ -259,12 +261,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
             )
         other = opened.model(own[dp])
         opened.reading.check_name(own[dp])
-        for what, key in (("shapes of parameters", "shapes"), ("shapes of frozen parameters", "frozen")):
-            if getattr(other, key) != getattr(model, key):
-                raise CorruptError(
-                    f"{other.file.path} and {basename(model.file.path)} have different {what}: they are not of one "
-                    "save."
-                )
+        _check_same(other, model, _OF_MODELS)
         return other
 
     def layers() -> dict[int, dict[str, LazyTensor]]:
@@ -326,8 +323,7 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
     first, world = optims[0], len(optims)
     count = max(first.counts, default=0) or model.number("dp_world_size") or world
     if count < world:
-        zero = first.config.get("zero_optimization")
-        if isinstance(zero, dict) and zero.get("mics_shard_size") == count:
+        if first.zero.get("mics_shard_size") == count:
             optims = optims[:count]  # MiCS: the other ranks hold replicas of these
         else:
             stale = optims[count:]
@@ -344,18 +340,7 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
             f"{len(first.masters)}."
         )
     for optim in optims:
-        for what, mine, other in (
-            ("ZeRO stage", optim.stage, first.stage),
-            ("number of groups", len(optim.masters), len(first.masters)),
-            ("partition count", optim.counts, first.counts),
-            ("alignment paddings", optim.alignments, first.alignments),
-            ("dtypes", [m.dtype.name for m in optim.masters], [m.dtype.name for m in first.masters]),
-        ):
-            if mine != other:
-                raise CorruptError(
-                    f"{optim.file.path} has the {what} {mine!s:.60}, and {basename(first.file.path)} has "
-                    f"{other!s:.60}: they are not of one save."
-                )
+        _check_same(optim, first, _OF_OPTIMS)
     if count > world:
         missing = range(world, count)
         raise CorruptError(
@@ -368,6 +353,30 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
     _check_distinct(optims, reading)
     _check_steps(optims, model, reading)
     return optims
+
+
+# What the files of all ranks of one save agree on.
+_OF_OPTIMS: dict[str, Callable[[OptimFile], Any]] = {
+    "ZeRO stage": lambda optim: optim.stage,
+    "number of groups": lambda optim: len(optim.masters),
+    "partition count": lambda optim: optim.counts,
+    "alignment paddings": lambda optim: optim.alignments,
+    "dtypes": lambda optim: [master.dtype.name for master in optim.masters],
+}
+_OF_MODELS: dict[str, Callable[[ModelFile], Any]] = {
+    "shapes of parameters": lambda model: model.shapes,
+    "shapes of frozen parameters": lambda model: model.frozen,
+}
+
+
+def _check_same(one: _Saved, first: _Saved, facts: Mapping[str, Callable[[_Saved], Any]]) -> None:
+    """Raise CorruptError if two files of one kind do not agree on all `facts`."""
+    for what, fact in facts.items():
+        if fact(one) != fact(first):
+            raise CorruptError(
+                f"{one.file.path} has the {what} {fact(one)!s:.60}, and {basename(first.file.path)} has "
+                f"{fact(first)!s:.60}: they are not of one save."
+            )
 
 
 def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
@@ -405,20 +414,16 @@ def _check_steps(optims: Sequence[OptimFile], model: ModelFile, reading: Reading
     if group is None:
         return
     taken = [reading.steps(optim.states[group] if group < len(optim.states) else {}) for optim in optims]
-    for optim, steps in zip(optims, taken, strict=True):
-        if steps is not None and taken[0] is not None and steps != taken[0]:
+    known = [(optim.file.path, steps) for optim, steps in zip(optims, taken, strict=True)]
+    if taken[0] is not None and basename(dirname(model.file.path)) == f"global_step{taken[0]:g}":
+        known.append((model.file.path, model.number("global_steps")))
+    for path, steps in known:
+        if None not in (steps, taken[0]) and steps != taken[0]:
             raise CorruptError(
-                f"{optim.file.path} was saved after {steps:g} steps of the optimizer, and "
-                f"{basename(optims[0].file.path)} after {taken[0]:g}: they are not of one save.",
+                f"{path} was saved after {steps:g} steps, and {basename(optims[0].file.path)} after {taken[0]:g}: they "
+                "are not of one save.",
                 "Look for the file of the same save, or take another tag.",
             )
-    tag, steps = basename(dirname(model.file.path)), model.number("global_steps")
-    if steps is not None and taken[0] is not None and steps != taken[0] and tag == f"global_step{taken[0]:g}":
-        raise CorruptError(
-            f"{model.file.path} was saved after {steps} steps, and {basename(optims[0].file.path)}, like its tag, "
-            f"after {taken[0]:g}: they are not of one save.",
-            "Look for the file of the same save, or take another tag.",
-        )
 
 
 # -------------------------------------------------------------------------------------------------------- one model

@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.locate import described, identity
@@ -24,6 +24,8 @@ from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
 from ckptconv.tensors.moves import File, Runs
 from ckptconv.text import brief
+
+_T = TypeVar("_T")
 
 # More ranks than any training has.
 MAX_RANKS = 1 << 24
@@ -95,6 +97,12 @@ def _kind(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
+def misfit(file: File, what: str, value: Any, numel: int) -> CorruptError:
+    """Return the error for `what` of `file`, which is `value` and should be a tensor of `numel` elements."""
+    found = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is missing"
+    return CorruptError(f"{file.path}: {what} {found}, where {numel} elements were expected.")
+
+
 class FusedExperts(NamedTuple):
     """A layer of experts whose weights are fused into one tensor each (AutoEP): `prefix`.w1 and so on.
 
@@ -105,8 +113,26 @@ class FusedExperts(NamedTuple):
     experts: list[list[int]]
 
 
+class _Settings:
+    """What every file says of the run that wrote it."""
+
+    config: dict[str, Any]
+    version: str
+
+    @property
+    def zero(self) -> dict[str, Any]:
+        """The settings of ZeRO."""
+        settings: dict[str, Any] = _if(dict, self.config.get("zero_optimization"), {})
+        return settings
+
+    def release(self) -> tuple[int, ...]:
+        """Return the release of DeepSpeed that wrote it; () if it does not say, as before 0.4.2."""
+        match = re.match(r"(\d+)\.(\d+)\.(\d+)", self.version)
+        return tuple(map(int, match.groups())) if match else ()
+
+
 @dataclass
-class ModelFile:
+class ModelFile(_Settings):
     """What a model file says. A field is None if the file lacks it, as those of old releases do.
 
     `storages` maps entries of the module to their storages: equal ones shared memory. `extras` are the module's entries
@@ -135,13 +161,9 @@ class ModelFile:
         value = self.values.get(key)
         return value if type(value) is int and 0 < value < MAX_RANKS else None
 
-    def release(self) -> tuple[int, ...]:
-        """Return the release of DeepSpeed that wrote it; () if it does not say, as before 0.4.2."""
-        return _release(self.version)
-
 
 @dataclass
-class OptimFile:
+class OptimFile(_Settings):
     """What an optimizer file says.
 
     `counts` is the number of ranks that share each group; under ZeRO-3 one number for all. `masters` are this rank's
@@ -169,13 +191,19 @@ class OptimFile:
     native: bool
     values: dict[str, Any]
 
+    @property
+    def round_robin(self) -> bool:
+        """Whether ZeRO changed the order of the parameters in a group, to spread their gradients over the ranks."""
+        return bool(self.zero.get("round_robin_gradients"))
+
+    @property
+    def data_first(self) -> bool:
+        """Whether the ranks that share experts are neighbours."""
+        return self.config.get("use_data_before_expert_parallelism") is True
+
     def count(self, group: int) -> int:
         """Return how many ranks share a group; 0 if it does not say."""
         return self.counts[group] if group < len(self.counts) else 0
-
-    def release(self) -> tuple[int, ...]:
-        """Return the release of DeepSpeed that wrote it; () if it does not say, as before 0.4.2."""
-        return _release(self.version)
 
     def uses_muon(self, group: int) -> bool:
         """Whether Muon trains a group. Elastic checkpoints have no param_groups: only the optimizer's name says so."""
@@ -347,18 +375,13 @@ class Reading:
         )
 
 
-def _release(version: str) -> tuple[int, ...]:
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    return tuple(map(int, match.groups())) if match else ()
-
-
 # The signature at the beginning of a zip archive, that of its end record, and that record's length: it comes last.
 _ZIP, _ZIP_END, _ZIP_TAIL = b"PK\3\4", b"PK\5\6", 22
 
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 
 
-def _if(kind: type, value: Any, default: Any) -> Any:
+def _if(kind: type[_T], value: Any, default: _T) -> _T:
     """Return `value` if it has the type, else `default`. It is for values that no element depends on and a client may
     have replaced: the configuration can be a path."""
     return value if isinstance(value, kind) else default

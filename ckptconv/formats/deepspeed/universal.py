@@ -13,9 +13,11 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats.deepspeed import locate as zero_files
-from ckptconv.formats.deepspeed.assemble import Weights, complete, own
+from ckptconv.formats.deepspeed.assemble import complete
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.deepspeed.records import Fields, ModelFile, Reading
+from ckptconv.formats.deepspeed.states import own
+from ckptconv.formats.deepspeed.weights import Weights
 from ckptconv.formats.source import Source, Training, Wanted
 from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside
