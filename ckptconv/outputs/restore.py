@@ -11,12 +11,12 @@ from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import selection, writable
+from ckptconv.outputs.selected import selected_tree, tree_of
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
-from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import some
 
@@ -66,29 +66,24 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
     dtype, opaque = options.dtype or "keep", options.opaque
-    choice = Choice(options.include, options.exclude)
-    tree = selection.subtree(source.weights, options.key, source.path) if options.key else source.weights
+    tree = tree_of(source, options)
     idle: dict[str, str] = {}
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
     unscaled: tuple[str, ...] = ()
-    if choice or dtype != "keep" or not options.structure or _has_unlisted(tree):
-        described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
+    if options.include or options.exclude or dtype != "keep" or not options.structure or _has_unlisted(tree):
+        chosen = selected_tree(tree, options)
+        described = chosen.described
         found = {name: writable.unlisted(node) for name, node in described.found.items()}
         tensors = described.tensors
-        names = set(selection.matching(tensors, choice))
-        idle = selection.idle_globs(list(tensors), choice)
-        demoted = {name: _unlisted_kind(tensors[name]) for name in tensors if name in names and options.structure}
+        idle = selection.idle_globs(list(tensors), chosen.choice)
+        demoted = {name: _unlisted_kind(tensors[name]) for name in chosen.names if options.structure}
         demoted = {name: kind for name, kind in demoted.items() if kind}
         if (found or demoted) and not opaque:
             raise _refusal(source.path, found | demoted)
-        if tensors and not names:
+        if tensors and not chosen.names:
             raise UsageError(f"Nothing is left to write: all {len(tensors)} tensors are excluded.")
-        flat = {
-            name: tensor.tensor if name in described.fixed else selection.converted(name, tensor.tensor, dtype)
-            for name, tensor in tensors.items()
-            if name in names
-        }
+        flat = {name: chosen.cast(name) for name in chosen.names}
         cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
         unscaled = selection.unscaled(cast, tensors, dtype)
         tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
-from ckptconv.outputs import selection
+from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
@@ -60,7 +60,7 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
 
     Raise UsageError if nothing is left, CorruptError or UnsupportedError for tensors that cannot be converted.
     """
-    tree = selection.subtree(source.tree(options.key), options.key, source.path) if options.key else source.weights
+    tree = tree_of(source, options)
     choice = Choice(options.include, options.exclude)
     described = _flattened(source, tree, choice)
     flat = described.tensors
@@ -113,6 +113,24 @@ def selected_states(source: Source, options: Options, rename: Rename = selection
     dtype = "keep" if options.dtype == "keep" else source.default_dtype
     tensors = described.tensors
     return Selected(names, known, tensors, described, options.structure, owners, choice, dtype, widen_only=True)
+
+
+def tree_of(source: Source, options: Options) -> Any:
+    """Return the source's tree, or what `options.key` names in it."""
+    if not options.key:
+        return source.weights
+    return selection.subtree(source.tree(options.key), options.key, source.path)
+
+
+def selected_tree(tree: Any, options: Options) -> Selected:
+    """Select what a `.pt` file of `tree` holds by the options; tensors known by `known` are tagged with their facts."""
+    choice = Choice(options.include, options.exclude)
+    described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
+    known = described.tensors
+    names = {name: name for name in selection.matching(known, choice)}
+    bare = {name: known[name].tensor for name in names}
+    dtype, fixed = options.dtype or "keep", described.fixed
+    return Selected(names, known, bare, described, options.structure, {}, choice, dtype, widen_only=False, fixed=fixed)
 
 
 def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:

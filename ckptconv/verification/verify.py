@@ -23,7 +23,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options import OPTIONS, Options, Rules, checked
 from ckptconv.outputs import selection, universal, writable
-from ckptconv.outputs.selected import Rename, selected, selected_states
+from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, tree_of
 from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage.files import is_far, look, read_text
@@ -32,11 +32,10 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
-from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
+from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 from ckptconv.verification import renaming
@@ -638,16 +637,9 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 
 def _expected_tree(source: Source, asked: Options) -> Any:
     """Return the tree that a `.pt` file must hold."""
-    tree = selection.subtree(source.tree(asked.key), asked.key, source.path) if asked.key else source.weights
-    choice = Choice(asked.include, asked.exclude)
-    described = keymap.describe(tree, leave_out=writable.leaving_out(asked), tagged=True, choice=choice)
-    flat, record, fixed = described.tensors, described.structure, described.fixed
-    chosen = set(selection.matching(flat, choice))
-    tensors: dict[str, LazyTensor] = {}
-    for name, tensor in flat.items():
-        if name in chosen:
-            bare = untagged(tensor)
-            tensors[name] = bare if name in fixed else selection.converted(name, bare, asked.dtype or "keep")
+    chosen = selected_tree(tree_of(source, asked), asked)
+    tensors = {name: chosen.cast(name) for name in chosen.names}
+    record = chosen.described.structure
     if record is not None and asked.opaque == "drop":
         record = _without_classes(record)
     return keymap.unflatten(tensors, record if asked.structure else None, live_values=False)
