@@ -13,6 +13,7 @@ import random
 import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ckptconv.errors import CkptconvError, UsageError
@@ -344,21 +345,36 @@ def _check_version(told: str | None, version: str) -> None:
         raise ChangedError("it is another version now")
 
 
+async def s3_client(
+    fs: Any, bucket: str, operation: str, own: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Any, dict[str, Any]]:
+    """Return botocore's client of a file system on S3, which does not retry as s3fs does, and the settings for an
+    operation such as "GetObject": those of the file system and `own`, if the operation takes them."""
+    await fs.set_session()
+    client = await fs.get_s3(bucket)
+    taken = client.meta.service_model.operation_model(operation).input_shape.members
+    settings = {**fs.s3_additional_kwargs, **fs.req_kw, **own}
+    return client, {name: value for name, value in settings.items() if name in taken and value is not None}
+
+
 async def _from_s3(fs: Any, inner: str, size: int, version: str, start: int, stop: int, put: Put) -> None:
+    from s3fs.errors import translate_boto_error
+
     bucket, key, chosen = fs.split_path(inner)
     whole = stop - start == size
     settings = {
-        **fs.req_kw,
         **({"VersionId": chosen} if chosen else {}),
         **({"IfMatch": version} if version.startswith('"') else {}),
         **({"ChecksumMode": "ENABLED"} if whole else {"Range": f"bytes={start}-{stop - 1}"}),
     }
+    client, known = await _soon(s3_client(fs, bucket, "GetObject", settings), inner)
     try:
-        answer = await _soon(fs._call_s3("get_object", Bucket=bucket, Key=key, **settings), inner)
-    except OSError as error:
+        answer = await _soon(client.get_object(Bucket=bucket, Key=key, **known), inner)
+    except Exception as error:
         if _status(error) == 412:
             raise ChangedError("it is another version now") from error
-        raise
+        told = translate_boto_error(error)
+        raise told from told.__cause__
     try:
         _check_version(answer.get("ETag"), version)
         if not whole:

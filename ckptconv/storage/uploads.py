@@ -136,11 +136,7 @@ class S3Upload(Upload):
 
     async def _send(self, number: int, body: _Body) -> Any:
         # Not call_s3, which would retry with a body that is already read to the end.
-        await self._fs.set_session()
-        client = await self._fs.get_s3(self._bucket)
-        taken = client.meta.service_model.operation_model("UploadPart").input_shape.members
-        settings = {**self._fs.s3_additional_kwargs, **self._fs.req_kw}
-        known = {name: value for name, value in settings.items() if name in taken and value is not None}
+        client, known = await remote.s3_client(self._fs, self._bucket, "UploadPart")
         return await client.upload_part(**known, **self._where, UploadId=self._id, PartNumber=number, Body=body)
 
     def complete(self) -> None:
