@@ -21,6 +21,7 @@ from torch_reference import bits
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
+from ckptconv.formats.weight_map import read_index
 from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES
 
@@ -401,3 +402,11 @@ def test_a_record_in_one_file_of_several_says_nothing_of_the_others(tmp_path: Pa
     record = '{"version":1,"root":["list",{"name":"b"}]}'
     save_file({"b": torch.zeros(2)}, tmp_path / "model-00002-of-00002.safetensors", {"ckptconv.structure": record})
     assert list(tensors_of(index)) == ["a", "b"]
+
+
+def test_an_index_is_counted_in_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text('{"metadata": {}, "weight_map": {"größe": "model.safetensors"}}', "utf-8")
+    index = read_index(Location(str(path)))
+    assert index is not None
+    assert index.size == path.stat().st_size
