@@ -158,11 +158,16 @@ def _count(least: int, most: int) -> Kind:
     return Kind(lambda value, called: parse_count(value, called, least, most), stored=int)
 
 
+def _switch(value: Any, called: str) -> bool | None:
+    return None if value is None else _flag(value, called)
+
+
 # Choices that the command line completes; it refuses others.
 _LITERAL: Any = Literal
 TEXT = Kind(_text, unset="")
 PATH = Kind(_path, unset="")
 FLAG = Kind(_flag, bool, bool, unset=False)
+SWITCH = Kind(_switch, bool, bool)
 TEXTS = Kind(_texts, list[str], list, unset=())
 RULES = Kind(_rules, list[str], list, unset=())
 NAMES = Kind(_names, list[str], dict, unset={})
@@ -362,6 +367,13 @@ class Options(_Given):
     # Further outputs.
     optimizer: str = _option(PATH, "Write the optimizer states there, by parameter.", metavar="PATH", group="output")
     universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group="output")
+    copy_config: bool | None = _option(
+        SWITCH,
+        "Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained. Default: from the "
+        "hub only.",
+        flags=("--copy-config/--no-copy-config",),
+        group="output",
+    )
     per_rank: bool = _option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group="output")
     opaque: str = _option(
         OPAQUE,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckptconv.errors import CkptconvError
+from ckptconv.formats.companions import is_companion_name
 from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage import remote
@@ -142,7 +143,7 @@ class UploadStaging(Staging):
         """
         assert self.is_ours is not None
         for name in sorted(names_in(fs, place), key=lambda name: name != DESCRIPTION):
-            if name == DESCRIPTION or name.startswith(RECORD) or self.is_ours(name):
+            if name == DESCRIPTION or name.startswith(RECORD) or self.is_ours(name) or is_companion_name(name):
                 self._remove(fs, f"{place}/{name}")
         if not any(each in KINDS for each in remote.protocols(fs)):
             fs.rmdir(place)  # stores have no directories
