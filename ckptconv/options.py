@@ -158,16 +158,12 @@ def _count(least: int, most: int) -> Kind:
     return Kind(lambda value, called: parse_count(value, called, least, most), stored=int)
 
 
-def _switch(value: Any, called: str) -> bool | None:
-    return None if value is None else _flag(value, called)
-
-
 # Choices that the command line completes; it refuses others.
 _LITERAL: Any = Literal
 TEXT = Kind(_text, unset="")
 PATH = Kind(_path, unset="")
 FLAG = Kind(_flag, bool, bool, unset=False)
-SWITCH = Kind(_switch, bool, bool)
+SWITCH = Kind(_flag, bool, bool)
 TEXTS = Kind(_texts, list[str], list, unset=())
 RULES = Kind(_rules, list[str], list, unset=())
 NAMES = Kind(_names, list[str], dict, unset={})

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptconv.errors import CkptconvError
+from ckptconv.formats.source import Source
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -36,10 +37,11 @@ _SNAPSHOTS = "snapshots"
 
 @dataclass(frozen=True)
 class Companions:
-    """The companions of a checkpoint by name, and what a user should know of those that are none."""
+    """The companions of a checkpoint by name, what a user should know of files that are none, and their directory."""
 
     files: Mapping[str, File]
     warnings: tuple[str, ...] = ()
+    directory: str = ""
 
 
 def is_companion_name(name: str) -> bool:
@@ -47,13 +49,28 @@ def is_companion_name(name: str) -> bool:
     return _NAMES.fullmatch(name) is not None
 
 
-def beside(path: str, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
-    """Return the companions in the directory `path`, of these `names` if they are given.
+def beside(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
+    """Return the companions of `source`, of these `names` if they are given: in its directory, or if none are there, in
+    the one with the file that points to it.
 
     A file that is too large, or a link that leads out of the directory, is none. But the links of huggingface_hub's
     cache lead to files of the same repository.
     """
-    place = Location(path, dict(options))
+    found = Companions({})
+    for place in _directories(source, options):
+        found = _in(place, names)
+        if found.files:
+            break
+    return found
+
+
+def _directories(source: Source, options: Mapping[str, object]) -> Iterator[Location]:
+    place = Location(source.path, dict(options))
+    yield place if place.kind == "directory" else place.parent
+    yield from (place.at(pointer).parent for pointer in source.pointers[:1])
+
+
+def _in(place: Location, names: Collection[str] | None) -> Companions:
     found: dict[str, File] = {}
     warnings = []
     for name, entry in place.names.items():
@@ -61,11 +78,11 @@ def beside(path: str, options: Mapping[str, object], names: Collection[str] | No
             continue
         if entry.file.size > LARGEST:
             warnings.append(f"{entry.file.path} was not copied: it has more than {LARGEST >> 20} MiB.")
-        elif _leads_out(path, entry.file.path):
+        elif _leads_out(place.path, entry.file.path):
             warnings.append(f"{entry.file.path} was not copied: it is a link that leads out of its directory.")
         else:
             found[name] = entry.file
-    return Companions(found, tuple(warnings))
+    return Companions(found, tuple(warnings), place.path)
 
 
 def _leads_out(directory: str, path: str) -> bool:

@@ -40,15 +40,12 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
 
 def _with_companions(source: Source, target: Target, options: Options, earlier: Collection[str]) -> Source:
     known = dict(options.storage_options)
-    place = Location(source.path, known)
-    directory = place.path if place.kind == "directory" else place.parent.path
-    if resolved_name(directory) == resolved_name(target.path):
+    found = companions.beside(source, known)
+    if resolved_name(found.directory) == resolved_name(target.path):
         return _told(source, "OUTPUT is the directory of the input", options)
-    found = companions.beside(directory, known)
+    source = replace(source, warnings=[*source.warnings, *found.warnings])
     if not found.files:
-        return replace(
-            _told(source, f"{directory} has no such files", options), warnings=[*source.warnings, *found.warnings]
-        )
+        return _told(source, f"{found.directory} has no such files", options)
     present = _present(target, known)
     kept = {
         name: present[name]
@@ -69,7 +66,7 @@ def _with_companions(source: Source, target: Target, options: Options, earlier: 
         source,
         companions=files,
         notes=[*source.notes, *notes],
-        warnings=[*source.warnings, *found.warnings, *stays],
+        warnings=[*source.warnings, *stays],
     )
 
 

@@ -51,7 +51,7 @@ _PASSING_ERRNOS = {
     errno.ENETRESET, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, getattr(errno, "EREMOTEIO", errno.EIO),
 }  # fmt: skip
 # A path in a repository of the Hugging Face hub at a commit, with the scheme or without.
-_PINNED = re.compile(r"(?:hf://)?(?:[a-z]+/)?[^/@]+/[^/@]+@[0-9a-f]{40}(?:/|$)")
+_PINNED = re.compile(r"(?:hf://)?(?:(?:models|datasets|spaces|kernels)/)?[^/@]+/[^/@]+@[0-9a-f]{40}(?:/|$)")
 _LASTING_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 
 

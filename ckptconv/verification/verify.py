@@ -427,9 +427,7 @@ def _with_companions(source: Source, target: Target, options: dict[str, Any]) ->
     copied = list(filter(is_companion_name, target.manifest.told["files"] if target.manifest else ()))
     if not copied or source.companions:
         return source
-    place = Location(source.path, options)
-    directory = place if place.kind == "directory" else place.parent
-    return replace(source, companions=beside(directory.path, options, copied).files)
+    return replace(source, companions=beside(source, options, copied).files)
 
 
 def _compare_companions(source: Source, target: Target, found: Written, options: dict[str, Any]) -> Iterator[_Pair]:
