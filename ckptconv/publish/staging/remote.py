@@ -102,12 +102,19 @@ class UploadStaging(Staging):
             previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
             leftovers = [name for name, is_directory in present.items() if is_directory and is_sibling(name, PREFIX)]
 
+        def remove_last() -> None:
+            with explained(join(self.path, previous[-1])):
+                self._remove(fs, f"{inner}/{previous[-1]}")
+            previous.pop()
+
         def remove_previous() -> None:
             while previous:
-                with explained(join(self.path, previous[-1])):
-                    self._remove(fs, f"{inner}/{previous[-1]}")
-                previous.pop()
+                remove_last()
 
+        # Only the earlier manifest says that copied files are ours: they go before it does.
+        previous.sort(key=is_companion_name)
+        while previous and is_companion_name(previous[-1]):
+            remove_last()
         # The index comes last, when no file remains beside it that it does not name.
         for number, name in enumerate(sorted(names, key=lambda name: name == self.index)):
             try:
