@@ -70,6 +70,8 @@ class _Hub(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def _repo(self, name: str) -> dict[str, Any]:
+        if self.headers.get("Authorization") and not self._is_known():
+            raise _Refused(401, "", "Invalid credentials in Authorization header")
         described = self.root / name / "refs.json"
         if not described.is_file():
             raise _Refused(401 if self.headers.get("Authorization") is None else 404, "RepoNotFound")

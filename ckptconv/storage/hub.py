@@ -30,8 +30,6 @@ def pinned(url: str, options: remote.Options) -> str:
     if not is_hub(url) or remote.is_pinned(url) or url.startswith(f"{_SCHEME}buckets/"):
         return url  # buckets have no commits
     fs, inner = remote.filesystem(url, options)
-    if "hf" not in remote.protocols(fs) or not hasattr(fs, "resolve_path"):
-        return url
     try:
         return remote.retrying(lambda: _resolved(fs, inner, url))
     except CkptconvError:
@@ -83,5 +81,10 @@ def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
         return UsageError(
             f"{url} does not exist: the hub has no such repository, or it is private.",
             f"Check its name; if it is private, {_TOKEN}.",
+        )
+    if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == 401:
+        return UsageError(
+            f"{url} cannot be read: the hub does not know the token that it was sent.",
+            "Check HF_TOKEN, or run `hf auth login`.",
         )
     return None

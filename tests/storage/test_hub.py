@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv
+from checkpoints import ZERO, ckptconv, ckptconv_here
 from hub_server import TOKEN, Hub, hub_server
 from huggingface_hub import constants
 from safetensors.torch import load_file, save
@@ -31,6 +31,13 @@ TOKENIZER = b'{"version": "1.0", "model": {' + b" " * 5000 + b"}}"
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     with hub_server(tmp_path_factory.mktemp("hub") / "root") as served:
         yield served
+
+
+@pytest.fixture(autouse=True)
+def _online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests see to it that nothing is asked of the real hub."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
 
 @pytest.fixture
@@ -127,6 +134,20 @@ def test_a_directory_or_a_file_in_a_repository(hub: Hub, repository: str, tmp_pa
     assert (tmp_path / "b" / "config.json").read_bytes() == CONFIG
     convert(f"hf://{repository}/pytorch_model.bin", tmp_path / "c.safetensors", storage_options=hub.options)
     assert [path.name for path in tmp_path.glob("c*")] == ["c.safetensors"]
+
+
+def test_a_hub_is_read_by_every_command_and_not_written(hub: Hub, repository: str, tmp_path: Path) -> None:
+    hub.commit(repository, {"model.safetensors": save(model(), {"format": "pt"})})
+    options = json.dumps(hub.options)
+    run = ckptconv_here("inspect", f"hf://{repository}", "--json", "--storage-options", options)
+    assert run.code == 0, run.err
+    back = tmp_path / "back.pt"
+    run = ckptconv_here("safetensors2pt", f"hf://{repository}", back, "--storage-options", options)
+    assert run.code == 0, run.err
+    loaded = torch.load(back, weights_only=True)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model().items())
+    with pytest.raises(UsageError, match="hf upload"):
+        convert(back, f"hf://{repository}/out.safetensors", storage_options=hub.options)
 
 
 def test_which_of_several_was_read_is_said(hub: Hub, repository: str, tmp_path: Path) -> None:
@@ -235,6 +256,8 @@ def test_what_is_not_there(hub: Hub, repository: str, tmp_path: Path) -> None:
 def test_a_private_repository_needs_a_token(hub: Hub, repository: str, tmp_path: Path) -> None:
     hub.commit(repository, {"pytorch_model.bin": saved(model())}, private=True)
     assert "HF_TOKEN" in refused(f"hf://{repository}", hub.options, tmp_path)
+    unknown = {**hub.options, "token": "hf_ofnobody"}
+    assert "does not know the token" in refused(f"hf://{repository}", unknown, tmp_path)
     convert(f"hf://{repository}", tmp_path / "out", storage_options=hub.known)
     assert is_model(tmp_path / "out", model())
 
