@@ -51,7 +51,7 @@ class _Hub(BaseHTTPRequestHandler):
         try:
             if path == "/":
                 self._answer(200, b"a hub")
-            elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+            elif found := re.fullmatch(r"/api/models/([^/]+(?:/[^/]+)?)(?:/revision/(.+))?", path):
                 repo = self._repo(found[1])
                 commit = self._commit(repo, found[2] or "main")
                 told = {"id": found[1], "sha": commit, "private": repo["private"], "gated": repo["gated"]}
