@@ -15,7 +15,7 @@ from ckptconv.publish.manifest import NAME
 from ckptconv.storage.files import listing, look, open_reader
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, join
+from ckptconv.storage.paths import dirname, is_remote, join
 from ckptconv.tensors.moves import BLOCK, File
 from ckptconv.text import some
 
@@ -31,8 +31,10 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     asked = is_hub(source.path) if options.copy_config is None else options.copy_config
     if target.is_file:
         return _told(source, "one file has no directory to copy to", options), target
-    # What is on a store is asked for only if something is copied. Parts there remove the manifest.
-    is_known = not is_remote(target.path) or (asked and not options.part)
+    # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,
+    # nothing goes.
+    is_beside = resolved_name(target.path) in map(resolved_name, (source.path, dirname(source.path)))
+    is_known = not is_beside and (not is_remote(target.path) or (asked and not options.part))
     earlier = earlier_companions(target, known) if is_known else {}
     goal = replace(target, replaces=frozenset(earlier))
     return (_with_companions(source, target, options, earlier) if asked else source), goal
@@ -75,6 +77,8 @@ def earlier_companions(target: Target, known: dict[str, object]) -> Mapping[str,
 
     On a disk, a file that was changed after the manifest was written is not as it was.
     """
+    if not any(map(companions.is_companion_name, _present(target, known))):
+        return {}  # without reading the manifest, which may be large
     try:
         manifest = look(join(target.path, NAME), known)
         if manifest.kind != "file":
