@@ -37,9 +37,11 @@ from ckptconv.outputs.targets import (
     resolve_output,
 )
 from ckptconv.process import no_garbage, peak_rss, settled
+from ckptconv.publish.companions import accompanied
 from ckptconv.publish.publish import Done, files_of, final_path, last_path, publish
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
+from ckptconv.storage.hub import pinned
 from ckptconv.storage.paths import is_remote, normalize, real_place
 from ckptconv.storage.spool import is_pipe
 from ckptconv.tensors.lazy import LazyTensor
@@ -103,7 +105,7 @@ def convert(
             if not targets:
                 targets = {weights_output: resolve_output(default_output(sources[0], chosen.storage_options), chosen)}
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
-            work = [(one, plan, of_rank(target, one)) for one in sources for plan, target in targets.items()]
+            work = _work(sources, targets, chosen)
             outputs = [plan(one, target, chosen) for one, plan, target in work]
             if wanted and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
@@ -322,6 +324,21 @@ def _depfile(
         staging.commit([""])
 
 
+def _work(
+    sources: list[Source], targets: Mapping[Any, Target], options: Options
+) -> list[tuple[Source, Planner, Target]]:
+    """Return what is to be planned. In `sources`, replace each that has companions by one that names them."""
+    work = []
+    for number, source in enumerate(sources):
+        for plan, target in targets.items():
+            taken, goal = source, of_rank(target, source)
+            if plan is weights_output:
+                taken, goal = accompanied(source, goal, options)
+                sources[number] = taken
+            work.append((taken, plan, goal))
+    return work
+
+
 def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Collection[Planner]) -> list[Source]:
     """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank.
 
@@ -334,7 +351,7 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
     }
     if isinstance(source, Source):
         return [complete(source, **wanted)]
-    path = normalize(source)
+    path = pinned(normalize(source), dict(options.storage_options))
     if is_pipe(path) and not targets:
         raise UsageError("What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     settings: dict[str, Any] = {

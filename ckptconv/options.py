@@ -163,6 +163,7 @@ _LITERAL: Any = Literal
 TEXT = Kind(_text, unset="")
 PATH = Kind(_path, unset="")
 FLAG = Kind(_flag, bool, bool, unset=False)
+SWITCH = Kind(_flag, bool, bool)
 TEXTS = Kind(_texts, list[str], list, unset=())
 RULES = Kind(_rules, list[str], list, unset=())
 NAMES = Kind(_names, list[str], dict, unset={})
@@ -362,6 +363,13 @@ class Options(_Given):
     # Further outputs.
     optimizer: str = _option(PATH, "Write the optimizer states there, by parameter.", metavar="PATH", group="output")
     universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group="output")
+    copy_config: bool | None = _option(
+        SWITCH,
+        "Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained. Default: from the "
+        "hub only.",
+        flags=("--copy-config/--no-copy-config",),
+        group="output",
+    )
     per_rank: bool = _option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group="output")
     opaque: str = _option(
         OPAQUE,

@@ -70,11 +70,22 @@ class AssertZero:
         return 0
 
 
+class Copied(NamedTuple):
+    """The bytes of a file, `tensor`, that is copied whole and holds no tensor."""
+
+    offset: int
+    tensor: LazyTensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+
 class NotZeroError(CorruptError):
     """A tensor that the plan leaves out as zeros is not: another plan is needed, which keeps it."""
 
 
-Part: TypeAlias = Literal | Data | Trailer | AssertZero
+Part: TypeAlias = Literal | Data | Trailer | AssertZero | Copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +110,7 @@ class FilePlan:
         seen: dict[File, None] = {}
         before: tuple[File, ...] = ()
         for part in self.parts:
-            if isinstance(part, (Data, AssertZero)):
+            if isinstance(part, (Data, AssertZero, Copied)):
                 inputs = part.tensor.inputs()
                 # Most tensors are in the same files as the one before.
                 if inputs != before:

@@ -93,6 +93,19 @@ def with_config(model: Any, directory: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------ transformers
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_directory_that_was_converted_with_its_configuration_is_loaded_as_it_is(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]().eval()
+    source = tmp_path / "source"
+    model.config.save_pretrained(source)
+    model.generation_config.save_pretrained(source)
+    torch.save(model.state_dict(), source / "pytorch_model.bin")
+    library.convert(source, tmp_path / "out", copy_config=True, max_shard_size=20_000)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    words = torch.arange(12)[None]
+    assert torch.equal(loaded(words).logits, model(words).logits)
+
+
 @pytest.mark.parametrize("size", ["1GB", "12kB"], ids=["one file", "shards"])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_zero_checkpoint_becomes_a_directory_for_from_pretrained(

@@ -55,6 +55,7 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "exclude_frozen_parameters": (False, True, [True]),
     "optimizer": ("", "states", [Path("states"), "states"]),
     "universal": ("", "u", [Path("u"), "u"]),
+    "copy_config": (None, True, [True]),
     "per_rank": (False, True, [True]),
     "opaque": ("", "keep", ["keep"]),
     "drop_opaque": (False, False, [False]),  # the same as opaque="drop"
@@ -81,6 +82,7 @@ REFUSED: dict[str, list[Any]] = {
     "optimizer": [3, b"o"],
     "universal": [3, b"o"],
     "opaque": ["x", 3, True],
+    "copy_config": [1, "yes", "auto"],
     **{name: [None, 1, 0, "yes", ""] for name, option in OPTIONS.items() if option.kind is FLAG},
 }
 
@@ -229,7 +231,10 @@ def commands() -> dict[str, set[str]]:
 
 
 def flags(*tables: dict[str, Option]) -> set[str]:
-    return {flag for table in tables for option in table.values() if option.group != "library" for flag in option.flags}
+    every = (
+        flag for table in tables for option in table.values() if option.group != "library" for flag in option.flags
+    )
+    return {flag.partition("/")[0] for flag in every}
 
 
 def test_the_command_line_has_the_options_of_the_table_and_no_others() -> None:

@@ -76,7 +76,7 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
 @app.command("safetensors2pt", cls=Command)
 @taking(
     *named("opaque drop_opaque"),
-    *(each for each in CONVERTING if each not in named("max_shard_size strip_prefix rename tied checksum")),
+    *(each for each in CONVERTING if each not in named("max_shard_size strip_prefix rename tied checksum copy_config")),
 )
 def safetensors2pt(
     source: Annotated[

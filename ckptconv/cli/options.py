@@ -35,7 +35,7 @@ SHOWING = named("json quiet verbose storage_options inert no_progress")
 TENSORS = [option for option in OPTIONS.values() if option.group == "tensors"]
 CONVERTING = [
     *TENSORS,
-    *named("jobs memory fsync clobber verify checksum spool_dir part dask manifest depfile dry_run"),
+    *named("copy_config jobs memory fsync clobber verify checksum spool_dir part dask manifest depfile dry_run"),
     *SHOWING,
 ]
 # The layout of a row, and the options of commands that write rows.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias, TypeGuard
 
-from ckptconv.plan import AssertZero, Data, FilePlan, Literal, Trailer
+from ckptconv.plan import AssertZero, Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.coalesce import blocks
 from ckptconv.storage.prefetch import Range, is_read_far
 from ckptconv.tensors.lazy import LazyTensor, Stored, StridedRows, strided_rows
@@ -27,7 +27,7 @@ SPARSE = 4
 class Piece(NamedTuple):
     """Bytes `start` to `stop` of a part."""
 
-    part: Literal | Data | AssertZero
+    part: Literal | Data | AssertZero | Copied
     start: int
     stop: int
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.options import OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.storage.files import Entry
+from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
@@ -62,11 +63,14 @@ def open_source(
         path = take_pipe(path, spool_dir)
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
+    path = pinned(path, dict(storage_options or {}))
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank)
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = chosen.read(guess.place or place, wanted)
+    if is_hub(path):
+        source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     if source.family == deepspeed.FAMILY:
         return source
     idle = [
@@ -75,6 +79,22 @@ def open_source(
         if given
     ]
     return replace(source, warnings=[*source.warnings, *idle]) if idle else source
+
+
+def _hub_notes(place: Location, source: Source) -> Iterator[str]:
+    """Yield what a repository of the hub is read at, and which other weights it holds."""
+    yield f"read {place}"
+    if place.kind != "directory":
+        return
+    left = [
+        name
+        for name in place.names
+        if (sharded.holds_set((name,)) or safetensors.holds_set((name,)))
+        and not name.endswith(sharded.INDEX_SUFFIX)
+        and name not in source.inputs
+    ]
+    if left:
+        yield f"it holds other weights too, which were not read: {some(left, form=str)}; name one to convert that"
 
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
@@ -91,7 +111,7 @@ def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: boo
     from ckptconv.formats.deepspeed import read
 
     with attacks.refused(not inert):
-        return read.ranks_to_convert(Location(path, options), tag)
+        return read.ranks_to_convert(Location(pinned(path, options), options), tag)
 
 
 def _choose(probe: Probe) -> _Found:

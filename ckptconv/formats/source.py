@@ -69,6 +69,7 @@ class Source:
       who has chosen some.
     - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does so for what
       was read only for the optimizer's states; it tells more of a file that is in both.
+    - `companions` are small files beside it, by name, that are copied along with the weights.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
@@ -110,8 +111,13 @@ class Source:
     default_dtype: str = "keep"
     default_shard_size: int | None = None
     state_inputs: Mapping[str, Hashable] = field(default_factory=dict)
+    companions: Mapping[str, File] = field(default_factory=dict)
     wanted: Wanted = Wanted()
     reread: Callable[[Wanted], Source] | None = None
+
+    def with_companions(self) -> Mapping[str, Hashable]:
+        """Return `inputs`, and likewise the companions."""
+        return {**self.inputs, **{name: (file.size, file.stamp) for name, file in self.companions.items()}}
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""

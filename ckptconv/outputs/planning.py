@@ -13,11 +13,12 @@ from ckptconv.options import OPTIONS, Options
 from ckptconv.outputs import safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, not_a_directory, resolved_name
-from ckptconv.plan import Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
+from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
 from ckptconv.storage.paths import basename, is_remote, normalize
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor, whole
+from ckptconv.tensors.moves import File
 from ckptconv.version import __version__
 
 if TYPE_CHECKING:
@@ -82,7 +83,16 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
         restored = plan_restored(source, target.path, options)
         told = Told(idle=restored.idle)
         return output_of("weights", [source], target, options, (restored.file,), {}, told, restored)
-    return output_of("weights", [source], target, options, *weights_files(source, target, options))
+    if target.is_file:
+        return output_of("weights", [source], target, options, *weights_files(source, target, options))
+    source = replace(source, inputs=source.with_companions())
+    files, aliases, told = weights_files(source, target, options)
+    copied = tuple(FilePlan(name, file.size, _whole(file)) for name, file in source.companions.items())
+    return output_of("weights", [source], target, options, (*copied, *files), aliases, told)
+
+
+def _whole(file: File) -> tuple[Copied, ...]:
+    return (Copied(0, whole(file)),) if file.size else ()
 
 
 def optimizer_output(source: Source, target: Target, options: Options) -> Output:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
+from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
@@ -28,6 +29,11 @@ def is_output_name(name: str) -> bool:
     return OUTPUT_NAMES.fullmatch(name) is not None
 
 
+def may_be_output(name: str) -> bool:
+    """Whether an output can have a file of that name, of its own or copied."""
+    return is_output_name(name) or is_companion_name(name)
+
+
 # A single file of a sharded set gets the name that it would have among the others.
 _SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
 # Names of files for torch.load.
@@ -43,13 +49,15 @@ _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 class Target:
     """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`).
 
-    `is_torch`: the file is one for torch.load; otherwise all files are safetensors.
+    `is_torch`: the file is one for torch.load; otherwise all files are safetensors. `replaces` are files in the
+    directory that an earlier output has copied there.
     """
 
     path: str
     is_file: bool
     is_tree: bool = False
     is_torch: bool = False
+    replaces: frozenset[str] = frozenset()
 
 
 def resolve_output(path: str, options: Options) -> Target:

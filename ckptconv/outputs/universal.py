@@ -18,8 +18,8 @@ from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, View
-from ckptconv.tensors.moves import Cast, File
+from ckptconv.tensors.lazy import Convert, LazyTensor, View, whole
+from ckptconv.tensors.moves import Cast
 
 LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"
@@ -60,7 +60,7 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
         yield plan_tree(name, tree, stem)
     for file in training.copies:
         name = basename(file.path)
-        yield FilePlan(name, file.size, (Data(0, _whole(file), name),) if file.size else ())
+        yield FilePlan(name, file.size, (Data(0, whole(file), name),) if file.size else ())
 
 
 def latest(directory: str) -> FilePlan:
@@ -99,7 +99,3 @@ def _widened(tensor: LazyTensor) -> LazyTensor:
     if tensor.dtype.name not in ("float16", "bfloat16"):
         return tensor
     return Convert(tensor, Cast(tensor.dtype.name, "float32"), DTYPES["float32"])
-
-
-def _whole(file: File) -> LazyTensor:
-    return Stored(file, 0, DTYPES["uint8"], (file.size,), (1,))

@@ -16,7 +16,7 @@ from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.options import OPTIONS, Options, checked
 from ckptconv.outputs import safetensors, universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
-from ckptconv.outputs.targets import check_file, is_output_name
+from ckptconv.outputs.targets import check_file, may_be_output
 from ckptconv.process import peak_rss
 from ckptconv.publish.manifest import NAME, Made, document, together
 from ckptconv.publish.parts import assign
@@ -190,7 +190,7 @@ def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
         )
     (each,) = found
     try:
-        told = description(each.data, each.plan_id, each.kinds, is_output_name, safetensors.INDEX)
+        told = description(each.data, each.plan_id, each.kinds, may_be_output, safetensors.INDEX)
     except ValueError as error:
         raise CorruptError(
             f"The description of the parts in {each.place} is damaged: {error}. Nothing was put under a final name.",

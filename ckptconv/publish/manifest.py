@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv.plan import Data, FilePlan, Literal, Trailer
+from ckptconv.plan import Copied, Data, FilePlan, Literal, Trailer
 
 NAME = ".ckptconv-manifest.json"
 
@@ -69,6 +69,8 @@ def spans(file: FilePlan, crcs: Mapping[str, int] | None) -> Iterator[tuple[int,
             yield part.offset, part.nbytes, zlib.crc32(part.data), None
         elif isinstance(part, Trailer):
             yield part.offset, part.nbytes, None if crcs is None else zlib.crc32(part.make(crcs)), None
+        elif isinstance(part, Copied):
+            yield part.offset, part.nbytes, None, None
 
 
 def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, Any]) -> bytes:

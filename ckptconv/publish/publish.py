@@ -13,6 +13,7 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress, same
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
+from ckptconv.formats.companions import is_companion_name
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output
@@ -62,7 +63,7 @@ def final_path(target: Target, file: FilePlan) -> str:
 
 def last_path(output: Output) -> str:
     """Return the path of the file that gets its final name last: once it exists, so do the others."""
-    names = [file.name for file in output.plan.files]
+    names = [file.name for file in output.plan.files if output.target.is_tree or not is_companion_name(file.name)]
     last = safetensors.INDEX if safetensors.INDEX in names else names[-1 if output.target.is_tree else 0]
     return final_path(output.target, next(file for file in output.plan.files if file.name == last))
 
@@ -73,17 +74,24 @@ def kind_of(target: Target) -> str:
 
 
 def staging_for(
-    path: str, plan_id: str, kind: str, options: Options, shared: bool = False, in_parts: bool = False
+    path: str,
+    plan_id: str,
+    kind: str,
+    options: Options,
+    shared: bool = False,
+    in_parts: bool = False,
+    replaces: frozenset[str] = frozenset(),
 ) -> Staging:
     """Return the staging of an output of the given `kind`, or of a file beside it.
 
     `shared`: other processes make parts of it at the same time. `in_parts`: on a store, several processes work on it.
+    `replaces` are files of an earlier output that go, beside those with an output's names.
     """
     if kind == "tree":
         from ckptconv.outputs import universal
 
         return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, options.fsync, shared)
-    index, is_ours = (safetensors.INDEX, is_output_name) if kind == "directory" else ("", None)
+    index, is_ours = (safetensors.INDEX, functools.partial(_is_ours, replaces)) if kind == "directory" else ("", None)
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
     memory = options.buffers(far=True) // 2
@@ -94,6 +102,10 @@ def staging_for(
     from ckptconv.publish.staging.remote import UploadStaging
 
     return UploadStaging(path, plan_id, memory, options.storage_options, index, is_ours)
+
+
+def _is_ours(replaces: frozenset[str], name: str) -> bool:
+    return is_output_name(name) or name in replaces
 
 
 def _is_one_upload(output: Output) -> bool:
@@ -203,6 +215,7 @@ def publish(
                         options if digested or part is None else replace(options, fsync=True),
                         part is not None,
                         part is not None or not here,
+                        output.target.replaces,
                     )
                 ),
                 digested,

@@ -51,6 +51,8 @@ _PASSING_ERRNOS = {
     errno.EIO, errno.EBUSY, errno.EAGAIN, errno.EPIPE, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH,
     errno.ENETRESET, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, getattr(errno, "EREMOTEIO", errno.EIO),
 }  # fmt: skip
+# A path in a repository of the Hugging Face hub at a commit, with the scheme or without.
+_PINNED = re.compile(r"(?:hf://)?(?:(?:models|datasets|spaces|kernels)/)?[^/@]+/[^/@]+@[0-9a-f]{40}(?:/|$)")
 _LASTING_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 
 
@@ -99,18 +101,39 @@ def protocols(fs: Any) -> tuple[str, ...]:
     return (named,) if isinstance(named, str) else tuple(named)
 
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "hf": "hub",
+}
 
 
 def _extra(url: str) -> str:
     extra = _EXTRAS.get(url.rpartition("::")[2].partition("://")[0])
-    return f"Install ckptconv[{extra}]." if extra else ""
+    return f"Install it: pip install 'ckptconv[{extra}]'." if extra else ""
+
+
+# What the hub's errors say, by the name of their class, and what to do.
+_OF_THE_HUB = {
+    "GatedRepoError": (
+        "its repository is gated, and access to it was not granted",
+        "Ask for access on its page of the hub, and set HF_TOKEN to a token of yours, or run `hf auth login`.",
+    ),
+    "DisabledRepoError": ("its repository is disabled on the hub", "Look at its page of the hub."),
+}
 
 
 def why(error: BaseException) -> str:
     """Return what went wrong, in one line."""
     if isinstance(error, FileNotFoundError):
         return "it does not exist"
+    if type(error).__name__ in _OF_THE_HUB:
+        return _OF_THE_HUB[type(error).__name__][0]
     text = " ".join(str(error).split())
     if isinstance(error, PermissionError):
         return f"permission denied ({text})" if text else "permission denied"
@@ -123,6 +146,8 @@ def why(error: BaseException) -> str:
 
 def hint(error: BaseException) -> str:
     """Return what a user may do about an error; "" if nothing is known to help."""
+    if type(error).__name__ in _OF_THE_HUB:
+        return _OF_THE_HUB[type(error).__name__][1]
     if isinstance(error, PermissionError) or "Credential" in type(error).__name__ or _status(error) in (401, 403):
         return "Check the credentials, and what they may do: the environment's, fsspec's, or --storage-options."
     if is_transient(error):
@@ -195,7 +220,7 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
     """Return fsspec's info of a path, requested anew; None if nothing is there."""
     if inner.endswith("/") and _is_http(fs):
         return {"type": "directory"}  # its listing, if any, is a page of links
-    fs.invalidate_cache()
+    _refresh(fs, inner)
     try:
         found: dict[str, Any] = retrying(lambda: _asked(fs, "info", inner))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -207,7 +232,7 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
 
 def names(fs: Any, inner: str) -> list[dict[str, Any]]:
     """List a directory, requested anew. Each entry is as `info` returns it."""
-    fs.invalidate_cache()
+    _refresh(fs, inner)
     rows: list[dict[str, Any]] = retrying(lambda: _asked(fs, "ls", inner, detail=True))
     if _is_http(fs):
         # Links may lead anywhere, or to other views of the same page.
@@ -217,6 +242,12 @@ def names(fs: Any, inner: str) -> list[dict[str, Any]]:
             if row["name"].rstrip("/").rpartition("/")[0] == inner.rstrip("/") and not re.search("[?#]", row["name"])
         ]
     return rows
+
+
+def _refresh(fs: Any, inner: str) -> None:
+    """Forget what a file system keeps of listings, unless it can never change."""
+    if not (_is_hub(fs) and is_pinned(inner)):
+        fs.invalidate_cache()
 
 
 def _asked(fs: Any, what: str, inner: str, **settings: Any) -> Any:
@@ -232,6 +263,15 @@ def _is_http(fs: Any) -> bool:
 
 def _is_s3(fs: Any) -> bool:
     return bool({"s3", "s3a"} & set(protocols(fs)))
+
+
+def _is_hub(fs: Any) -> bool:
+    return "hf" in protocols(fs)
+
+
+def is_pinned(inner: str) -> bool:
+    """Whether a path of the Hugging Face hub names a commit, so that what is there never changes."""
+    return _PINNED.match(inner) is not None
 
 
 def stamp(row: Mapping[str, Any]) -> str:
@@ -266,8 +306,11 @@ def ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
     if fs.async_impl:
         return lambda start, stop, put: put(0, fs.cat_file(inner, start=start, end=stop))
 
+    # The hub's file system would ask for the size before each range.
+    known = {"size": size} if _is_hub(fs) else {}
+
     def from_file(start: int, stop: int, put: Put) -> None:
-        with fs.open(inner, "rb", cache_type="none") as opened:
+        with fs.open(inner, "rb", cache_type="none", **known) as opened:
             opened.seek(start)
             put(0, opened.read(stop - start))
 
@@ -276,7 +319,7 @@ def ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
 
 def is_parallel(fs: Any) -> bool:
     """Whether a file system serves several threads at once."""
-    return bool(fs.async_impl) or "hf" in protocols(fs)
+    return bool(fs.async_impl) or _is_hub(fs)
 
 
 def gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:

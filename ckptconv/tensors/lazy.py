@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import bands, gather, is_contiguous, row_runs, spread, tiles, trim
 from ckptconv.tensors.moves import (
     BLOCK,
@@ -163,6 +163,11 @@ class Stored(LazyTensor):
         for box in boxes:
             most = 2 * limit if order == "output" else limit
             yield from trim(gather(self.file, self.offset, box, item, most), start, stop)
+
+
+def whole(file: File) -> Stored:
+    """Return all bytes of `file`, as uint8."""
+    return Stored(file, 0, DTYPES["uint8"], (file.size,), (1,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
+from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options import OPTIONS, Options, Rules
 from ckptconv.outputs.schema import check_manifest, parse_json
@@ -225,7 +226,12 @@ def _may_be(source: Source, inputs: Mapping[str, Hashable], name: str, told: Map
 
 
 def _literal(path: str, options: Any) -> bytes:
-    """Return the bytes of an output file that its plan holds as literals: its header, its record, or its index."""
+    """Return the bytes of an output file that its plan holds as literals: its header, its record, or its index.
+
+    Of a companion it holds none.
+    """
+    if is_companion_name(basename(path)):
+        return b""
     reader = open_reader(path, options)
     try:
         if path.endswith(SUFFIX):

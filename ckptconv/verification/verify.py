@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
+from ckptconv.formats.companions import beside, is_companion_name
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch.file import read as read_torch
@@ -33,9 +34,8 @@ from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
-from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes
+from ckptconv.tensors.lazy import LazyTensor, same_bytes, whole
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 from ckptconv.verification import renaming
@@ -60,6 +60,7 @@ _INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # Metadata entries that are never aliases: a tensor with such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure")
 _SHOWN = 5
+_AGAIN = "It was changed since it was written, or the source was; convert again."
 # Bytes that are prefetched from remote files before they are compared.
 PREFETCH_MEMORY = 24 << 20
 # The file beside a universal checkpoint that holds its name.
@@ -388,10 +389,13 @@ def _compare(
         )
     expected = _expected_states(source, asked) if target.made_of == "states" else _expected_weights(source, asked)
     pairs = _compare_names(source, expected, found, asked)
+    if target.made_of == "weights":
+        source = _with_companions(source, target, storage_options)
+        pairs.extend(_compare_companions(source, target, found, storage_options))
     _check_structure(expected, found)
     _check_shards(found, asked)
     if target.manifest:
-        inputs = {**source.inputs, **(source.state_inputs if target.made_of == "states" else {})}
+        inputs = {**source.with_companions(), **(source.state_inputs if target.made_of == "states" else {})}
         told = target.manifest, source, inputs, target.made_of, found, storage_options
         attested.checks.append(functools.partial(check_safetensors, *told))
         attested.expect(target.manifest, found)
@@ -415,6 +419,37 @@ def _compare_names(source: Source, expected: _Expected, found: Written, asked: O
         if want is not same and (same_bytes(want) is None or same_bytes(want) != same_bytes(same)):
             pairs.append(_checked(want, found.tensors[kept], homes[kept], removed))
     return pairs
+
+
+def _with_companions(source: Source, target: Target, options: dict[str, Any]) -> Source:
+    """Return `source` with the companions that the manifest of `target` names, unless it was opened with some."""
+    copied = list(filter(is_companion_name, target.manifest.told["files"] if target.manifest else ()))
+    if not copied or source.companions:
+        return source
+    return replace(source, companions=beside(source, options, copied).files)
+
+
+def _compare_companions(source: Source, target: Target, found: Written, options: dict[str, Any]) -> Iterator[_Pair]:
+    """Yield the files that were copied whole, and those that they are copies of; add them to the files of `found`."""
+    told = target.at or (target.manifest.told["files"] if target.manifest else ())
+    for name in filter(is_companion_name, told):
+        path = join(target.path, name)
+        entry = look(target.at[name] if target.at else path, options)
+        if entry.kind != "file" or name not in source.companions:
+            where = target.path if entry.kind != "file" else f"{source.path}, of which it is a copy,"
+            raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
+        found.files.append(entry.file._replace(path=path))
+        want, got = whole(source.companions[name]), whole(entry.file)
+        if want.shape != got.shape:
+            raise DifferenceError(
+                f"{path} has {entry.file.size} bytes, and is no copy of {want.file.path}, which has {want.file.size}.",
+                _AGAIN,
+                what="file",
+                file=path,
+                expected=want.file.size,
+                found=entry.file.size,
+            )
+        yield _Pair(want, got, path, name)
 
 
 def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
@@ -604,7 +639,7 @@ def _compare_universal(
     for name, tree in trees.items():
         yield from _compare_torch(source, tree, join(target.path, name), at[name], asked, done)
     for name, file in copies.items():
-        want, got = _whole(file), _whole(look(at[name]).file)
+        want, got = whole(file), whole(look(at[name]).file)
         path = join(target.path, name)
         done.outputs.append(VerifiedFile(path, got.nbytes, 0))
         yield _checked(want, got, path, name)
@@ -621,10 +656,6 @@ def _compare_universal(
         known = dict(asked.storage_options)
         told = target.manifest, source, dict(source.inputs), "universal", target.path, at, known
         attested.checks.append(functools.partial(check_planned, *told))
-
-
-def _whole(file: File) -> LazyTensor:
-    return Stored(file, 0, DTYPES["uint8"], (file.size,), (1,))
 
 
 def _check_no_more(directory: str, names: set[str]) -> None:

@@ -49,18 +49,22 @@ class Crashing:
         if place.exists():
             shutil.rmtree(place)
         place.mkdir()
-        for name, data in self.old.items():
+        for name, data in sorted(self.old.items(), key=lambda each: each[0] == MANIFEST):
             (place / name).write_bytes(data)
         return place
 
 
 def prepared(place: Path) -> Crashing:
-    torch.save({f"layer{n}": torch.full((64, 1000), float(n)) for n in range(SHARDS)}, place / "model.pt")
-    torch.save({f"layer{n}": torch.full((64, 1000), float(-n)) for n in range(SHARDS + 1)}, place / "old.pt")
-    options = {"max_shard_size": 256_000}
-    ckptconv.convert(place / "old.pt", place / "old", **options)
-    ckptconv.convert(place / "model.pt", place / "new", **options)
-    return Crashing(place / "model.pt", contents(place / "old"), contents(place / "new"), options)
+    options = {"max_shard_size": 256_000, "copy_config": True}
+    brought = {"old": ("config.json", "merges.txt"), "new": ("config.json", "tokenizer.json")}
+    for name, sign, count in (("old", -1, SHARDS + 1), ("new", 1, SHARDS)):
+        source = place / f"of-{name}"
+        source.mkdir()
+        torch.save({f"layer{n}": torch.full((64, 1000), float(sign * n)) for n in range(count)}, source / "model.pt")
+        for each in brought[name]:
+            (source / each).write_text(f"{each} that is {name}" * 1000)
+        ckptconv.convert(source / "model.pt", place / name, **options)
+    return Crashing(place / "of-new" / "model.pt", contents(place / "old"), contents(place / "new"), options)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +165,7 @@ def test_a_disk_that_fails_for_a_while_costs_only_what_was_not_finished(
 ) -> None:
     output = crashing.output(tmp_path / "out")
     stale = OSError(116, "Stale file handle")
-    with failing(monkeypatch, "pwrite", 5, stale), pytest.raises(FailedError, match="goes on from there"):
+    with failing(monkeypatch, "pwrite", 7, stale), pytest.raises(FailedError, match="goes on from there"):
         crashing.convert(output)
     assert contents(output) == crashing.old
     assert crashing.convert(output).reused >= 3

@@ -13,13 +13,12 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import pytest
 import torch
 from checkpoints import ZERO, ckptconv, ckptconv_here, contents
-from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote import (
@@ -532,39 +531,6 @@ def test_a_file_that_is_not_served_and_a_server_that_is_not_there(
 
 
 # ------------------------------------------------------------------------------------------------------ other places
-
-
-class Hub(MemoryFileSystem):
-    """Stands for the file system of a hub: read only, and known by the hash of what a file is."""
-
-    protocol = "hf"
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-    root_marker = ""
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return "/" + path.removeprefix("hf://").strip("/")
-
-    def info(self, path: str, **options: Any) -> dict[str, Any]:
-        row = super().info(path, **options)
-        return {**row, "blob_id": "abc", "last_commit": None} if row["type"] == "file" else row
-
-    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
-        rows = super().ls(path, detail=True, **options)
-        return [self.info(row["name"]) for row in rows] if detail else [row["name"] for row in rows]
-
-
-def test_a_hub_is_read_and_not_written(plain: Path, tmp_path: Path) -> None:
-    fsspec.register_implementation("hf", Hub, clobber=True)
-    hub = fsspec.filesystem("hf")
-    for path in (plain / "plain").iterdir():
-        hub.pipe_file(f"/org/model/{path.name}", path.read_bytes())
-    convert("hf://org/model", tmp_path / "back.pt")
-    back = torch.load(tmp_path / "back.pt", weights_only=True)
-    assert all(torch.equal(back[name], tensor) for name, tensor in a_model().items())
-    with pytest.raises(UsageError, match="hf upload"):
-        convert(tmp_path / "back.pt", "hf://org/model/out.safetensors")
 
 
 @pytest.mark.parametrize("chain", ["simplecache::{}", "blockcache::{}"])

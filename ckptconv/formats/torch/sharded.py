@@ -18,12 +18,15 @@ from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import GUESS, SHARD, fingerprint, read_torch
 from ckptconv.formats.weight_map import read_index
+from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 FAMILY = torch_file.FAMILY
 INDEX_SUFFIX = ".index.json"
+# Indexes of other programs' files, which stand beside those of torch in repositories of the hub.
+_FOREIGN = tuple(f"{suffix}{INDEX_SUFFIX}" for suffix in (".safetensors", ".h5", ".msgpack"))
 _WHOLE = "pytorch_model.bin"
 # Names of a list that a message shows.
 _SHOWN = 5
@@ -43,7 +46,7 @@ def holds_set(names: Iterable[str]) -> bool:
 
 
 def _is_torch_index(name: str) -> bool:
-    return name.endswith(INDEX_SUFFIX) and not name.endswith(".safetensors" + INDEX_SUFFIX)
+    return name.endswith(INDEX_SUFFIX) and not name.endswith(_FOREIGN)
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
@@ -55,6 +58,8 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     if place.kind == "file":
         return _read_index(place, place.path)
     indexes = [name for name in place.names if _is_torch_index(name)]
+    if f"{_WHOLE}{INDEX_SUFFIX}" in indexes and is_hub(place.path):
+        indexes = [f"{_WHOLE}{INDEX_SUFFIX}"]  # what from_pretrained takes
     if len(indexes) > 1:
         raise UsageError(f"{place} holds several indexes: {_some(indexes)}.", f"Name one: {place.join(indexes[0])}")
     if indexes:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.formats.companions import is_companion_name
 from ckptconv.outputs.schema import MOST_RECORD, file_record
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made, record
@@ -417,6 +418,10 @@ class LocalStaging(Staging):
             home.unlink(self.index)
             if self.durable:
                 home.sync()
+        # Only the earlier manifest says that these are ours: they go before it does.
+        for old in filter(is_companion_name, previous):
+            home.unlink(old)
+        previous = [old for old in previous if not is_companion_name(old)]
         for name in sorted(names, key=lambda name: name == self.index):
             if name == self.index:
                 for old in previous:

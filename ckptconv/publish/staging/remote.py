@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckptconv.errors import CkptconvError
+from ckptconv.formats.companions import is_companion_name
 from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage import remote
@@ -101,12 +102,19 @@ class UploadStaging(Staging):
             previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
             leftovers = [name for name, is_directory in present.items() if is_directory and is_sibling(name, PREFIX)]
 
+        def remove_last() -> None:
+            with explained(join(self.path, previous[-1])):
+                self._remove(fs, f"{inner}/{previous[-1]}")
+            previous.pop()
+
         def remove_previous() -> None:
             while previous:
-                with explained(join(self.path, previous[-1])):
-                    self._remove(fs, f"{inner}/{previous[-1]}")
-                previous.pop()
+                remove_last()
 
+        # Only the earlier manifest says that copied files are ours: they go before it does.
+        previous.sort(key=is_companion_name)
+        while previous and is_companion_name(previous[-1]):
+            remove_last()
         # The index comes last, when no file remains beside it that it does not name.
         for number, name in enumerate(sorted(names, key=lambda name: name == self.index)):
             try:
@@ -142,7 +150,7 @@ class UploadStaging(Staging):
         """
         assert self.is_ours is not None
         for name in sorted(names_in(fs, place), key=lambda name: name != DESCRIPTION):
-            if name == DESCRIPTION or name.startswith(RECORD) or self.is_ours(name):
+            if name == DESCRIPTION or name.startswith(RECORD) or self.is_ours(name) or is_companion_name(name):
                 self._remove(fs, f"{place}/{name}")
         if not any(each in KINDS for each in remote.protocols(fs)):
             fs.rmdir(place)  # stores have no directories

@@ -1,0 +1,131 @@
+"""Decides which companions of a checkpoint are copied to an output, and which files there they may replace."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from ckptconv.errors import CorruptError, FailedError
+from ckptconv.formats import companions
+from ckptconv.formats.source import Source
+from ckptconv.options import Options
+from ckptconv.outputs.schema import MOST_RECORD, check_manifest, parse_json
+from ckptconv.outputs.targets import Target, resolved_name
+from ckptconv.publish.manifest import NAME
+from ckptconv.storage.files import listing, look, open_reader
+from ckptconv.storage.hub import is_hub
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import dirname, is_remote, join
+from ckptconv.tensors.moves import BLOCK, File
+from ckptconv.text import some
+
+
+def accompanied(source: Source, target: Target, options: Options) -> tuple[Source, Target]:
+    """Return `source` with the companions that are copied to `target`, and with what a user should know of that; and
+    `target` with those of an earlier output, which go.
+
+    Without `copy_config`, only a repository of the hub has any. A file at `target` stays unless an earlier output
+    brought it, or it is the same.
+    """
+    known = dict(options.storage_options)
+    asked = is_hub(source.path) if options.copy_config is None else options.copy_config
+    if target.is_file:
+        return _told(source, "one file has no directory to copy to", options), target
+    # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,
+    # nothing goes.
+    is_beside = resolved_name(target.path) in map(resolved_name, (source.path, dirname(source.path)))
+    is_known = not is_beside and (not is_remote(target.path) or (asked and not options.part))
+    earlier = earlier_companions(target, known) if is_known else {}
+    goal = replace(target, replaces=frozenset(earlier))
+    return (_with_companions(source, target, options, earlier) if asked else source), goal
+
+
+def _with_companions(source: Source, target: Target, options: Options, earlier: Collection[str]) -> Source:
+    known = dict(options.storage_options)
+    found = companions.beside(source, known)
+    if resolved_name(found.directory) == resolved_name(target.path):
+        return _told(source, "OUTPUT is the directory of the input", options)
+    source = replace(source, warnings=[*source.warnings, *found.warnings])
+    if not found.files:
+        return _told(source, f"{found.directory} has no such files", options)
+    present = _present(target, known)
+    kept = {
+        name: present[name]
+        for name, file in found.files.items()
+        if name in present and name not in earlier and not _is_same(file, present[name], known)
+    }
+    files = {name: file for name, file in found.files.items() if name not in kept}
+    notes = [f"copied for from_pretrained: {some(files, len(files), str)}"] if files else []
+    if companions.CONFIG in files:
+        config = companions.read_config(files[companions.CONFIG], known)
+        cast = options.dtype if options.dtype not in (None, "keep") else source.default_dtype
+        notes += companions.notes(config, "" if cast == "keep" else cast)
+    stays = [
+        f"{file.path} was left as it is, as no earlier output brought it: remove it to have the one of the input."
+        for file in kept.values()
+    ]
+    return replace(
+        source,
+        companions=files,
+        notes=[*source.notes, *notes],
+        warnings=[*source.warnings, *stays],
+    )
+
+
+def earlier_companions(target: Target, known: dict[str, object]) -> Mapping[str, File]:
+    """Return the companions that an earlier output brought to the directory `target`, and that are as they were.
+
+    On a disk, a file that was changed after the manifest was written is not as it was.
+    """
+    if not any(map(companions.is_companion_name, _present(target, known))):
+        return {}  # without reading the manifest, which may be large
+    try:
+        manifest = look(join(target.path, NAME), known)
+        if manifest.kind != "file":
+            return {}
+        told = parse_json(Location(manifest.file.path, known).read_text(MOST_RECORD).encode(errors="surrogatepass"))
+        check_manifest(told)
+    except (CorruptError, FailedError, ValueError):
+        return {}
+    found = {}
+    for name, entry in told["files"].items():
+        if companions.is_companion_name(name):
+            now = look(join(target.path, name), known)
+            if (now.kind, now.file.size) == ("file", entry["size"]) and _is_older(now.file, manifest.file):
+                found[name] = now.file
+    return found
+
+
+def _is_older(file: File, other: File) -> bool:
+    """Whether a local file was changed no later than `other`; stores do not tell in a common form."""
+    return is_remote(file.path) or int(file.stamp, 16) <= int(other.stamp, 16)
+
+
+def _present(target: Target, known: dict[str, object]) -> dict[str, File]:
+    """Return what is in the directory `target`, by name."""
+    if look(target.path, known).kind != "directory":
+        return {}
+    return {name: entry.file for name, entry in listing(target.path, known).items()}
+
+
+def _is_same(one: File, other: File, known: dict[str, object]) -> bool:
+    """Whether two files have the same bytes."""
+    if one.size != other.size or look(other.path, known).kind != "file":
+        return False
+    readers = [open_reader(file, known) for file in (one, other)]
+    try:
+        for at in range(0, one.size, BLOCK):
+            first, second = (reader.read_at(at, min(BLOCK, one.size - at)) for reader in readers)
+            if first != second:
+                return False
+    finally:
+        for reader in readers:
+            reader.close()
+    return True
+
+
+def _told(source: Source, reason: str, options: Options) -> Source:
+    """Return `source` with a warning that nothing is copied, if the user asked for it."""
+    if not options.copy_config:
+        return source
+    return replace(source, warnings=[*source.warnings, f"--copy-config copies nothing: {reason}."])

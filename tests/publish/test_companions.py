@@ -1,0 +1,288 @@
+"""Companions: which files beside a checkpoint are copied to its output, what they replace there, and what is said."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ckptconv_here
+from fsspec.implementations.memory import MemoryFileSystem
+from safetensors.torch import load_file
+
+from ckptconv import DifferenceError, convert, finish, verify
+from ckptconv.formats import companions
+from ckptconv.publish.manifest import NAME
+
+MODEL = {f"layers.{number}.weight": torch.arange(40.0).reshape(4, 10) + number for number in range(3)}
+BROUGHT = {
+    "config.json": b'{"torch_dtype": "float32"}',
+    "generation_config.json": b"{}",
+    "merges.txt": b"#version: 0.2\n",
+    "tokenizer.json": b"{" + b" " * 300_000 + b"}",
+    "tokenizer.model": b"\n\x0e\n\x05<unk>",
+    "vocab.txt": b"",
+    "LICENSE": b"Apache-2.0",
+    "README.md": b"# A model",
+}
+LEFT = {
+    "modeling_tiny.py": b"import os",
+    "optimizer.pt": b"\x80\x02N.",
+    "vocab.pkl": b"\x80\x02N.",
+    "training_args.bin": b"\x80\x02N.",
+    ".env": b"SECRET=1",
+    "trainer_state.json": b"{}",
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The directory of a model with all that its trainer and its tokenizer left there."""
+    directory = tmp_path / "source"
+    directory.mkdir()
+    torch.save(MODEL, directory / "pytorch_model.bin")
+    for name, data in (BROUGHT | LEFT).items():
+        (directory / name).write_bytes(data)
+    return directory
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def brought(directory: Path) -> dict[str, bytes]:
+    """What a directory holds beside the weights and the manifest."""
+    own = ("model", ".ckptconv", "ckptconv.")
+    return {name: data for name, data in content(directory).items() if not name.startswith(own)}
+
+
+# ------------------------------------------------------------------------------------------------------ what is copied
+
+
+def test_data_that_a_model_is_loaded_with_is_copied_and_nothing_else(source: Path, tmp_path: Path) -> None:
+    report = convert(source, tmp_path / "out", copy_config=True, verify=True)
+    assert brought(tmp_path / "out") == BROUGHT
+    assert {Path(each.path).name: each.bytes for each in report.outputs if not each.tensors} == {
+        name: len(data) for name, data in BROUGHT.items()
+    }
+    assert report.tensors == len(MODEL)
+    assert any("config.json" in note for note in report.notes)
+    told = json.loads((tmp_path / "out" / NAME).read_bytes())
+    assert all(told["files"][name] == {"size": len(data), "tensors": {}} for name, data in BROUGHT.items())
+    assert told["source"]["inputs"].keys() == {"pytorch_model.bin", *BROUGHT}
+
+
+def test_directories_are_not_copied_from_unless_that_is_asked_for(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out")
+    assert brought(tmp_path / "out") == {}
+
+
+def test_the_command_line(source: Path, tmp_path: Path) -> None:
+    run = ckptconv_here("pt2safetensors", "--copy-config", "--json", source, tmp_path / "out")
+    assert run.code == 0, run.err
+    assert brought(tmp_path / "out") == BROUGHT
+    assert ckptconv_here("verify", source, tmp_path / "out").code == 0
+    shown = ckptconv_here("pt2safetensors", "--copy-config", "--dry-run", source, tmp_path / "dry")
+    assert "config.json" in shown.out
+    assert not (tmp_path / "dry").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [("out.safetensors", "one file"), ("source", "the directory of the input"), ("out", "no such files")],
+)
+def test_where_nothing_can_be_copied_that_is_said_to_who_asked_for_it(
+    place: str, reason: str, source: Path, tmp_path: Path
+) -> None:
+    if reason == "no such files":
+        for name in BROUGHT:
+            (source / name).unlink()
+    before = content(source)
+    report = convert(source, tmp_path / place, copy_config=True)
+    assert any("--copy-config copies nothing" in text and reason in text for text in report.warnings)
+    assert content(source).items() >= before.items()
+
+
+def test_links_out_of_the_directory_are_not_followed_but_in_the_cache_of_the_hub(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_bytes(b"{}")
+    (source / "config.json").unlink()
+    (source / "config.json").symlink_to(tmp_path / "secret.json")
+    (source / "README.md").unlink()
+    (source / "README.md").symlink_to("LICENSE")
+    (source / "vocab.json").symlink_to("nowhere")
+    (source / "special_tokens_map.json").mkdir()
+    report = convert(source, tmp_path / "out", copy_config=True)
+    assert "config.json" not in brought(tmp_path / "out")
+    assert brought(tmp_path / "out")["README.md"] == BROUGHT["LICENSE"]
+    assert any("config.json" in text and "leads out" in text for text in report.warnings)
+
+    cache = tmp_path / "models--org--model"
+    (cache / "snapshots" / "abc").mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    (source / "pytorch_model.bin").rename(cache / "snapshots" / "abc" / "pytorch_model.bin")
+    (cache / "blobs" / "123").write_bytes(BROUGHT["config.json"])
+    (cache / "snapshots" / "abc" / "config.json").symlink_to("../../blobs/123")
+    (cache / "snapshots" / "abc" / "vocab.txt").symlink_to(tmp_path / "secret.json")
+    convert(cache / "snapshots" / "abc", tmp_path / "cached", copy_config=True)
+    assert brought(tmp_path / "cached") == {"config.json": BROUGHT["config.json"]}
+
+
+def test_what_is_too_large_for_such_a_file_stays(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(companions, "LARGEST", 1 << 10)
+    report = convert(source, tmp_path / "out", copy_config=True)
+    assert brought(tmp_path / "out").keys() == BROUGHT.keys() - {"tokenizer.json"}
+    assert any("tokenizer.json was not copied" in text for text in report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "said"),
+    [
+        ('{"torch_dtype": "float32"}', "bf16", "float32, and they were cast to bfloat16"),
+        ('{"dtype": "torch.float16"}', "fp32", "float16, and they were cast to float32"),
+        ('{"dtype": "bfloat16"}', "bf16", ""),
+        ('{"torch_dtype": "float16"}', "keep", ""),
+        ('{"auto_map": {"AutoModel": "modeling_tiny.Tiny"}}', "keep", "modeling_tiny.py"),
+        ('{"auto_map": {"AutoModel": "org/other--modeling_tiny.Tiny"}}', "keep", ""),
+        ("[1]", "bf16", ""),
+        ("no JSON", "bf16", ""),
+        ('{"dtype": 3, "auto_map": 4}', "bf16", ""),
+    ],
+)
+def test_a_configuration_is_copied_as_it_is_and_what_it_says_wrongly_is_noted(
+    config: str, dtype: str, said: str, source: Path, tmp_path: Path
+) -> None:
+    (source / "config.json").write_text(config)
+    report = convert(source, tmp_path / "out", copy_config=True, dtype=dtype)
+    assert (tmp_path / "out" / "config.json").read_text() == config
+    noted = [note for note in report.notes if note.startswith("config.json")]
+    assert len(noted) == bool(said)
+    assert all(said in note for note in noted)
+
+
+# ---------------------------------------------------------------------------------------------------- what is replaced
+
+
+def test_a_file_of_the_users_stays_and_is_no_part_of_the_output(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_bytes(b"mine")
+    (out / "LICENSE").write_bytes(BROUGHT["LICENSE"])
+    for _ in range(2):
+        report = convert(source, out, copy_config=True)
+        assert any("config.json was left as it is" in text for text in report.warnings)
+        assert brought(out) == {**BROUGHT, "config.json": b"mine"}
+        assert "config.json" not in json.loads((out / NAME).read_bytes())["files"]
+        verify(source, out)
+
+
+def test_what_an_earlier_output_brought_is_replaced_or_goes(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, copy_config=True)
+    (source / "config.json").write_bytes(b'{"new": 1}')
+    (source / "merges.txt").unlink()
+    report = convert(source, out, copy_config=True)
+    assert brought(out) == {name: (source / name).read_bytes() for name in BROUGHT if name != "merges.txt"}
+    assert report.warnings == []
+    convert(source, out)
+    assert brought(out) == {}
+
+
+def test_what_was_changed_since_is_the_users(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, copy_config=True)
+    (out / "config.json").write_bytes(b'{"torch_dtype": "float99"}')
+    assert len(b'{"torch_dtype": "float99"}') == len(BROUGHT["config.json"])
+    later = (out / NAME).stat().st_mtime_ns + 10**9
+    os.utime(out / "config.json", ns=(later, later))
+    report = convert(source, out, copy_config=True)
+    assert (out / "config.json").read_bytes() == b'{"torch_dtype": "float99"}'
+    assert any("was left as it is" in text for text in report.warnings)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff", b'{"files": {"config.json": 3}}'])
+def test_a_manifest_that_is_none_says_nothing(damage: bytes, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, copy_config=True)
+    (out / NAME).write_bytes(damage)
+    (source / "config.json").write_bytes(b'{"new": 1}')
+    convert(source, out, copy_config=True)
+    assert (out / "config.json").read_bytes() == BROUGHT["config.json"]
+    assert (out / "LICENSE").read_bytes() == BROUGHT["LICENSE"]
+
+
+# ------------------------------------------------------------------------------------------- parts, stores, differences
+
+
+def test_parts_and_finish_bring_the_same(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "whole", copy_config=True, max_shard_size=200)
+    for part in ("0/3", "1/3", "2/3"):
+        convert(source, tmp_path / "out", copy_config=True, max_shard_size=200, part=part)
+        assert not (tmp_path / "out" / "config.json").exists()
+    finish(tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_from_and_to_stores(parts: bool, source: Path, tmp_path: Path) -> None:
+    store = MemoryFileSystem()
+    place = f"{tmp_path.name}-{parts}"
+    for name, data in content(source).items():
+        store.pipe_file(f"/{place}/in/{name}", data)
+    url = f"memory://{place}/out"
+    settings: dict[str, Any] = {"copy_config": True, "max_shard_size": 200}
+    for _ in range(2):
+        if parts:
+            for part in ("0/2", "1/2"):
+                convert(f"memory://{place}/in", url, part=part, **settings)
+            finish(url)
+        else:
+            convert(f"memory://{place}/in", url, **settings)
+        there = {path.rpartition("/")[2]: store.cat_file(path) for path in store.find(f"/{place}/out")}
+        assert there.items() >= BROUGHT.items()
+        assert not LEFT.keys() & there.keys()
+        verify(f"memory://{place}/in", url)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt"])
+def test_a_copy_that_differs_is_found(name: str, source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out", copy_config=True)
+    copy = tmp_path / "out" / name
+    data = copy.read_bytes()
+    for other in (data[:-1] + b"?", data + b" ", None):
+        if other is None:
+            copy.unlink()
+        else:
+            copy.write_bytes(other)
+        with pytest.raises(DifferenceError, match=name):
+            verify(source, tmp_path / "out")
+    copy.write_bytes(data)
+    verify(source, tmp_path / "out")
+    (source / name).unlink()
+    with pytest.raises(DifferenceError, match=name):
+        verify(source, tmp_path / "out")
+
+
+def test_a_companion_that_changes_meanwhile_spoils_the_output(source: Path, tmp_path: Path) -> None:
+    def change() -> None:
+        raise AssertionError("it was to be found before")
+
+    class Changing:
+        def __call__(self, count: int) -> None:
+            pass
+
+        def on_file(self, name: str) -> None:
+            if name.startswith("model"):
+                (source / "config.json").write_bytes(b'{"other": true}')
+
+    with pytest.raises(Exception, match=r"config\.json changed while it was read"):
+        convert(source, tmp_path / "out", copy_config=True, progress=Changing(), before_commit=change)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_weights_of_a_loaded_directory_are_right(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out", copy_config=True)
+    loaded = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in MODEL.items())
