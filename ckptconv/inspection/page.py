@@ -116,7 +116,9 @@ def _data_of(path: str, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _numbers(stats: Mapping[str, Any] | None) -> list[Any] | None:
     """Return the statistics of a tensor for the page; an integer that a script would round is text."""
-    return stats and [str(each) if isinstance(each, int) and abs(each) > _EXACT else each for each in stats.values()]
+    if stats is None:
+        return None
+    return [str(each) if isinstance(each, int) and abs(each) > _EXACT else each for each in stats.values()]
 
 
 def _fact(key: str, value: Any) -> str:
