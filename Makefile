@@ -6,8 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
+AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: help install demo test test-pythons test-azure test-deepspeed fuzz lint format bench clean
+.PHONY: help install demo test test-pythons test-azure test-page test-deepspeed fuzz lint format bench clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -15,6 +16,7 @@ help:
 	@echo "make test      the tests"
 	@echo "make test-pythons   every command on Python 3.10 to 3.14, with the lowest and the newest libraries"
 	@echo "make test-azure   Azure's storage, as Azurite serves it: needs node and npm"
+	@echo "make test-page   the page of inspect --html in Chromium, and by axe: needs node and npm"
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
 	@echo "make lint      ruff, mypy, and the order of imports"
@@ -48,6 +50,12 @@ test-azure: $(INSTALLED) $(AZURITE)
 
 $(AZURITE):
 	npm install --no-audit --no-fund --prefix build/azurite azurite
+
+test-page: $(INSTALLED) $(AXE)
+	$(BIN)/python -m pytest tests/inspection
+
+$(AXE):
+	npm install --no-audit --no-fund --prefix build/axe axe-core
 
 test-deepspeed: $(INSTALLED)
 	$(BIN)/python scripts/test_deepspeed.py $(DEEPSPEED_FLAGS)

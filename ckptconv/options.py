@@ -470,6 +470,7 @@ class _Command:
     as_ = Option(
         DTYPE_TEXT, "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.", flags=("--as",), metavar="DTYPE"
     )
+    stats = Option(FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.")
     html = Option(PATH, "Write a page that shows it: one file, without links.", metavar="FILE")
 
 

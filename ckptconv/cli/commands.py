@@ -237,7 +237,7 @@ def finish_(
 @taking(
     *named("tag depth as_"),
     OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
-    *named("html"),
+    *named("key include exclude stats html"),
     *SHOWING,
 )
 def inspect_(
@@ -248,10 +248,11 @@ def inspect_(
     depth: int | None = None,
     as_: str | None = None,
     max_shard_size: int | None = None,
+    stats: bool = False,
     html: str = "",
     **options: Any,
 ) -> None:
-    """Show what is inside a checkpoint. No tensor data is read.
+    """Show what is inside a checkpoint. No tensor data is read, unless --stats asks for it.
 
     Modules that are alike, such as layers, are shown once. The page of --html has a map of where the bytes are, and a
     table of all tensors to search.
@@ -261,23 +262,34 @@ def inspect_(
       ckptconv inspect model.pt
       ckptconv inspect --depth 2 --as bf16 checkpoints/
       ckptconv inspect --html model.html model.safetensors
+      ckptconv inspect --stats --include '*.mlp.*' model.pt
     """
     from ckptconv.formats.detect import open_source
-    from ckptconv.inspection.summary import summarize
+    from ckptconv.inspection.summary import add_statistics, forecast, summarize, tensors_of
+    from ckptconv.options import Options
     from ckptconv.process import no_garbage
     from ckptconv.rows import tables
     from ckptconv.storage.paths import normalize
     from ckptconv.text import format_size
 
     output = output_of("inspect", options)
+    chosen = {name: options.pop(name) for name in ("key", "include", "exclude") if name in options}
+    which = Options(**chosen)
     # A million tensors are a million small objects that live until the end: do not scan them.
     with no_garbage():
-        source = open_source(normalize(path), **options)
-        summary = summarize(source, list(tables.notes(tables.contents(source))))
+        source = open_source(normalize(path), key=which.key, **options)
+        summary = summarize(source, list(tables.notes(tables.contents(source))), which)
         if as_ or max_shard_size:
-            from ckptconv.inspection.summary import forecast
+            summary["conversion"] = forecast(source, as_, max_shard_size, **chosen)
+    if stats:
+        from ckptconv.inspection.measure import measured
 
-            summary["conversion"] = forecast(source, as_, max_shard_size)
+        tensors, aliases = tensors_of(source, which)
+        kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+        with output.progress() as progress:
+            found, read = measured(kept, options.get("storage_options", {}), progress, progress.begin)
+        add_statistics(summary, found)
+        summary["bytes_read"] += read
     if html:
         from ckptconv.inspection.page import write_page
         from ckptconv.outputs.targets import files_behind

@@ -139,7 +139,10 @@ def _groups(module: Module, fold: bool) -> Iterator[list[Module]]:
             return place, None
         return int(child.name) - place, child.form
 
-    for _, group in groupby(enumerate(module.children.values()), key):
+    children = list(module.children.values())
+    if fold and all(_NUMBER.fullmatch(child.name) for child in children):
+        children.sort(key=lambda child: int(child.name))  # a file may have them by the letter: 1, 10, 2
+    for _, group in groupby(enumerate(children), key):
         yield [child for _, child in group]
 
 

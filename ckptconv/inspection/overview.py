@@ -47,6 +47,7 @@ def overview(
     yield from _table_of_dtypes(summary, width)
     yield from _tree(summary, width, depth, verbose)
     yield from _largest(summary, width)
+    yield from _values(summary, width, verbose)
     yield from _ties(summary, width, verbose)
     yield from _notes(summary, width)
     yield from _classes(summary, width)
@@ -194,6 +195,54 @@ def _largest(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
         label = name if width is None else cut(name, name_width)
         line = [Span("    "), Span(padded(label, name_width)), Span(f"  {row['dtype']:<9}", "dim")]
         yield _fitted([*line, Span(f"  {padded(shape, widths[1])}  {format_size(row['bytes']):>9}")], width)
+
+
+_LONG = 10**12
+_STATISTICS = ("min", "max", "mean", "std", "zeros", "nan", "inf")
+
+
+def _values(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Iterator[Line]:
+    """Show the statistics of tensors; those with a NaN or an infinity are marked, and come first."""
+    if "not_finite" not in summary:
+        return
+    broken = set(summary["not_finite"])
+    # The order of the file, those with a NaN or an infinity before the others.
+    found = sorted(
+        (row for row in summary["tensors"] if row["name"] not in summary["aliases"]),
+        key=lambda row: row["name"] not in broken,
+    )
+    most = len(found) if verbose else max(LINES, min(len(broken), 2 * LINES))
+    table = [["", *_STATISTICS], *(_cells_of(row["stats"]) for row in found[:most])]
+    widths = [max(cells(row[column]) for row in table) for column in range(len(_STATISTICS) + 1)]
+    names = max((cells(row["name"]) for row in found[:most]), default=0)
+    room = WIDE if width is None else max(width - sum(widths[1:]) - 2 * len(widths) - 4, _NARROW)
+    names = min(names, room)
+    told = f"{len(broken):,} of {count_of(len(found), 'tensor')} with NaN or infinities" if broken else "all are finite"
+    yield []
+    yield from _wrapped([f"values: {told}"], " ", width, "warning" if broken else "good")
+    for name, row in zip(["", *(each["name"] for each in found[:most])], table, strict=True):
+        label = name if width is None else cut(name, names)
+        style = "warning" if name in broken else "" if name else "dim"
+        line = [Span("  ! " if name in broken else "    ", style), Span(padded(label, names), style)]
+        line += [Span("  " + padded(row[column], widths[column], right=True), style) for column in range(1, len(row))]
+        yield _fitted(line, width)
+    if len(found) > most:
+        left = len(found) - most
+        yield _fitted([Span(f"    … and {count_of(left, 'more tensor')} (--verbose lists them)", "dim")], width)
+
+
+def _cells_of(stats: Mapping[str, Any] | None) -> list[str]:
+    """Return the cells of a tensor's statistics; dashes for what it has none of."""
+    return ["", *("–" if stats is None else _value(stats[name]) for name in _STATISTICS)]
+
+
+def _value(value: Any) -> str:
+    """Return a statistic as text: integers in full unless they are long, other numbers with five digits."""
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return f"{value[0]:.4g}{value[1]:+.4g}i"
+    return f"{value:,}" if isinstance(value, int) and abs(value) < _LONG else f"{value:.5g}"
 
 
 def _ties(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Iterator[Line]:

@@ -26,6 +26,8 @@ from ckptconv.text import format_size
 from ckptconv.version import __version__
 
 _TEMPLATE = "page.html"
+# The largest integer that every number of JavaScript up to it is.
+_EXACT = 2**53
 _BLOCK = re.compile(r"\{\{(style|script)\}\}(.*?)\{\{end\}\}", re.DOTALL)
 _FIELD = re.compile(r"\{\{(policy|title|data)\}\}")
 
@@ -103,12 +105,20 @@ def _data_of(path: str, summary: Mapping[str, Any]) -> dict[str, Any]:
         "dtypes": list(dtypes),
         "shapes": [list(shape) for shape in shapes],
         "tied": {places[alias]: printable(kept) for alias, kept in summary["aliases"].items() if alias in places},
+        "stats": [_numbers(row["stats"]) for row in rows] if "not_finite" in summary else None,
         "opaque": list(map(printable, summary["opaque"])),
         "classes": [printable(name) for name in summary["classes"] if name not in summary["opaque"]],
         "notes": list(map(printable, [*summary["notes"], *summary["tables"]])),
         "warnings": list(map(printable, summary["warnings"])),
         "conversion": made and {**made, "files": len(made["files"]), "command": printable(made["command"])},
     }
+
+
+def _numbers(stats: Mapping[str, Any] | None) -> list[Any] | None:
+    """Return the statistics of a tensor for the page; an integer that a script would round is text."""
+    if stats is None:
+        return None
+    return [str(each) if isinstance(each, int) and abs(each) > _EXACT else each for each in stats.values()]
 
 
 def _fact(key: str, value: Any) -> str:

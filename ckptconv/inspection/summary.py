@@ -1,19 +1,21 @@
-"""What is inside a checkpoint, as plain data: what `inspect` shows. Pure; no tensor data is read."""
+"""What is inside a checkpoint, as plain data: what `inspect` shows. Pure; no tensor data is read here."""
 
 from __future__ import annotations
 
 import heapq
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ckptconv.formats.source import Source
+from ckptconv.inspection.statistics import Statistics
 from ckptconv.options import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.planning import weights_output
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, Plan
 from ckptconv.structure import keymap
+from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import STORED_AS
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
@@ -22,16 +24,29 @@ from ckptconv.tensors.moves import File
 LARGEST = 10
 
 
-def summarize(source: Source, tables: Sequence[str] = ()) -> dict[str, Any]:
+def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], dict[str, str]]:
+    """Return the tensors that the options `key`, `include` and `exclude` choose, and their ties, {alias: kept}.
+
+    Raise UsageError if `key` or a glob of `include` matches nothing.
+    """
+    tree = selection.subtree(source.tree(chosen.key), chosen.key, source.path) if chosen.key else source.weights
+    tensors = keymap.flatten(tree)[0] if source.structured else tree
+    # What safetensors has to store under another dtype is shown under its own.
+    flat = {
+        name: tensors[name].tensor if _is_view(tensors[name]) else tensors[name]
+        for name in selection.matching(tensors, Choice(chosen.include, chosen.exclude))
+    }
+    return flat, selection.untie(flat, source.owners)
+
+
+def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None = None) -> dict[str, Any]:
     """Format, facts, totals by dtype, every tensor with dtype, shape and bytes, ties, and classes met in pickles.
 
-    `tables` are notes on tables of whole rows, which are shown along. Tied tensors count once. `largest` names tensors
-    by falling size.
+    `tables` are notes on tables of whole rows, which are shown along. `chosen` are the options that choose tensors.
+    Tied tensors count once. `largest` names tensors by falling size.
     """
-    tensors = keymap.flatten(source.weights)[0] if source.structured else source.weights
-    # What safetensors has to store under another dtype is shown under its own.
-    flat = {name: tensor.tensor if _is_view(tensor) else tensor for name, tensor in tensors.items()}
-    aliases = selection.untie(flat, source.owners)
+    chosen = chosen or Options()
+    flat, aliases = tensors_of(source, chosen)
     totals: dict[str, dict[str, int]] = {}
     for name, tensor in flat.items():
         if name not in aliases:
@@ -44,7 +59,8 @@ def summarize(source: Source, tables: Sequence[str] = ()) -> dict[str, Any]:
         "format": source.format,
         "family": source.family,
         "facts": source.facts,
-        "counts": source.counts,
+        # The kinds of all tensors, not of those that were chosen.
+        "counts": {} if chosen.key or chosen.include or chosen.exclude else source.counts,
         "elements": sum(total["elements"] for total in totals.values()),
         "bytes": sum(total["bytes"] for total in totals.values()),
         "totals": totals,
@@ -69,6 +85,20 @@ def _rows(flat: dict[str, LazyTensor]) -> Iterator[dict[str, Any]]:
         yield {"name": name, "dtype": tensor.dtype.name, "shape": list(tensor.shape), "bytes": tensor.nbytes}
 
 
+def add_statistics(summary: dict[str, Any], found: Mapping[str, Statistics]) -> None:
+    """Add `found`, by name, to the tensors of `summary`; an alias has those of its tensor, others None.
+
+    `not_finite` names the tensors with a NaN or an infinity, each once.
+    """
+    aliases = summary["aliases"]
+    for row in summary["tensors"]:
+        statistics = found.get(aliases.get(row["name"], row["name"]))
+        row["stats"] = statistics and statistics._asdict()
+    summary["not_finite"] = [
+        row["name"] for row in summary["tensors"] if row["name"] in found and not found[row["name"]].is_finite
+    ]
+
+
 # For each family of formats the command that converts it, and what its output is called.
 _COMMANDS = {
     "torch": ("pt2safetensors", "OUTPUT"),
@@ -83,17 +113,22 @@ def command_for(source: Source) -> tuple[str, str]:
     return _COMMANDS.get(source.family, _COMMANDS["torch"])
 
 
-def forecast(source: Source, dtype: str | None, max_shard_size: int | None = None) -> dict[str, Any]:
+def forecast(source: Source, dtype: str | None, max_shard_size: int | None = None, **chosen: Any) -> dict[str, Any]:
     """The conversion of `source` to `dtype` (None: as it is done by default): files, bytes, and bytes to be read.
 
-    Of safetensors it is the one to a file for torch.load. Raises what planning the conversion raises.
+    `chosen` are the options that choose tensors. Of safetensors it is the one to a file for torch.load. Raises what
+    planning the conversion raises.
     """
     command, output = command_for(source)
     is_torch = source.family == "safetensors"
-    options = Options(dtype=dtype, max_shard_size=max_shard_size)
+    options = Options(dtype=dtype, max_shard_size=max_shard_size, **chosen)
     made = weights_output(source, Target(output, is_file=is_torch, is_torch=is_torch), options)
     asked = f" --dtype {dtype}" if dtype else ""
     asked += f" --max-shard-size {max_shard_size}" if max_shard_size else ""
+    for name in ("key", "include", "exclude"):
+        values = chosen.get(name, ())
+        for value in (values,) if isinstance(values, str) else values:
+            asked += f" --{name} {shlex.quote(value)}"
     return {
         "dtype": dtype or source.default_dtype,
         "command": f"ckptconv {command} {shlex.quote(source.path)} {output}{asked}",

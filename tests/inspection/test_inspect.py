@@ -33,6 +33,8 @@ from ckptconv.inspection.page import page_of
 from ckptconv.inspection.summary import summarize
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# Where `make test-page` installs it.
+AXE = Path(__file__).parents[2] / "build/axe/node_modules/axe-core/axe.min.js"
 HOSTILE = {
     "</script><script>document.title='run'</script>": torch.ones(3, 3),
     "<img src=x onerror=\"document.title='run'\">.weight": torch.ones(2, 2),
@@ -357,31 +359,237 @@ def test_a_page_replaces_only_what_it_may(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["m.pt", "old.html", "same.html"]
 
 
+class Page:
+    """A page in Chromium, driven over the pipe of its developers' protocol: keys are pressed, scripts evaluated."""
+
+    def __init__(self, profile: Path) -> None:
+        assert CHROMIUM is not None
+        taken, self._out = os.pipe()
+        self._in, given = os.pipe()
+        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        command += ["--remote-debugging-pipe", f"--user-data-dir={profile}", "--window-size=1300,1000"]
+        # Chromium reads commands from descriptor 3 and answers on 4.
+        begin = (
+            "import os, sys; os.dup2(int(sys.argv[1]), 100); os.dup2(int(sys.argv[2]), 101); "
+            "os.dup2(100, 3); os.dup2(101, 4); os.execv(sys.argv[3], sys.argv[3:])"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", begin, str(taken), str(given), *command, "about:blank"],
+            stderr=subprocess.DEVNULL,
+            pass_fds=(taken, given),
+        )
+        os.close(taken)
+        os.close(given)
+        self._rest, self._count, self._session = b"", 0, ""
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        (target,) = [each for each in self.ask("Target.getTargets")["targetInfos"] if each["type"] == "page"]
+        attached = self.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **parameters: Any) -> Any:
+        self._count += 1
+        session = {"sessionId": self._session} if self._session else {}
+        text = json.dumps({"id": self._count, "method": method, "params": parameters, **session})
+        os.write(self._out, text.encode() + b"\0")
+        while True:
+            while b"\0" not in self._rest:
+                piece = os.read(self._in, 1 << 16)
+                assert piece, "Chromium is gone"
+                self._rest += piece
+            line, _, self._rest = self._rest.partition(b"\0")
+            told = json.loads(line)
+            if told.get("id") == self._count:
+                assert "error" not in told, told
+                return told["result"]
+            if told.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.errors.append(json.dumps(told["params"]))
+            if told.get("method") == "Network.requestWillBeSent":
+                self.requests.append(told["params"]["request"]["url"])
+
+    def js(self, expression: str) -> Any:
+        """The value of an expression in the page, or of the promise that it is."""
+        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def settle(self, condition: str) -> None:
+        """Wait until a condition holds in the page."""
+        self.js(
+            f"new Promise((done) => {{ const look = () => ({condition}) ? done(1) : setTimeout(look, 5); look(); }})"
+        )
+
+    def open(self, path: Path, fragment: str = "") -> None:
+        self.ask("Page.navigate", url="about:blank")
+        self.settle("location.href === 'about:blank'")
+        self.ask("Page.navigate", url=f"{path.as_uri()}#{fragment}")
+        self.settle("document.documentElement && document.documentElement.dataset.ready")
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            text = {"Enter": "\r"}.get(key, "")
+            code = {"Enter": 13, "Escape": 27, "Tab": 9, "Home": 36, "End": 35}.get(key, 0)
+            kind = "keyDown" if text else "rawKeyDown"
+            self.ask("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, text=text)
+            self.ask("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+
+    def text(self, selector: str) -> str:
+        found: str = self.js(f"document.querySelector({json.dumps(selector)}).textContent")
+        return found
+
+    def fragment(self) -> dict[str, str]:
+        found: dict[str, str] = self.js("Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
+        return found
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        os.close(self._out)
+        os.close(self._in)
+
+
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Opens a page in Chromium without a screen: what became of it, as HTML; with a picture, if a path is given."""
+def driven(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A page that can be driven."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium")
-    profile = tmp_path_factory.mktemp("profile")
+    page = Page(tmp_path_factory.mktemp("driven"))
+    yield page
+    page.close()
 
-    def opened(path: Path, fragment: str = "", *, picture: Path | None = None, size: str = "1300,1000") -> str:
-        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        command += [f"--user-data-dir={profile}", "--virtual-time-budget=5000", f"--window-size={size}"]
-        command += [f"--screenshot={picture}"] if picture else ["--dump-dom"]
-        done = subprocess.run([*command, f"{path.as_uri()}#{fragment}"], capture_output=True, text=True, check=False)
-        assert "Content Security Policy" not in done.stderr
-        return done.stdout
+
+@pytest.fixture
+def browser(driven: Page) -> Any:
+    """Opens a page: what became of it, as HTML; with a picture, if a path is given."""
+
+    def opened(path: Path, fragment: str = "", *, picture: Path | None = None, size: tuple[int, int] = (0, 0)) -> str:
+        driven.ask(
+            "Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=False
+        )
+        driven.open(path, fragment)
+        if picture:
+            picture.write_bytes(base64.b64decode(driven.ask("Page.captureScreenshot")["data"]))
+        assert not driven.errors
+        dom: str = driven.js("document.documentElement.outerHTML")
+        return dom
 
     return opened
+
+
+def test_the_map_goes_by_keys_and_links_follow(driven: Page, tmp_path: Path) -> None:
+    target = page(layered(tmp_path / "model.safetensors"), tmp_path)
+    driven.open(target)
+    driven.js("byId('map').focus()")
+    # The only module that is at the top is passed through: what is in it is shown at once.
+    assert driven.text("#tile").startswith("layers.0…23 (24 alike): 120 tensors, 19.3 GB")
+    driven.press("ArrowRight")
+    assert driven.text("#tile").startswith("embed.weight: bfloat16, 50000 × 8192")
+    driven.press("Home", "Enter")
+    assert driven.fragment() == {"in": "model.layers.0…23"}
+    assert driven.text("#crumbs").endswith("layers.0…2319.3 GB · 96% · 120 tensors")
+    driven.press("End", "Enter")
+    assert driven.fragment() == {"in": "model.layers.23"}
+    assert driven.text("#found") == "5 of 122 · 805 MB"
+    driven.press("Escape")
+    assert driven.fragment() == {"in": "model.layers.0…23"}
+    assert driven.text("#tile").startswith("23: 5 tensors")
+    driven.js("history.back()")
+    driven.settle("zoom.path === 'model.layers.23'")
+    assert driven.text("#found") == "5 of 122 · 805 MB"
+    # A tensor is shown in the table.
+    driven.press("Home", "Enter", "Home", "Enter")
+    assert driven.js("document.activeElement.tagName") == "TR"
+    shared = driven.js("location.hash.slice(1)")
+    found = driven.text("#found"), driven.text("#crumbs")
+    driven.open(target, shared)
+    assert (driven.text("#found"), driven.text("#crumbs")) == found
+    assert not driven.errors
+    assert all(url.startswith(("file:", "about:")) for url in driven.requests)
+
+
+def test_the_table_goes_by_keys_and_names_are_copied(driven: Page, tmp_path: Path) -> None:
+    driven.open(page(layered(tmp_path / "model.safetensors"), tmp_path))
+    driven.js("document.querySelector('tbody tr[tabindex=\"0\"]').focus()")
+    row = "document.activeElement.getAttribute('aria-rowindex')"
+    seen = []
+    for key in ("ArrowDown", "ArrowUp", "End", "Home", "PageDown"):
+        driven.press(key)
+        seen.append(int(driven.js(row)))
+    assert seen[:4] == [3, 2, 123, 2]
+    assert 10 < seen[4] < 40
+    driven.press("Home", "Enter")
+    assert driven.fragment() == {"at": "model.embed.weight"}
+    driven.js("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    driven.js("document.querySelector('tbody .copy').click()")
+    driven.settle("window.copied")
+    assert driven.js("window.copied") == "model.embed.weight"
+    # Where nothing may be copied, the text can be selected.
+    driven.js("navigator.clipboard.writeText = async () => { throw 1; }; document.execCommand = () => false;")
+    driven.js("byId('link').click()")
+    driven.settle("document.activeElement.tagName === 'TEXTAREA'")
+    assert driven.js("document.activeElement.value === location.href")
+
+
+def test_statistics_are_columns_and_broken_tensors_are_marked(driven: Page, tmp_path: Path) -> None:
+    tensors = {f"layers.{n}.mlp.{part}": torch.full((40, 40), float(n)) for n in range(12) for part in ("up", "down")}
+    tensors["layers.7.mlp.up"][3, 3] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    target = tmp_path / "page.html"
+    assert ckptconv_here("inspect", "--stats", "--html", target, tmp_path / "model.safetensors").code == 0
+    driven.open(target, "sort=-mean")
+    heads = driven.js("[...document.querySelectorAll('thead th')].map((head) => head.textContent)")
+    assert heads[-7:] == ["min", "max", "mean", "std", "Zeros", "NaN", "Inf"]
+    assert driven.text("tbody tr:nth-child(2)").startswith("layers.11.mlp.down")
+    # The layer that is broken is not folded with the others.
+    assert driven.js("root.kids.get('layers').items.map((item) => item.name)") == ["0…6", "7", "8…11"]
+    assert driven.text("#warnings").startswith("1 tensor with NaN or infinities.")
+    driven.js("document.querySelector('#warnings button').click()")
+    assert driven.text("#found").startswith("1 of 24")
+    assert driven.text("tbody tr.broken").startswith("!layers.7.mlp.up")
+    assert driven.fragment()["broken"] == "1"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make test-page installs it")
+def test_axe_finds_nothing(theme: str, driven: Page, tmp_path: Path) -> None:
+    for number, path in enumerate((layered(tmp_path / "model.safetensors"), tmp_path / "hostile.safetensors")):
+        save_file(HOSTILE, tmp_path / "hostile.safetensors")
+        target = tmp_path / f"{number}.html"
+        assert ckptconv_here("inspect", *["--stats"] * number, "--html", target, path).code == 0
+        driven.open(target, f"theme={theme}")
+        driven.js(AXE.read_text("utf-8") + "; 0")
+        assert driven.js("axe.run().then((found) => found.violations.map((each) => each.help))") == []
+
+
+def test_what_the_page_is_given_of_statistics(tmp_path: Path) -> None:
+    save_file(
+        {"a": torch.tensor([1.0, float("nan")]), "b": torch.tensor([2**62, 1]), "c": torch.ones(0)},
+        tmp_path / "m.safetensors",
+    )
+    target = tmp_path / "page.html"
+    assert ckptconv_here("inspect", "--stats", "--html", target, tmp_path / "m.safetensors").code == 0
+    (embedded,) = re.findall(r'id="data">(.*?)</script>', target.read_text("utf-8"), re.DOTALL)
+    told = json.loads(embedded, parse_constant=pytest.fail)
+    by_name = dict(zip(told["names"], told["stats"], strict=True))
+    assert by_name["a"] == [1, 1, 1, 0, 0, 1, 0]
+    assert by_name["b"][:2] == [1, str(2**62)]
+    assert by_name["c"] == [None, None, None, None, 0, 0, 0]
+    (embedded,) = re.findall(
+        r'id="data">(.*?)</script>', page(tmp_path / "m.safetensors", tmp_path).read_text("utf-8"), re.DOTALL
+    )
+    assert json.loads(embedded)["stats"] is None
 
 
 def cells_of(dom: str) -> list[list[str]]:
     """The rows of the table that are there."""
     (body,) = re.findall("<tbody>(.*?)</tbody>", dom, re.DOTALL)
     found = [
-        re.findall("<td[^>]*>(.*?)</td>", each, re.DOTALL) for each in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+        re.findall("<td[^>]*>(.*?)</td>", each, re.DOTALL)
+        for each in re.findall(r"<tr [^>]*aria-rowindex[^>]*>(.*?)</tr>", body, re.DOTALL)
     ]
-    return [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in each] for each in found]
+    return [[html.unescape(re.sub("<button.*?</button>|<[^>]*>", "", cell)) for cell in each] for each in found]
 
 
 def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
@@ -395,10 +603,12 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     inside = browser(target, "in=model.layers.3&colour=dtype&theme=dark")
     assert "5 of 122" in inside
     assert 'data-theme="dark"' in inside
-    # A tile for every module and tensor that has a pixel: of the five tensors asked for, one is too small.
-    drawn = [int(re.search(r'data-tiles="(\d+)"', each)[1]) for each in (dom, inside)]
-    assert drawn[0] > 24 * 6
-    assert 5 <= drawn[1] <= 9
+    # A tile for every module and tensor, and one for layers that are alike, until they are opened.
+    opened = browser(target, "in=model.layers.0…23")
+    drawn = [int(re.search(r'data-tiles="(\d+)"', each)[1]) for each in (dom, opened, inside)]
+    assert 8 < drawn[0] < 20
+    assert drawn[1] >= 24 * 6
+    assert 5 <= drawn[2] <= 9
 
 
 def test_hostile_names_are_text_in_a_browser(browser: Any, tmp_path: Path) -> None:
@@ -425,7 +635,7 @@ def test_a_hundred_thousand_tensors_stay_usable(browser: Any, tmp_path: Path) ->
 
 def test_pictures_in_light_and_dark_are_not_empty(browser: Any, tmp_path: Path) -> None:
     target = page(layered(tmp_path / "model.safetensors"), tmp_path)
-    for theme, size in (("light", "1400,1000"), ("dark", "420,900")):
+    for theme, size in (("light", (1400, 1000)), ("dark", (420, 900))):
         browser(target, f"theme={theme}", picture=tmp_path / f"{theme}.png", size=size)
         picture = (tmp_path / f"{theme}.png").read_bytes()
         assert picture.startswith(b"\x89PNG")

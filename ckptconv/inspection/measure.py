@@ -1,0 +1,91 @@
+"""Read the values of tensors for their statistics: once through, in bounded memory, with the engine's threads."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ckptconv.engine.execute import Progress, carry_out
+from ckptconv.inspection.statistics import Moments, Statistics, moments, numbers
+from ckptconv.options import Options
+from ckptconv.plan import Data, FilePlan, Plan
+from ckptconv.process import settled
+from ckptconv.publish.jobs import packed_in
+from ckptconv.storage.files import is_far
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.writing import Writer
+from ckptconv.tensors.lazy import LazyTensor
+
+
+def measured(
+    tensors: Mapping[str, LazyTensor],
+    storage_options: Mapping[str, Any],
+    progress: Progress | None = None,
+    on_total: Callable[[int], None] | None = None,
+) -> tuple[dict[str, Statistics], int]:
+    """Read `tensors`. Return the statistics of each whose elements are numbers, by name, and the bytes read.
+
+    `progress` and `on_total` get bytes of tensors, as in a conversion. Raises what reading a file raises.
+    """
+    parts: list[Data] = []
+    done: dict[str, Statistics] = {}
+    at = 0
+    for name, tensor in tensors.items():
+        values = numbers(tensor)
+        if values is not None and values.numel:
+            parts.append(Data(at, values, name))
+            at += values.nbytes
+        elif values is not None:
+            done[name] = Moments().statistics()
+    plan = FilePlan("", at, tuple(parts))
+    if on_total:
+        on_total(sum(tensors[part.name].nbytes for part in parts))
+    options = Options()
+    with settled(), SpoolingReaders(dict(storage_options)) as readers:
+        packed = packed_in([Plan((plan,), "")])
+        if packed:
+            readers.expect(packed)
+        memory = options.buffers(any(is_far(file.stored.path) for file in plan.inputs()))
+        tally = carry_out(plan, _Measuring(parts, tensors, done, progress), readers, jobs=options.jobs, memory=memory)
+        return done, tally.bytes_read + readers.bytes_unpacked
+
+
+class _Measuring(Writer):
+    """Takes the bytes of `parts`, laid out one after the other, and keeps their statistics instead of them."""
+
+    positioned = True
+
+    def __init__(
+        self,
+        parts: list[Data],
+        tensors: Mapping[str, LazyTensor],
+        done: dict[str, Statistics],
+        progress: Progress | None,
+    ) -> None:
+        self._parts, self._tensors, self._done, self._progress = parts, tensors, done, progress
+        self._starts = [part.offset for part in parts]
+        # Of the tensors that were begun and are not complete.
+        self._begun: dict[str, Moments] = {}
+        self._lock = threading.Lock()
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        index = bisect.bisect_right(self._starts, offset) - 1
+        while data:
+            part = self._parts[index]
+            length = min(part.offset + part.nbytes - offset, len(data))
+            self._take(part.name, data[:length])
+            offset, data, index = offset + length, data[length:], index + 1
+
+    def _take(self, name: str, data: memoryview) -> None:
+        tensor = self._tensors[name]
+        found = moments(tensor.dtype, data)
+        with self._lock:
+            begun = self._begun.setdefault(name, found)
+            if begun is not found:
+                begun.add(found)
+            if begun.seen == tensor.numel:
+                self._done[name] = self._begun.pop(name).statistics()
+        if self._progress:
+            self._progress(found.seen * tensor.dtype.itemsize)
