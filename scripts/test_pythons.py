@@ -3,7 +3,7 @@
 Environments are made by uv under build/pythons. What cannot be had here (a Python, a library for it) is said and
 skipped. Extras are tried too, but for torch, which smoke.py needs for little. With --fetch, uv downloads Pythons that
 are not here; with --python 3.12 only that one is tried, and with --libraries lowest (or newest) only those. Ends with 1
-if anything that could be tried failed.
+if anything that could be tried failed; with --strict, also if anything was skipped.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def tried(uv: str, python: str, version: str, resolution: str) -> bool | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fetch", action="store_true")
+    parser.add_argument("--strict", action="store_true")
     parser.add_argument("--python", action="append", choices=VERSIONS)
     parser.add_argument("--libraries", action="append", choices=RESOLUTIONS)
     asked = parser.parse_args()
@@ -88,7 +89,7 @@ def main() -> int:
             outcomes.append(tried(uv, python, version, resolution))
     done, failed, skipped = outcomes.count(True), outcomes.count(False), outcomes.count(None)
     print(f"{done} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed else 0
+    return 1 if failed or (skipped and asked.strict) else 0
 
 
 if __name__ == "__main__":
