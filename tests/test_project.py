@@ -256,13 +256,11 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("hook", read(".pre-commit-hooks.yaml"), ids=lambda hook: hook["id"])
 def test_hooks_for_other_projects_refuse_what_they_should(hook: dict[str, Any], tmp_path: Path) -> None:
     assert hook["language"] == "python"
-    good = ROOT / "tests/data/torch"
-    sound = sorted(path for path in good.rglob("*.pt") if re.search(hook["files"], path.name))[:2]
-    assert sound
+    sound = next((ROOT / "tests/data/torch").rglob("*.pt"))
     attack = tmp_path / "attack of ours.pt"
     attack.write_bytes(b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.")
     assert re.search(hook["files"], attack.name)
-    for files, code in ((sound, 0), ([attack, *sound], 3)):
+    for files, code in (([sound], 0), ([attack, sound], 3)):
         done = subprocess.run([*shlex.split(hook["entry"]), *files], capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
     assert "is an attack" in done.stderr
@@ -276,7 +274,8 @@ def test_hooks_for_other_projects_refuse_what_they_should(hook: dict[str, Any], 
     "newer",
     [
         r"\bmapfile\b", r"\breadarray\b", r"declare -A", r"\$\{\w+,,", r"\$\{\w+\^\^", r"EPOCHREALTIME", r"-printf\b",
-        r"\bnumfmt\b", r"stat -c", r"du -b", r"date \+%.*N", r"sed -i ", r"/proc/", r"readlink -f", r"&>>", r"\bsync \"",
+        r"\bnumfmt\b", r"stat -c", r"du -b", r"date \+%.*N", r"sed -i ", r"/proc/", r"readlink -f", r"&>>",
+        r"\bsync \"",
     ],
 )  # fmt: skip
 def test_the_demo_is_for_bash_3_and_the_tools_of_bsd(newer: str) -> None:
