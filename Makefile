@@ -8,12 +8,13 @@ INSTALLED := $(VENV)/.installed
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: help install demo test test-pythons test-azure test-page test-deepspeed fuzz lint format bench clean
+.PHONY: help install demo test coverage test-pythons test-azure test-page test-deepspeed fuzz lint format bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
 	@echo "make demo      a ZeRO-3 checkpoint of 100 M parameters, converted before your eyes"
 	@echo "make test      the tests"
+	@echo "make coverage  the tests, and which lines they reach"
 	@echo "make test-pythons   every command on Python 3.10 to 3.14, with the lowest and the newest libraries"
 	@echo "make test-azure   Azure's storage, as Azurite serves it: needs node and npm"
 	@echo "make test-page   the page of inspect --html in Chromium, and by axe: needs node and npm"
@@ -22,6 +23,8 @@ help:
 	@echo "make lint      ruff, mypy, and the order of imports"
 	@echo "make format    let ruff format and mend"
 	@echo "make bench     timings beside cp and the other converters"
+	@echo "make docs      the site of the documentation, in build/site"
+	@echo "make dist      what is released, in dist: built, checked, installed and tried"
 	@echo "make clean     remove what was built; the environment stays"
 
 install: $(INSTALLED)
@@ -41,6 +44,12 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+coverage: $(INSTALLED)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(PYTEST_FLAGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 test-pythons: $(INSTALLED)
 	$(BIN)/python scripts/test_pythons.py $(PYTHONS_FLAGS)
@@ -75,6 +84,26 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python scripts/bench.py $(BENCH_FLAGS)
+
+# Tools that the development environment does without.
+build/%-tools: requirements-%.txt
+	$(PYTHON) -m venv --clear $@
+	$@/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+docs: build/docs-tools
+	$</bin/mkdocs build --strict --quiet
+
+# As a stranger gets it: the wheel is built of the source archive, and that is unpacked, installed and tried.
+dist: build/dist-tools
+	rm -rf dist build/unpacked
+	$</bin/python -m build
+	$</bin/twine check --strict dist/*
+	mkdir -p build/unpacked
+	tar -xzf dist/*.tar.gz -C build/unpacked --strip-components 1
+	$(PYTHON) -m venv build/unpacked/.venv
+	build/unpacked/.venv/bin/python -m pip install --quiet dist/*.tar.gz
+	build/unpacked/.venv/bin/python build/unpacked/scripts/smoke.py
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

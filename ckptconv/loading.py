@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ckptconv.engine.execute import carry_out
-from ckptconv.errors import CorruptError, FailedError
+from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
@@ -27,6 +27,7 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, View
 from ckptconv.tensors.moves import File
+from ckptconv.text import install
 
 # Without MAP_NORESERVE, Linux counts a whole private map against the available memory; with it, only written pages.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -47,9 +48,15 @@ def load_state_dict(
 
     With a structure record, or from a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
     name. `key` selects a subtree, as in "state_dict". Objects of classes known by name only stay
-    `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns if a `.pt` file beside `path` is newer.
+    `ckptconv.tree.Opaque`. Raises a `CkptconvError`: `UsageError` if torch is not installed. Warns if a `.pt` file
+    beside `path` is newer.
     """
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError(
+            f"load_state_dict needs torch, which cannot be imported: {error}.", install("torch")
+        ) from error
 
     path = normalize(path)
     _warn_of_newer(path)

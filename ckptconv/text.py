@@ -147,6 +147,11 @@ def format_memory(count: float) -> str:
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
 
 
+def install(extra: str) -> str:
+    """Return the advice to install one of this package's extras."""
+    return f"Install it: pip install 'ckptconv[{extra}]'."
+
+
 def quoted(name: str, limit: int = 100) -> str:
     """Return a name as a message shows it: in quotes, and of a longer one the first `limit` characters."""
     return repr(name if len(name) <= limit else f"{name[:limit]}…")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes a ZeRO-3 checkpoint of 100 M parameters in DIRECTORY, converts it, and shows what that took.
 # usage: demo.sh [DIRECTORY]; `ckptconv` and the `python` it is installed for have to be on the PATH.
+# Runs on bash 3.2 and with the tools of BSD: what these lack, Python does.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,11 +15,30 @@ run() {
     printf '$ %s\n' "$*"
     "$@"
 }
-sizes() { (cd "$1" && find . -type f ! -name '.*' ! -name example.json -printf '%s\t%P\n' | sort -k 2 | numfmt --to=si --suffix=B --padding=8); }
-seconds() {
-    local start=$EPOCHREALTIME
-    "$@"
-    python -c "print(f'{$EPOCHREALTIME - $start:.2f}')"
+sizes() {
+    python - "$1" <<'END'
+import sys
+from pathlib import Path
+
+from ckptconv.text import format_size
+
+place = Path(sys.argv[1])
+for path in sorted(place.rglob("*")):
+    if path.is_file() and not path.name.startswith(".") and path.name != "example.json":
+        print(f"{format_size(path.stat().st_size):>10}  {path.relative_to(place)}")
+END
+}
+# Prints how long a command takes. SYNCED is a file that has to be on the disk then, or nothing.
+seconds() { # SYNCED COMMAND...
+    python -c '
+import os, subprocess, sys, time
+
+start = time.perf_counter()
+subprocess.run(sys.argv[2:], check=True)
+if sys.argv[1]:
+    with open(sys.argv[1], "rb") as written:
+        os.fsync(written)
+print(f"{time.perf_counter() - start:.2f}")' "$@"
 }
 
 mkdir -p "$where"
@@ -40,15 +60,14 @@ sizes "$result"
 say "Beside a plain copy of that result: seconds, three rounds in turn"
 model=$result/model.safetensors
 copy=$where/copy
-synced() { cp "$1" "$2" && sync "$2"; }
 printf '%22s%22s%22s%22s\n' cp 'cp, then sync' 'ckptconv --no-fsync' 'ckptconv'
 for _ in 1 2 3; do
-    printf '%22s' "$(seconds cp "$model" "$copy")"
+    printf '%22s' "$(seconds "" cp "$model" "$copy")"
     rm "$copy"
-    printf '%22s' "$(seconds synced "$model" "$copy")"
+    printf '%22s' "$(seconds "$copy" cp "$model" "$copy")"
     rm "$copy"
-    printf '%22s' "$(seconds ckptconv zero-to-fp32 --quiet --no-fsync "$checkpoint" "$result")"
-    printf '%22s\n' "$(seconds ckptconv zero-to-fp32 --quiet "$checkpoint" "$result")"
+    printf '%22s' "$(seconds "" ckptconv zero-to-fp32 --quiet --no-fsync "$checkpoint" "$result")"
+    printf '%22s\n' "$(seconds "" ckptconv zero-to-fp32 --quiet "$checkpoint" "$result")"
 done
 
 say "Is every number right? They were made by a formula, which is now computed again"

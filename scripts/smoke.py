@@ -1,19 +1,25 @@
 """Runs every command and the library once, on whatever Python and libraries it is started with.
 
-What hands out tensors of torch is tried only where torch is installed. Inputs are written here, or are the
-small ones in tests/data. Prints what was done; ends with an exit code.
+load_state_dict hands out tensors of torch: without torch it has to say what to install. What extras bring is tried
+where it is installed. Inputs are written here, or are the small ones in tests/data. Prints what was done; ends with an
+exit code.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
+import importlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +28,10 @@ ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # The package of this checkout, wherever another is installed.
 sys.path.insert(0, str(DATA.parents[1]))
-LIBRARIES = ("fsspec", "numpy", "rich", "safetensors", "torch", "tqdm", "typer")
+LIBRARIES = (
+    *("fsspec", "numpy", "rich", "safetensors", "tqdm", "typer"),
+    *("adlfs", "aiohttp", "distributed", "gcsfs", "huggingface_hub", "s3fs", "torch", "zstandard"),
+)
 # A row of four items without a state: an id, a word of metadata, the weight.
 ROW = struct.Struct("<qq4f")
 
@@ -147,11 +156,58 @@ def library(place: Path) -> None:
         pass
     else:
         raise SystemExit("A missing input was converted.")
-    if importlib.util.find_spec("torch") is None:
-        print("  load_state_dict was not tried: torch is not installed")
-        return
-    if ckptconv.load_state_dict("model.safetensors")["b"].tolist() != [7, 8]:
-        raise SystemExit("load_state_dict gave other values.")
+    try:
+        state = ckptconv.load_state_dict("model.safetensors")
+    except ckptconv.UsageError as error:
+        if installed("torch") or "pip install 'ckptconv[torch]'" not in str(error):
+            raise
+    else:
+        if state["b"].tolist() != [7, 8]:
+            raise SystemExit("load_state_dict gave other values.")
+
+
+def extras(smoke: Smoke) -> None:
+    """What the extras bring; of those for stores, that the package for the protocol can be imported."""
+    if installed("zstandard"):
+        smoke.run("dcp2safetensors", DATA / "dcp" / "zstd_w2" / "checkpoint", "zstd.safetensors")
+    else:
+        smoke.run("dcp2safetensors", DATA / "dcp" / "zstd_w2" / "checkpoint", "zstd.safetensors", code=5)
+    if installed("aiohttp"):
+        with serving(smoke.place) as url:
+            smoke.run("pt2safetensors", f"{url}/model.pt", "http.safetensors")
+        smoke.same("model.safetensors", "http.safetensors")
+    else:
+        smoke.run("inspect", "http://127.0.0.1:9/model.pt", code=2)
+    import fsspec
+
+    for protocol, package in (("s3", "s3fs"), ("gs", "gcsfs"), ("az", "adlfs"), ("hf", "huggingface_hub")):
+        if installed(package):
+            fsspec.get_filesystem_class(protocol)
+        else:
+            smoke.run("inspect", f"{protocol}://bucket/model.pt", code=2)
+
+
+@contextlib.contextmanager
+def serving(place: Path) -> Iterator[str]:
+    """The address of a server of HTTP, without ranges, for the files in a directory."""
+    handler = functools.partial(Silent, directory=str(place))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        pass
+
+
+def installed(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def version_of(name: str) -> str:
@@ -165,7 +221,7 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}: {', '.join(f'{name} {version_of(name)}' for name in LIBRARIES)}")
     with tempfile.TemporaryDirectory() as directory:
         smoke = Smoke(Path(directory))
-        for work in (convert, checkpoints, rows, look):
+        for work in (convert, checkpoints, rows, look, extras):
             work(smoke)
         library(smoke.place)
         print(f"  {smoke.count} commands and the library did what they should")

@@ -1,14 +1,15 @@
 """Runs scripts/smoke.py on other Pythons, each with the lowest and the newest libraries that pyproject.toml allows.
 
 Environments are made by uv under build/pythons. What cannot be had here (a Python, a library for it) is said and
-skipped; torch is left out, as smoke.py needs it for little. With --fetch, uv downloads Pythons that are not here. Ends
-with 1 if anything that could be tried failed.
+skipped. Extras are tried too, but for torch, which smoke.py needs for little. With --fetch, uv downloads Pythons that
+are not here; with --python 3.12 only that one is tried, and with --libraries lowest (or newest) only those. Ends with 1
+if anything that could be tried failed; with --strict, also if anything was skipped.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,14 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
-
-
-def requirements() -> list[str]:
-    """What pyproject.toml asks for, but for torch."""
-    text = (ROOT / "pyproject.toml").read_text()
-    (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.DOTALL | re.MULTILINE)
-    found = [line.strip().rstrip(",").strip("\"'").replace('\\"', '"') for line in listed.splitlines()]
-    return [each for each in found if each and not each.startswith(("#", "torch"))]
+EXTRAS = ("azure", "dask", "gcs", "http", "hub", "s3", "zstd")
 
 
 def candidates(uv: str, version: str, fetch: bool) -> Iterator[str]:
@@ -58,7 +52,8 @@ def tried(uv: str, python: str, version: str, resolution: str) -> bool | None:
         [uv, "venv", "--quiet", "--clear", "--python", python, str(place)],
         [
             uv, "pip", "install", "--quiet", "--python", str(place / "bin" / "python"), "--only-binary", ":all:",
-            "--resolution", RESOLUTIONS[resolution], *requirements(),
+            "--resolution", RESOLUTIONS[resolution], "--requirements", str(ROOT / "pyproject.toml"),
+            *(f"--extra={extra}" for extra in EXTRAS),
         ],
     ]  # fmt: skip
     for step in steps:
@@ -72,23 +67,29 @@ def tried(uv: str, python: str, version: str, resolution: str) -> bool | None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fetch", action="store_true")
+    parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--python", action="append", choices=VERSIONS)
+    parser.add_argument("--libraries", action="append", choices=RESOLUTIONS)
+    asked = parser.parse_args()
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if uv is None:
         print("skipped: there is no uv, which makes the environments; make install brings it.")
         return 0
     outcomes: list[bool | None] = []
-    for version in VERSIONS:
-        python = python_of(uv, version, "--fetch" in sys.argv[1:])
+    for version in asked.python or VERSIONS:
+        python = python_of(uv, version, asked.fetch)
         if not python:
             print(f"skipped: there is no Python {version} here.")
             outcomes.append(None)
             continue
-        for resolution in RESOLUTIONS:
+        for resolution in asked.libraries or RESOLUTIONS:
             print(f"Python {version}, the {resolution} libraries", flush=True)
             outcomes.append(tried(uv, python, version, resolution))
     done, failed, skipped = outcomes.count(True), outcomes.count(False), outcomes.count(None)
     print(f"{done} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed else 0
+    return 1 if failed or (skipped and asked.strict) else 0
 
 
 if __name__ == "__main__":

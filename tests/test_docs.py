@@ -14,6 +14,10 @@ import torch
 from checkpoints import DATA, ZERO
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import site_pages as site  # noqa: E402
+
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCED = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(
@@ -101,5 +105,13 @@ def test_every_option_that_is_mentioned_exists() -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            path = re.sub(f"^({site.FILES}|{site.PICTURES})", f"{ROOT}/", target)
+            if ":" not in path:
+                assert (page.parent / path).exists(), f"{page.name} links to {target}"
+
+
+def test_links_of_the_readme_work_on_a_package_index() -> None:
+    for shown, target in re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
+        assert target.startswith(("https://", "#")), target
+        assert target.startswith(site.PICTURES) or not shown, f"{target} is a page that shows the picture"

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+# What building an archive adds.
+MADE = {"PKG-INFO", "setup.cfg"}
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 
@@ -26,20 +28,25 @@ def build(kind: str, source: Path, place: Path) -> Path:
     return place / done.stdout.splitlines()[-1]
 
 
+def versioned() -> set[str]:
+    """The files under version control; in an unpacked archive, those that it came with."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    names = listed.split("\0") if listed else (ROOT / "ckptconv.egg-info" / "SOURCES.txt").read_text().splitlines()
+    return {name for name in names if (ROOT / name).is_file() and name not in MADE and ".egg-info" not in name}
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source archive, made of a copy of what is under version control, and unpacked."""
     place = tmp_path_factory.mktemp("source")
     copy = place / "copy"
-    copy.mkdir()
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    names = (
-        listed.split("\0") if listed else [str(p.relative_to(ROOT)) for p in ROOT.glob("ckptconv/**/*") if p.is_file()]
-    )
-    for name in filter(None, [*names, "pyproject.toml", "README.md", "LICENSE"]):
-        if not name.startswith("tests/") and (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes((ROOT / name).read_bytes())
+    for name in versioned():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+    # What lies about where somebody works.
+    for name in (".venv/lib/site.py", "build/bench/model.pt", "tests/__pycache__/x.pyc", "node_modules/x/index.js"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(b"not ours")
     archive = build("build_sdist", copy, place)
     with tarfile.open(archive) as tar:
         tar.extractall(place, filter="data")
@@ -51,9 +58,11 @@ def wheel(source: Path) -> Path:
     return build("build_wheel", source, source.parent)
 
 
-def test_the_source_archive_has_what_a_packager_needs(source: Path) -> None:
-    for name in ("pyproject.toml", "README.md", "LICENSE", "ckptconv/py.typed", "ckptconv/cli/commands.py"):
-        assert (source / name).is_file(), name
+def test_the_source_archive_holds_what_is_under_version_control_and_nothing_else(source: Path) -> None:
+    found = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    found = {name for name in found if name not in MADE and ".egg-info/" not in name}
+    assert {"tests/data/dcp/zstd_w2/checkpoint/.metadata", "docs/formats.md", "CHANGELOG.md"} <= found
+    assert found == versioned()
 
 
 def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from ckptconv.errors import FailedError, UsageError
+from ckptconv.text import install
 
 # How often a task that did not end is retried. A retry takes over nothing: it makes the file anew.
 RETRIES = 3
@@ -29,9 +30,7 @@ def dask_executor(address: str) -> Iterator[Executor]:
         from distributed import Client
         from distributed.comm.registry import backends
     except ImportError as error:
-        raise UsageError(
-            "--dask needs the package distributed, which is not installed.", "pip install 'ckptconv[dask]'"
-        ) from error
+        raise UsageError("--dask needs the package distributed, which is not installed.", install("dask")) from error
     scheme, separator, _ = address.partition("://")
     if scheme not in backends if separator else not re.fullmatch(r".+:\d+", address):
         raise UsageError(f"--dask {address!r} is not the address of a scheduler.", _ADDRESS)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.storage.object_checksums import Check, of_headers, of_s3
+from ckptconv.text import install
 
 Options = Mapping[str, Any]
 T = TypeVar("T")
@@ -101,21 +102,23 @@ def protocols(fs: Any) -> tuple[str, ...]:
     return (named,) if isinstance(named, str) else tuple(named)
 
 
+# The extra that brings what a protocol needs.
 _EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-    "hf": "hub",
+    protocol: extra
+    for extra, its in {
+        "azure": "az abfs abfss",
+        "gcs": "gs gcs",
+        "http": "http https",
+        "hub": "hf",
+        "s3": "s3 s3a",
+    }.items()
+    for protocol in its.split()
 }
 
 
 def _extra(url: str) -> str:
     extra = _EXTRAS.get(url.rpartition("::")[2].partition("://")[0])
-    return f"Install it: pip install 'ckptconv[{extra}]'." if extra else ""
+    return install(extra) if extra else ""
 
 
 # What the hub's errors say, by the name of their class, and what to do.

@@ -24,6 +24,7 @@ from ckptconv.storage.handles import Handle, unnamed
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.writing import check_space, reason
 from ckptconv.tensors.moves import File, Packed
+from ckptconv.text import install
 
 # The path that means standard input, and the name that it is read under.
 STANDARD_INPUT = "-"
@@ -384,7 +385,7 @@ def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
     except ImportError:
         raise UnsupportedError(
             f"{packed.file.path} is compressed with zstandard, for which a package is not installed.",
-            "Install it: pip install 'ckptconv[zstd]'.",
+            install("zstd"),
         ) from None
     chunks = _Chunks(_chunks_at(reader, packed))
     try:

@@ -1,0 +1,46 @@
+"""Hooks of mkdocs: the pages beside mkdocs.yml become pages of the site, and links between all of them stay on it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+# Pages outside docs/, and what they are called on the site.
+OUTSIDE = {
+    "README.md": "index.md",
+    "SECURITY.md": "SECURITY.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+}
+FILES = "https://github.com/ckptconv/ckptconv/blob/main/"
+PICTURES = "https://raw.githubusercontent.com/ckptconv/ckptconv/main/"
+_LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages outside docs/."""
+    from mkdocs.structure.files import File
+
+    for name, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text("utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Make the links of a page those of the site."""
+    return _LINK.sub(lambda link: f"]({here(link[1])}{link[2] or ''})", markdown)
+
+
+def here(target: str) -> str:
+    """Return a link to a file of the repository as one to the page of the site, or to the repository where it is none.
+
+    All pages are in one directory there.
+    """
+    name = target.removeprefix("../").removeprefix(FILES).removeprefix(PICTURES)
+    if name == target and target not in OUTSIDE:
+        return target
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    return name.removeprefix("docs/") if name.startswith("docs/") else FILES + name

@@ -1,0 +1,98 @@
+"""torch is an extra: every command, and the library but for load_state_dict, works where it cannot be imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# Runs what scripts/smoke.py runs, in one process.
+EVERYTHING = """
+import contextlib, io, os, sys, tempfile
+from pathlib import Path
+
+import smoke
+from ckptconv.cli.main import main
+
+
+class Here(smoke.Smoke):
+    def run(self, *arguments, code=0, stdin=b""):
+        if stdin:
+            return super().run(*arguments, code=code, stdin=stdin)
+        out, err = io.StringIO(), io.StringIO()
+        os.chdir(self.place)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                main(list(map(str, arguments)))
+        except SystemExit as ended:
+            assert ended.code == code, (arguments, out.getvalue(), err.getvalue())
+        assert "mistake in ckptconv" not in err.getvalue(), err.getvalue()
+        self.count += 1
+        return out.getvalue()
+
+
+smoke.Smoke = Here
+smoke.main()
+"""
+
+# Copies as they are: numpy is for casts, rows and verification.
+PLAIN = """
+from ckptconv.cli.main import main
+import smoke, sys
+
+for command in (
+    ["inspect", smoke.ZERO],
+    ["zero-to-fp32", smoke.ZERO, "zero.safetensors", "--optimizer", "adam"],
+    ["zero-to-fp32", smoke.ZERO, "--universal", "universal"],
+    ["dcp2safetensors", smoke.DCP, "dcp", "--max-shard-size", "1KB"],
+    ["dcp2safetensors", smoke.DCP, "parts", "--max-shard-size", "1KB", "--part", "0/1"],
+    ["finish", "parts"],
+    ["safetensors2pt", "zero.safetensors", "model.pt"],
+    ["pt2safetensors", "model.pt", "again.safetensors"],
+    ["inspect", "model.pt", "--json"],
+    ["inspect", "model.pt", "--html", "page.html"],
+):
+    try:
+        main(list(map(str, command)))
+    except SystemExit as ended:
+        assert ended.code == 0, command
+"""
+
+
+def run_without(blocked: list[str], code: str, place: Path) -> str:
+    """What `code` prints where importing the `blocked` packages fails."""
+    for name in blocked:
+        (place / "blocked" / name).mkdir(parents=True)
+        (place / "blocked" / name / "__init__.py").write_text(f"raise ModuleNotFoundError('No module named {name}')")
+    paths = [place / "blocked", ROOT / "scripts", ROOT]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_command_and_the_library_work_without_torch(tmp_path: Path) -> None:
+    assert "commands and the library did what they should" in run_without(["torch"], EVERYTHING, tmp_path)
+
+
+def test_what_only_copies_works_without_numpy_too(tmp_path: Path) -> None:
+    run_without(["torch", "numpy"], PLAIN, tmp_path)
+
+
+def test_load_state_dict_says_what_to_install(tmp_path: Path) -> None:
+    code = """
+import ckptconv
+try:
+    ckptconv.load_state_dict("model.safetensors")
+except ckptconv.UsageError as error:
+    print(error)
+"""
+    said = run_without(["torch"], code, tmp_path)
+    assert said == (
+        "load_state_dict needs torch, which cannot be imported: No module named torch. "
+        "Install it: pip install 'ckptconv[torch]'.\n"
+    )
