@@ -63,7 +63,8 @@ def convert_(
       ckptconv convert model.pt
       ckptconv convert runs/7b/checkpoints model/
       ckptconv convert --dtype bf16 model.safetensors smaller.safetensors
-      ckptconv convert runs/*/model.pt --output-dir out --output-name '{parent}.safetensors'
+      ckptconv convert *.pt --output-dir out
+      ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
     """
     options.pop("safe_serialization")
     directory, template = options.pop("output_dir", ""), options.pop("output_name", "")

@@ -90,11 +90,14 @@ def _check_inside(name: str, directory: str, word: str) -> None:
 
 
 def _check_apart(inputs: Sequence[Input], paths: Sequence[str], resolve: Callable[[str], str]) -> None:
-    """Raise UsageError for an output that is, or lies in, another output, or that is an input."""
+    """Raise UsageError for an output that has the path of another one, or of an input.
+
+    All have the same number of parts below the directory, so none lies in another.
+    """
     words = {resolve(normalize(each.word)): each.word for each in inputs}
     taken: dict[str, str] = {}
-    places = [resolve(path) for path in paths]
-    for each, path, place in zip(inputs, paths, places, strict=True):
+    for each, path in zip(inputs, paths, strict=True):
+        place = resolve(path)
         if place in words:
             raise UsageError(
                 f"The output of {each.word} would be {path}, and {words[place]} is an input. Nothing was written.",
@@ -106,12 +109,3 @@ def _check_apart(inputs: Sequence[Input], paths: Sequence[str], resolve: Callabl
                 "Tell them apart with --output-name, such as '{parent}-{stem}.safetensors' or '{number}-{name}'.",
             )
         taken[place] = each.word
-    for place, word in taken.items():
-        above = os.path.dirname(place)
-        while above != os.path.dirname(above):
-            if above in taken:
-                raise UsageError(
-                    f"The output of {word} would lie in that of {taken[above]}, {above}. Nothing was written.",
-                    "Choose another --output-name.",
-                )
-            above = os.path.dirname(above)

@@ -224,8 +224,8 @@ def _an_input(path: str) -> UsageError:
     )
 
 
-def default_output(source: Source, storage_options: Mapping[str, Any]) -> str:
-    """Return the path of an output that was given no name: beside the input.
+def default_output(source: Source, asked: str, storage_options: Mapping[str, Any]) -> str:
+    """Return the path of an output that was given no name: beside the input, which the user called `asked`.
 
     Raise UsageError for an input in safetensors, whose output would have the same name.
     """
@@ -238,7 +238,9 @@ def default_output(source: Source, storage_options: Mapping[str, Any]) -> str:
     if source.shards:
         return source.path if is_directory else dirname(source.path)
     if is_directory:
-        path = source.path.rstrip("/") or source.path
+        # A run's directory may stand for the checkpoint of a step in it.
+        path = asked if look(asked, dict(storage_options)).kind == "directory" else source.path
+        path = path.rstrip("/") or path
         named = path if is_remote(path) or basename(path) not in ("", ".", "..") else os.path.abspath(path)
         return f"{named}-{safetensors.SUFFIX[1:]}"
     stem, _ = os.path.splitext(source.path)
