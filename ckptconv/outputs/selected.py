@@ -124,7 +124,7 @@ def _metadata(remarks: Mapping[str, str], names: Iterable[str]) -> tuple[dict[st
     """Return the metadata of an output with tensors of these `names`, aliases included, and which of the source's
     `remarks` cannot be in it, because a reader would take them for an alias {removed: kept}."""
     every = set(names)
-    lost = [key for key, text in remarks.items() if key not in METADATA and (key in every or text in every)]
+    lost = sorted(key for key, text in remarks.items() if key not in METADATA and (key in every or text in every))
     return {**METADATA, **{key: text for key, text in remarks.items() if key not in lost}}, lost
 
 
