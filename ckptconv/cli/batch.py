@@ -31,7 +31,8 @@ SEVERITY = (3, 4, 5, 1, 2, 0)
 _LOOK = 0.2
 # Cells of an input and an output in the table, if no terminal has fewer.
 _WIDE, _NARROW = 60, 12
-_START = "import sys; sys.path.insert(0, {!r}); from ckptconv.cli.worker import main; main({})"
+# A worker's program. It imports nothing from the current directory, which may hold anybody's files.
+_START = "import sys; sys.path = [{!r}, *filter(None, sys.path)]; from ckptconv.cli.worker import main; main({})"
 
 
 class Task(NamedTuple):
@@ -120,6 +121,7 @@ def run(
                 _run_here(tasks, options, whole, ended)
         except StoppedError as error:
             stopped = error
+        signals.ignore()  # what is done is known
     stopped = stopped or next((end for end in ended.values() if isinstance(end, StoppedError)), None)
     return [_result(task, ended.get(number)) for number, task in enumerate(tasks)], stopped
 

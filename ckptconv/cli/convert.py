@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, named, output_of, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UsageError
@@ -142,6 +141,5 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
     with shown.progress() as progress:
         results, stopped = batch.run(tasks, each_one, at_once, progress)
-    signals.ignore()
     shown.several(results, stopped, time.monotonic() - started, dry_run=options.get("dry_run", False))
     return batch.exit_code(results, stopped)

@@ -66,6 +66,9 @@ def main(descriptor: int) -> None:
     """Work for the process at the other end of `descriptor`."""
     from multiprocessing.connection import Connection
 
+    from ckptconv.process import spare_memory
+
+    spare_memory()
     connection = Connection(descriptor)
     try:
         signals.raise_stopped()

@@ -31,8 +31,8 @@ from ckptconv.text import some
 # formats, the first one wins.
 FORMATS: tuple[Format, ...] = (dcp, deepspeed, dcp_below, safetensors, sharded, torch_file)
 _Found: TypeAlias = tuple[Format, Guess]
-# Most entries of a directory that are looked at for checkpoints to suggest.
-_LOOKED_AT = 50
+# Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
+_LOOKED_AT, _FEW = 50, 5
 
 
 @checked(OPENING)
@@ -158,9 +158,10 @@ def _within(place: Location) -> str:
         return "It is empty."
     found = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
     if len(found) > 1:
+        words = " ".join(map(shlex.quote, found)) if len(found) <= _FEW else "INPUT..."
         return (
-            f"It holds several: {some(found, form=str)}. Name one, or convert them all: "
-            f"ckptconv convert {' '.join(map(shlex.quote, found))} --output-dir DIR"
+            f"It holds several: {some(found, _FEW, str)}. Name one, or convert more than one: "
+            f"ckptconv convert {words} --output-dir DIR"
         )
     return f"Name a file, or the checkpoint's own directory. It holds {some(names, form=str)}."
 

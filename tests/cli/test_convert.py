@@ -663,6 +663,15 @@ def test_after_a_signal_the_table_says_what_was_done_and_what_not(tmp_path: Path
     )
 
 
+def test_a_worker_imports_nothing_from_the_current_directory(place: Path) -> None:
+    for name in ("typing", "threading", "numpy", "multiprocessing"):
+        Path(f"{name}.py").write_text("open('canary', 'w')")
+    for name in "ab":
+        torch.save(NESTED, f"{name}.pt")
+    done("convert", "a.pt", "b.pt", "--output-dir", "o", "--jobs", "2", "--dtype", "bf16")
+    assert not Path("canary").exists()
+
+
 def test_a_worker_that_dies_fails_its_input_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckptconv.cli import batch
 
