@@ -87,12 +87,12 @@ def convert(
     started = time.monotonic()
     chosen = Options(**options)
     # Check the outputs before reading a large input.
-    asked = {weights_output: output, optimizer_output: chosen.optimizer, universal_output: chosen.universal}
+    named = {weights_output: output, optimizer_output: chosen.optimizer, universal_output: chosen.universal}
     targets = {
         plan: Target(real_place(normalize(path)), is_file=False, is_tree=True)
         if plan is universal_output
         else resolve_output(normalize(path), chosen)
-        for plan, path in asked.items()
+        for plan, path in named.items()
         if path or (path is not None and plan is weights_output)
     }
     wanted = chosen.spool_dir
@@ -103,7 +103,9 @@ def convert(
         with no_garbage():
             sources = _sources(source, chosen, targets)
             if not targets:
-                targets = {weights_output: resolve_output(default_output(sources[0], chosen.storage_options), chosen)}
+                asked = source.path if isinstance(source, Source) else normalize(source)
+                beside_it = default_output(sources[0], asked, chosen.storage_options)
+                targets = {weights_output: resolve_output(beside_it, chosen)}
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
             work = _work(sources, targets, chosen)
             outputs = [plan(one, target, chosen) for one, plan, target in work]
@@ -358,6 +360,7 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
         "family": options.family,
         "tag": options.tag,
         "exclude_frozen": options.exclude_frozen_parameters,
+        "structure": options.structure,
         "spool_dir": options.spool_dir,
         "storage_options": options.storage_options,
         **wanted,

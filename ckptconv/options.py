@@ -461,6 +461,17 @@ class _Command:
         "Spread the work over the dask.distributed cluster with the scheduler there: tcp://10.0.0.1:8786.",
         metavar="ADDRESS",
     )
+    output_dir = Option(
+        PATH,
+        "Convert every INPUT, each to an output of its own in DIR. One that fails does not stop the others.",
+        metavar="DIR",
+    )
+    output_name = Option(
+        TEXT,
+        "What outputs in DIR are called: text with {stem}, {name}, {parent} or {number}. With an ending such as "
+        ".safetensors it is a file, else a directory. Default: x.pt gives x.safetensors, a directory one of its name.",
+        metavar="TEMPLATE",
+    )
     json = Option(FLAG, "Print one JSON object, also of a failure.")
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))

@@ -83,6 +83,8 @@ def of_fixtures() -> Iterator[Golden]:
                 ("inspect", "in", "--json"),
                 ("inspect", "in", "--html", "page.html"),
                 ("safetensors2pt", "out", "back.pt", "--json"),
+                ("convert", "in", "converted", "--json"),
+                ("convert", "out", "merged.safetensors", "--dtype", "bf16", "--json"),
             ),
         )
     for case in sorted((DATA / "dcp").iterdir()):
@@ -99,6 +101,8 @@ def of_fixtures() -> Iterator[Golden]:
                 ("inspect", "in"),
                 ("inspect", "in", "--json"),
                 ("safetensors2pt", "all", "back.pt", "--json"),
+                ("convert", "in", "converted.safetensors", "--json"),
+                ("convert", "all", "again", "--max-shard-size", "10KB", "--json"),
             ),
         )
 
@@ -167,6 +171,10 @@ def of_files() -> Iterator[Golden]:
         ("inspect", "in.pt", "--json", "--depth", "1"),
         ("inspect", "out.safetensors", "--json"),
         ("pt2safetensors", "in.pt", "plan.safetensors", "--dry-run", "--json"),
+        ("convert", "in.pt", "converted.safetensors", "--json"),
+        ("convert", "shards", "cast.safetensors", "--dtype", "fp16", "--rename", "^=net.", "--verify", "--json"),
+        ("verify", "shards", "cast.safetensors", "--dtype", "fp16", "--rename", "^=net.", "--json"),
+        ("convert", "in.pt", "out.safetensors", "none.pt", "--output-dir", "several", "--json"),
     )
     yield Golden("pt/zip", _saved(_tree), commands)
     # The keys in a stream that torch writes are addresses, and no two are alike.
@@ -226,7 +234,9 @@ def of_the_corpus() -> Iterator[Golden]:
 
 def of_usage() -> Iterator[Golden]:
     commands = (
-        "", "--help", "pt2safetensors", "pt2safetensors --help", "zero-to-fp32 --help", "dcp2safetensors --help",
+        "", "--help", "convert --help", "convert none.pt", "convert a b c", "convert a b --output-dir out",
+        "convert a/x b/x --output-dir out --json",
+        "pt2safetensors", "pt2safetensors --help", "zero-to-fp32 --help", "dcp2safetensors --help",
         "safetensors2pt --help", "inspect --help", "verify --help", "finish --help", "rows --help", "rows split --help",
         "rows pack --help", "rows check --help", "pt2safetensors none.pt", "pt2safetensors none.pt --json", "convert",
         "zero-to-fp32 .", "zero-to-fp32 . out", "dcp2safetensors . out --json", "inspect none", "verify none none",
@@ -273,12 +283,19 @@ def _backdated(place: Path) -> set[Path]:
 def _ended(command: tuple[str, ...], where: str) -> dict[str, Any]:
     done = ckptconv_here(*command)
     try:
-        out = {key: value for key, value in json.loads(done.out).items() if key not in OF_THE_RUN}
+        out = _lasting(json.loads(done.out))
     except ValueError:
         out = TIMES.sub("…", done.out)
     text = json.dumps([out, TIMES.sub("…", done.err)]).replace(where, "")
     out, err = json.loads(text)
     return {"code": done.code, "out": out, "err": err}
+
+
+def _lasting(value: Any) -> Any:
+    """A report without what is of the run, also in the reports within it."""
+    if isinstance(value, dict):
+        return {key: _lasting(each) for key, each in value.items() if key not in OF_THE_RUN}
+    return [_lasting(each) for each in value] if isinstance(value, list) else value
 
 
 def of_s3() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
+from ckptconv.cli.convert import ConvertCommand, convert_
 from ckptconv.cli.options import CONVERTING, SHOWING, TENSORS, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
 from ckptconv.cli.typer_compat import Command, Group
@@ -58,6 +59,9 @@ def _common(
     pass
 
 
+app.command("convert", cls=ConvertCommand)(convert_)
+
+
 @app.command("pt2safetensors", cls=Command)
 @taking(*CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
@@ -70,7 +74,7 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
       ckptconv pt2safetensors model.pt
       ckptconv pt2safetensors --key state_dict epoch=3.ckpt model.safetensors
     """
-    _convert("pt2safetensors", "torch", source, output, options)
+    convert_one("pt2safetensors", "torch", source, output, options)
 
 
 @app.command("safetensors2pt", cls=Command)
@@ -100,7 +104,7 @@ def safetensors2pt(
       ckptconv safetensors2pt model.safetensors model.pt
       ckptconv safetensors2pt --opaque drop model.safetensors model.pt
     """
-    _convert("safetensors2pt", "safetensors", source, output, options)
+    convert_one("safetensors2pt", "safetensors", source, output, options)
 
 
 @app.command("zero-to-fp32", cls=Command)
@@ -129,7 +133,7 @@ def zero_to_fp32(
     options.pop("safe_serialization")
     if output is None and not (options.get("optimizer") or options.get("universal")):
         raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
-    _convert("zero-to-fp32", "deepspeed", checkpoint, output, options)
+    convert_one("zero-to-fp32", "deepspeed", checkpoint, output, options)
 
 
 @app.command("dcp2safetensors", cls=Command)
@@ -155,7 +159,7 @@ def dcp2safetensors(
     """
     if output is None and not options.get("optimizer"):
         raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
-    _convert("dcp2safetensors", "dcp", directory, output, options)
+    convert_one("dcp2safetensors", "dcp", directory, output, options)
 
 
 @app.command("verify", cls=Command)
@@ -299,7 +303,8 @@ def inspect_(
     output.inspected(path, summary, depth)
 
 
-def _convert(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
+def convert_one(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
+    """Convert one input, of any family if `family` is empty, and report it."""
     from ckptconv.conversion import convert
 
     output = output_of(command, options)

@@ -20,12 +20,13 @@ from ckptconv.storage.writing import reason
 from ckptconv.text import format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tqdm import tqdm
     from typing_extensions import Self
 
-    from ckptconv.errors import CkptconvError
+    from ckptconv.cli.batch import Result
+    from ckptconv.errors import CkptconvError, StoppedError
     from ckptconv.inspection.overview import Line
     from ckptconv.result import OutputFile, Report
     from ckptconv.rows.check import CheckReport
@@ -81,6 +82,27 @@ class Output:
                 self._print(_report_lines(report, self.verbose))
         except FailedError as error:
             self.warn(str(error))
+
+    def several(self, results: Sequence[Result], stopped: StoppedError | None, seconds: float, dry_run: bool) -> None:
+        """Report what became of each of several inputs. If that fails it only warns, as `done` does."""
+        from ckptconv.cli.batch import described, last_line, summary_error, table
+
+        for each in results:
+            for warning in each.report.warnings if each.report else ():
+                self.warn(warning if each.source in warning else f"{each.source}: {warning}")
+        for each in results:
+            if each.error:
+                say(str(each.error) if each.source in each.error.message else f"{each.source}: {each.error}")
+        whole = described(results, stopped, seconds)
+        try:
+            if self.json:
+                self._print_json({"ok": whole["ok"], "command": self.command, **whole})
+            elif not self.quiet:
+                self._print([*table(results, _width()), last_line(results, whole, dry_run)])
+        except FailedError as error:
+            self.warn(str(error))
+        if not whole["ok"]:
+            say(str(summary_error(results, stopped)))
 
     def verified(self, done: Verification) -> None:
         """Report a verification that found no difference."""
@@ -185,6 +207,10 @@ class Progress:
         self.total, self.done = total, 0
         self.started = time.monotonic()
 
+    def resize(self, total: int) -> None:
+        """Say that `total` bytes are to be written after all."""
+        self.total = total
+
     def __call__(self, count: int) -> None:
         with self._lock:
             self.done += count
@@ -236,6 +262,11 @@ class Bar(Progress):
         if self._bar is not None:
             self._bar.close()
         self._bar = tqdm(total=self.total, unit="B", unit_scale=True, leave=False, file=sys.stderr, dynamic_ncols=True)
+
+    def resize(self, total: int) -> None:
+        super().resize(total)
+        if self._bar is not None:
+            self._bar.total = total
 
     def on_file(self, name: str) -> None:
         super().on_file(name)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 # Seconds of cleaning up after which another signal ends the process.
 _PATIENCE = 5.0
+# Numbers of the signals that came since `hold`.
+_held: list[int] = []
 _NOTHING = "Nothing was put under a final name."
 
 
@@ -34,6 +36,25 @@ def raise_stopped() -> None:
     """From now on, the first signal raises StoppedError in the main thread."""
     sys.unraisablehook = _not_lost
     _handle(_stop)
+
+
+def hold() -> None:
+    """From now on, note signals, and let them raise nothing until `release`."""
+    _handle(lambda number, frame: _held.append(number))
+
+
+def held() -> bool:
+    """Whether a signal came since `hold`."""
+    return bool(_held)
+
+
+def release() -> None:
+    """End `hold`: raise StoppedError if a signal came, and for the next one."""
+    _handle(_stop)
+    if _held:
+        number = _held[0]
+        _held.clear()
+        _stop(number, None)
 
 
 def ignore() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import below as dcp_below
 from ckptconv.formats.dcp import locate as dcp
@@ -21,7 +22,6 @@ from ckptconv.formats.torch import sharded
 from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.options import OPENING, checked
 from ckptconv.pickles import attacks
-from ckptconv.storage.files import Entry
 from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -32,6 +32,8 @@ from ckptconv.text import some
 # formats, the first one wins.
 FORMATS: tuple[Format, ...] = (dcp, deepspeed, dcp_below, safetensors, sharded, torch_file)
 _Found: TypeAlias = tuple[Format, Guess]
+# Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
+_LOOKED_AT, _FEW = 50, 5
 
 
 @checked(OPENING)
@@ -44,6 +46,7 @@ def open_source(
     model_rank: int | None = None,
     key: str = "",
     states: bool = False,
+    structure: bool = True,
     inert: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
@@ -52,8 +55,9 @@ def open_source(
 
     `family` is the expected family: a path of another one raises UsageError, which names the right command. `tag`,
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
-    for what is under a key and for the optimizer's states, if these are not read along with the weights. A file that is
-    an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. "-" is standard
+    for what is under a key and for the optimizer's states, if these are not read along with the weights. A structure
+    record of safetensors that does not fit the tensors is an error; with `structure` false it is left out. A file that
+    is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. "-" is standard
     input. Input from a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
@@ -64,7 +68,7 @@ def open_source(
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
     path = pinned(path, dict(storage_options or {}))
-    wanted = Wanted(key, states, tag, exclude_frozen, model_rank)
+    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure)
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
@@ -129,7 +133,7 @@ def _choose(probe: Probe) -> _Found:
     if best is None:
         raise UsageError(
             f"{place} is {place.entry.described}, where a checkpoint was expected, and holds none that is known.",
-            _within(place.names) if probe.is_directory else "",
+            _within(place) if probe.is_directory else "",
         )
     found, guess = best
     if family not in ("", found.FAMILY, *guess.also):
@@ -167,11 +171,30 @@ def _check_beginning(probe: Probe) -> None:
         raise type(what)(f"{probe.place} {what.message}", what.hint)
 
 
-def _within(names: Mapping[str, Entry]) -> str:
+def _within(place: Location) -> str:
     """Say what a directory without a checkpoint holds, and what to do."""
+    names = sorted(place.names)
     if not names:
         return "It is empty."
-    return f"Name a file, or the checkpoint's own directory. It holds {some(sorted(names), form=str)}."
+    found = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
+    if len(found) > 1:
+        words = " ".join(map(shlex.quote, found)) if len(found) <= _FEW else "INPUT..."
+        return (
+            f"It holds several: {some(found, _FEW, str)}. Name one, or convert more than one: "
+            f"ckptconv convert {words} --output-dir DIR"
+        )
+    return f"Name a file, or the checkpoint's own directory. It holds {some(names, form=str)}."
+
+
+def _is_checkpoint(place: Location) -> bool:
+    """Whether one of our formats is fairly sure to read what is at `place`. A file in a store is not asked."""
+    if is_remote(place.path):
+        return False
+    try:
+        found = _surest(FORMATS, Probe(place))
+    except (CkptconvError, OSError):
+        return False
+    return found is not None and found[1].sure >= LIKELY
 
 
 def _nearby(place: Location) -> str:
@@ -181,6 +204,11 @@ def _nearby(place: Location) -> str:
         return f"It is a symbolic link to {os.readlink(path)}, which is not there."
     if path.startswith("~"):
         return f"The shell did not expand the ~. Did you mean {os.path.expanduser(path)}?"
+    if glob.has_magic(path) and not is_remote(path):
+        found = sorted(glob.glob(path))
+        if not found:
+            return "The shell found nothing that matches it, and left it as it is."
+        return f"The shell did not expand it; without quotes it stands for {some(found, form=str)}."
     scheme, colon, rest = path.partition(":/")
     if colon and scheme.isalnum() and not rest.startswith("/"):
         return f"Did you mean {scheme}://{rest}?"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
-from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.source import Source, StoredTensors, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.zip import what_it_is
@@ -54,6 +54,8 @@ MAX_DIMS = 64
 # Metadata keys with a meaning of their own, which are never aliases.
 RESERVED = frozenset({"format", "total_size", METADATA_KEY})
 METADATA = "__metadata__"
+# Metadata that is no remark of the user's: it describes one output, and is made anew for another.
+_OF_THE_OUTPUT = frozenset({"total_size", METADATA_KEY})
 # Dtypes with 6-bit elements, which torch does not have.
 _SIX_BITS = frozenset({"F6_E2M3", "F6_E3M2"})
 _MOST = 1 << 63
@@ -129,19 +131,20 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         if place.path.endswith(INDEX_SUFFIX) and single.kind == "file":
             warnings.append(f"{single} was left alone: the index beside it is taken for what is meant.")
     if place.path.endswith(INDEX_SUFFIX):
-        found_set = _read_set(place)
+        found_set = _read_set(place, warnings)
         beside = True
     else:
         found_set = _read_single(place, warnings)
         beside = place.name == f"model{SUFFIX}" or asked != place
     if found_set.record is None and beside:
         found_set.record, found_set.record_path = _record_beside(place.parent)
-    return _source(asked, found_set, warnings)
+    return _source(asked, found_set, warnings, wanted or Wanted())
 
 
 @dataclass
 class _Set:
-    """What the files of an output hold together: tensors in order, metadata, the record, and the path of its file."""
+    """What the files of an output hold together: tensors in order, metadata, the record, and the path of its file.
+    `shards` are the paths of the files if there is an index."""
 
     path: str
     tensors: dict[str, Stored] = field(default_factory=dict)
@@ -151,18 +154,19 @@ class _Set:
     inputs: dict[str, Hashable] = field(default_factory=dict)
     size: int = 0
     bytes_read: int = 0
+    shards: list[str] = field(default_factory=list)
 
 
-def _source(place: Location, found: _Set, warnings: list[str]) -> Source:
-    tree: Any = found.tensors
+def _source(place: Location, found: _Set, warnings: list[str], wanted: Wanted) -> Source:
     opaque: list[str] = []
     aliases = _aliases(found)
+    flat: dict[str, LazyTensor] = {**found.tensors, **{name: found.tensors[kept] for name, kept in aliases.items()}}
+    tree: Any = _restored(found, wanted, warnings) if found.record is not None else None
     from ckptconv.formats import olmo
 
     name, structured = "safetensors", True
     equal: list[tuple[str, LazyTensor, LazyTensor]] = []
     if found.record is not None:
-        tree = _restored(found)
         equal = list(keymap.claimed_equal(found.tensors, found.record))
         if '["opaque"' in found.record:
             opaque = list(dict.fromkeys(node.name for node in walk(tree) if type(node) is Opaque))
@@ -171,7 +175,7 @@ def _source(place: Location, found: _Set, warnings: list[str]) -> Source:
         tree, opaque = _olmo(found, place)
     else:
         structured = False
-        tree = {**found.tensors, **{removed: found.tensors[kept] for removed, kept in aliases.items()}}
+        tree = flat
     told = {key: text[:200] for key, text in found.metadata.items() if key != METADATA_KEY and key not in aliases}
     told = dict(itertools.islice(told.items(), _TOLD))
     return Source(
@@ -181,6 +185,7 @@ def _source(place: Location, found: _Set, warnings: list[str]) -> Source:
         weights=tree,
         structured=structured,
         owners=aliases if not structured else {},
+        stored=StoredTensors(flat, aliases, found.record) if found.record is not None else None,
         facts={
             "size": found.size,
             "files": len(found.inputs),
@@ -192,16 +197,23 @@ def _source(place: Location, found: _Set, warnings: list[str]) -> Source:
         warnings=warnings,
         inputs=found.inputs,
         bytes_read=found.bytes_read,
+        shards=found.shards,
         metadata=found.metadata,
+        remarks={key: text for key, text in found.metadata.items() if key not in aliases and key not in _OF_THE_OUTPUT},
     )
 
 
-def _restored(found: _Set) -> Any:
-    """Return the tree that the record describes."""
+def _restored(found: _Set, wanted: Wanted, warnings: list[str]) -> Any:
+    """Return the tree that the record describes. Without one that fits, remove it if no structure is wanted."""
     try:
         return keymap.unflatten(found.tensors, found.record, live_values=False)
     except CkptconvError as error:
-        raise type(error)(f"{found.record_path}: {error.message}", error.hint) from error
+        if not wanted.structure:
+            warnings.append(f"{found.record_path}: its structure record was left out: {error.message}")
+            found.record = None
+            return None
+        hint = f"{error.hint} --no-structure converts the tensors without the record.".lstrip()
+        raise type(error)(f"{found.record_path}: {error.message}", hint) from error
 
 
 def _aliases(found: _Set) -> dict[str, str]:
@@ -257,7 +269,7 @@ def _read_single(place: Location, warnings: list[str]) -> _Set:
     )
 
 
-def _read_set(place: Location) -> _Set:
+def _read_set(place: Location, warnings: list[str]) -> _Set:
     index = read_index(place)
     if index is None:
         raise CorruptError(f"{place} is no index: it has no weight_map from the names of tensors to those of files.")
@@ -273,17 +285,24 @@ def _read_set(place: Location) -> _Set:
             f"{place} names {len(names)} files, of which {len(missing)} are not there: {some(missing)}.",
             "Copy or download them too.",
         )
-    found = _Set(place.path, bytes_read=index.size)
+    found = _Set(place.path, shards=[members[name].path for name in names], bytes_read=index.size)
+    differing: dict[str, None] = {}
     for name in names:
         header = _read_file(members[name])
         _check_contents(members[name].path, place.path, header.tensors, wanted.pop(name))
         found.tensors.update(header.tensors)
+        told = found.metadata
+        differing.update(dict.fromkeys(key for key, text in header.metadata.items() if told.get(key, text) != text))
         found.metadata.update(header.metadata)
         found.inputs[name] = header.identity
         found.size += header.size
         found.bytes_read += header.bytes_read
     # A record in one of several files says nothing of the others.
-    found.metadata.pop(METADATA_KEY, None)
+    if found.metadata.pop(METADATA_KEY, None) is not None:
+        warnings.append(f"{place}: a structure record in one of its files was left out: it says nothing of the others.")
+        differing.pop(METADATA_KEY, None)
+    if differing:
+        warnings.append(f"{place}: the metadata of its files differs in {some(differing)}; that of the last is taken.")
     found.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
     return found
 

@@ -21,8 +21,8 @@ class Wanted:
     """What of a checkpoint to read beside its weights, and which of several to open.
 
     `key` is a dotted path into the state, "." all of it. `states` asks for the optimizer's states. Formats that
-    describe everything in one place read these anyway. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel
-    rank) are for DeepSpeed.
+    describe everything in one place read these anyway. `structure`: a structure record that does not fit is an error;
+    otherwise it is left out. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel rank) are for DeepSpeed.
     """
 
     key: str = ""
@@ -30,6 +30,19 @@ class Wanted:
     tag: str = ""
     exclude_frozen: bool = False
     model_rank: int | None = None
+    structure: bool = True
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """The tensors of a safetensors output under the names that it has for them, which may not be those of the tree.
+
+    `tensors` has every name, aliases {removed: kept} included. `record` is the structure record.
+    """
+
+    tensors: Mapping[str, LazyTensor]
+    aliases: Mapping[str, str]
+    record: str
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,8 @@ class Source:
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
     - `model_rank` is the tensor-parallel rank, if each rank is a source of its own.
     - `pieces` matches the names of tensors that are pieces of parameters; these are not converted.
-    - `metadata` is the metadata of safetensors files.
+    - `metadata` is the metadata of safetensors files, `remarks` that part of it which an output keeps.
+    - `stored` are the tensors of a safetensors output that has a structure record.
     - `default_dtype` and `default_shard_size` (bytes) apply unless the user asks for others.
     """
 
@@ -108,6 +122,8 @@ class Source:
     model_rank: int | None = None
     pieces: re.Pattern[str] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    stored: StoredTensors | None = None
     default_dtype: str = "keep"
     default_shard_size: int | None = None
     state_inputs: Mapping[str, Hashable] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options import OPTIONS, Options
 from ckptconv.outputs import safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
-from ckptconv.outputs.targets import Spared, Target, check_file, not_a_directory, resolved_name
+from ckptconv.outputs.targets import Spared, Target, check_file, resolved_name
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
 from ckptconv.storage.paths import basename, is_remote, normalize
 from ckptconv.structure import keymap
@@ -77,7 +77,12 @@ class Output:
 def weights_output(source: Source, target: Target, options: Options) -> Output:
     if target.is_torch:
         if source.family != safetensors_input.FAMILY:
-            raise not_a_directory(target.path)
+            raise UsageError(
+                f"{target.path} is named as a file for torch.load, which is made of safetensors, and {source.path} is "
+                f"none ({source.format}). Nothing was written.",
+                "Give a directory or a name that ends in .safetensors as OUTPUT; several inputs are converted with: "
+                "ckptconv convert INPUT... --output-dir DIR",
+            )
         from ckptconv.outputs.restore import plan_restored
 
         restored = plan_restored(source, target.path, options)
@@ -193,16 +198,17 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     structure = chosen.structure(aliases)
     kept = {name: chosen.cast(name) for name in tensors if name not in aliases}
     cast = [old for old, new in names.items() if new in kept and kept[new].dtype != tensors[new].dtype]
-    warnings = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, chosen.dtype)
+    unscaled = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, chosen.dtype)
+    warnings, metadata = (*chosen.warnings, *unscaled), chosen.metadata
     idle, is_structured, fixed = _idle(chosen, options), chosen.structured, chosen.fixed
     # With a million tensors, each of these takes as much memory as all buffers.
     del chosen, tensors, names
     limit = options.max_shard_size or source.default_shard_size
     groups = _as_in(kept, source.shards) if source.shards and limit is None else None
-    files = _file_plans(kept, aliases, structure, target, limit, groups)
+    files = _file_plans(kept, aliases, structure, target, limit, metadata, groups)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
-        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
+        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, metadata, groups)
     return files, aliases, _told(source, described, structure, options, idle, fixed, warnings)
 
 
@@ -253,7 +259,8 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     described, aliases = chosen.described, chosen.owners
     flat = {name: chosen.cast(name) for name in chosen.tensors}
     structure = described.structure if chosen.structured else None
-    files = _file_plans(flat, aliases, structure, target, options.max_shard_size or source.default_shard_size)
+    limit = options.max_shard_size or source.default_shard_size
+    files = _file_plans(flat, aliases, structure, target, limit, chosen.metadata)
     return files, aliases, _told(source, described, structure, options, _idle(chosen, options), described.fixed)
 
 
@@ -263,18 +270,20 @@ def _file_plans(
     structure: str | None,
     target: Target,
     limit: int | None,
+    metadata: Mapping[str, str],
     groups: list[list[str]] | None = None,
 ) -> tuple[FilePlan, ...]:
-    """Plan one file, files of at most `limit` bytes of tensors, or one file for each of `groups` of names."""
+    """Plan one file, files of at most `limit` bytes of tensors, or one file for each of `groups` of names. Each says
+    what `metadata` does."""
     record = {} if structure is None else {METADATA_KEY: structure}
     if target.is_file:
-        return (safetensors.file_plan(basename(target.path), tensors, {"format": "pt", **aliases, **record}),)
+        return (safetensors.file_plan(basename(target.path), tensors, {**metadata, **aliases, **record}),)
     if groups is None:
         groups = pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit)
     names = shard_names("model", safetensors.SUFFIX, groups)
     contents = {name: {key: tensors[key] for key in group} for name, group in zip(names, groups, strict=True)}
     extra = aliases if len(groups) == 1 else {}
-    files = [safetensors.file_plan(name, content, {"format": "pt", **extra}) for name, content in contents.items()]
+    files = [safetensors.file_plan(name, content, {**metadata, **extra}) for name, content in contents.items()]
     if structure is not None:
         data = structure.encode()
         files.append(FilePlan(FILE_NAME, len(data), (Literal(0, data),)))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor, same_bytes
 from ckptconv.text import some
 
+# The metadata of every safetensors file: loaders ask which library's tensors it holds.
+METADATA = {"format": "pt"}
 # Maps old names to new ones, {old: new}, by --strip-prefix and --rename.
 Rename: TypeAlias = "Callable[[Iterable[str], str, Sequence[str]], dict[str, str]]"
 
@@ -27,7 +29,8 @@ class Selected:
     `names` are the selected names, {old: new}; `known` are all there are, by old name. `tensors` are by new name, as
     the source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under
     its old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
-    owner}, by new name. `fixed` are new names of tensors that are never cast.
+    owner}, by new name. `fixed` are new names of tensors that are never cast. `metadata` is what every file of the
+    output says beside aliases and record. `warnings` say what of the source's metadata is left out.
     """
 
     names: dict[str, str]
@@ -40,6 +43,8 @@ class Selected:
     dtype: str
     widen_only: bool
     fixed: frozenset[str] = frozenset()
+    metadata: Mapping[str, str] = field(default_factory=lambda: dict(METADATA))
+    warnings: tuple[str, ...] = ()
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
@@ -63,8 +68,27 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     tree = tree_of(source, options)
     choice = Choice(options.include, options.exclude)
     described = _flattened(source, tree, choice)
+    structured, ties, warnings = source.structured and options.structure, source.owners, []
+    stored = source.stored
+    if stored and not options.key and stored.tensors.keys() != described.tensors.keys():
+        # The record gives other names than the file does, as the output of a conversion that renamed. The file's count.
+        ties, choice = stored.aliases, Choice(options.include, options.exclude)
+        fits = not choice and (options.tied == "alias" or not ties)
+        if structured and not fits:
+            structured = False
+            warnings.append(
+                f"{source.path}: its structure record was left out: the names of its tensors have been changed, and "
+                f"it cannot be kept with {'--include or --exclude' if choice else '--tied duplicate'}."
+            )
+        described = _as_stored(stored, described, structured)
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
+    metadata, lost = _metadata(source.remarks, names.values())
+    if lost:
+        warnings.append(
+            f"{source.path}: left out of the metadata: {some(lost)}. Readers would take it for the name of a tied "
+            "tensor in the output."
+        )
     # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
     if not flat and (options.key or not source.structured):
         where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
@@ -77,13 +101,31 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
         flat,
         {new: flat[old] for old, new in names.items()},
         described,
-        source.structured and options.structure,
-        _owners(source, names),
+        structured,
+        _owners(ties, names),
         choice,
         dtype,
         widen_only=source.default_dtype == dtype == "float32",
         fixed=frozenset(names[name] for name in described.fixed if name in names),
+        metadata=metadata,
+        warnings=tuple(warnings),
     )
+
+
+def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:
+    """Return `described` with the tensors under the names that the file has for them, and the file's own record."""
+    fixed = {same_bytes(described.tensors[name]) for name in described.fixed}
+    names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in fixed)
+    record = stored.record if structured else None
+    return described._replace(tensors=dict(stored.tensors), structure=record, fixed=names, apart=False)
+
+
+def _metadata(remarks: Mapping[str, str], names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the metadata of an output with tensors of these `names`, aliases included, and which of the source's
+    `remarks` cannot be in it, because a reader would take them for an alias {removed: kept}."""
+    every = set(names)
+    lost = sorted(key for key, text in remarks.items() if key not in METADATA and (key in every or text in every))
+    return {**METADATA, **{key: text for key, text in remarks.items() if key not in lost}}, lost
 
 
 def selected_states(source: Source, options: Options, rename: Rename = selection.renamed) -> Selected:
@@ -105,7 +147,7 @@ def selected_states(source: Source, options: Options, rename: Rename = selection
     ]
     described = keymap.flatten_states(states, groups)
     owners = {}
-    for alias, owner in _owners(source, names).items() if options.tied == "alias" else ():
+    for alias, owner in _owners(source.owners, names).items() if options.tied == "alias" else ():
         for key in states.get(owner, {}):
             kept, removed = f"{owner}.{key}", f"{alias}.{key}"
             if kept in described.tensors and removed not in described.tensors:
@@ -179,6 +221,6 @@ def _check_pieces(source: Source, names: Iterable[str]) -> None:
         )
 
 
-def _owners(source: Source, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the source's own ties by new name: {alias: owner}."""
-    return {names[a]: names[o] for a, o in source.owners.items() if a in names and o in names}
+def _owners(ties: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """Return a source's own ties by new name: {alias: owner}."""
+    return {names[a]: names[o] for a, o in ties.items() if a in names and o in names}

@@ -188,7 +188,8 @@ class Spared:
     @staticmethod
     def _refused(path: str, what: str) -> UsageError:
         return UsageError(
-            f"{what} would replace {path}, the input itself. Nothing was written.", "Write it to another place."
+            f"{what} would replace {path}, the input itself. Nothing was written.",
+            "Write it to another place; rename it afterwards if it shall have this name.",
         )
 
 
@@ -226,21 +227,38 @@ def _an_input(path: str) -> UsageError:
     """
     return UsageError(
         f"{path} stands where OUTPUT should, and is a checkpoint that is there. Nothing was written.",
-        'Each input takes a command of its own: for several, for file in *.pt; do ckptconv pt2safetensors "$file"; '
-        "done. An OUTPUT is a directory, or a name that ends in .safetensors.",
+        "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. An OUTPUT is a directory, or a "
+        "name that ends in .safetensors.",
     )
 
 
-def default_output(source: Source, storage_options: Mapping[str, Any]) -> str:
-    """Return the path of an output that was given no name: beside the input."""
+def default_output(source: Source, asked: str, storage_options: Mapping[str, Any]) -> str:
+    """Return the path of an output that was given no name: beside the input, which the user called `asked`.
+
+    Raise UsageError for an input in safetensors, whose output would have the same name.
+    """
     is_directory = look(source.path, dict(storage_options)).kind == "directory"
-    if is_directory and not source.shards:
-        raise UsageError("An output is needed: a directory, or a name that ends in .safetensors.")
+    if source.family == safetensors_input.FAMILY:
+        raise UsageError(
+            f"{source.path} is in safetensors already, so an OUTPUT is needed. Nothing was written.",
+            "Give a name that ends in .safetensors, a directory, or for torch.load a name that ends in .pt.",
+        )
     if source.shards:
         return source.path if is_directory else dirname(source.path)
+    if is_directory:
+        # A run's directory may stand for the checkpoint of a step in it.
+        path = asked if look(asked, dict(storage_options)).kind == "directory" else source.path
+        path = path.rstrip("/") or path
+        named = path if is_remote(path) or basename(path) not in ("", ".", "..") else os.path.abspath(path)
+        return f"{named}-{safetensors.SUFFIX[1:]}"
     stem, _ = os.path.splitext(source.path)
     directory, slash, name = stem.rpartition("/")
-    return directory + slash + _SHARD_STEM.sub("model", name) + safetensors.SUFFIX
+    return directory + slash + file_name(name)
+
+
+def file_name(stem: str) -> str:
+    """Return the name of the output of one file; `stem` is its name without the suffix."""
+    return _SHARD_STEM.sub("model", stem) + safetensors.SUFFIX
 
 
 def of_rank(target: Target, source: Source) -> Target:

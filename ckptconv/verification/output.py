@@ -21,7 +21,7 @@ from ckptconv.storage.paths import basename, is_remote, join
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
-from ckptconv.text import some
+from ckptconv.text import brief, some
 
 SUFFIX = ".safetensors"
 INDEX = f"model{SUFFIX}.index.json"
@@ -46,13 +46,14 @@ class Written:
     structure_path: str = ""
 
 
-def read_file(path: str, options: Options | None = None, at: str = "") -> Written:
-    """Read an output of one file named `path`, from the place `at` if that is given.
+def read_file(path: str, expected: Mapping[str, str], options: Options | None = None, at: str = "") -> Written:
+    """Read an output of one file named `path`, from the place `at` if that is given. Its metadata has what `expected`
+    has, beside aliases and record.
 
     Raise UsageError if the file does not exist, DifferenceError if it is no sound output.
     """
     found = Written(path, structure_path=path)
-    metadata = _add(found, path, at or path, options)
+    metadata = _add(found, path, at or path, expected, options)
     found.structure = metadata.pop(METADATA_KEY, None)
     found.aliases = metadata
     return found
@@ -60,12 +61,14 @@ def read_file(path: str, options: Options | None = None, at: str = "") -> Writte
 
 def read_directory(
     path: str,
+    expected: Mapping[str, str],
     options: Options | None = None,
     *,
     at: Mapping[str, str] | None = None,
     others: frozenset[str] = frozenset(),
 ) -> Written:
-    """Read an output directory: a single file, or shards and their index. Raise as `read_file` does.
+    """Read an output directory: a single file, or shards and their index. Each file has the metadata `expected`. Raise
+    as `read_file` does.
 
     `at` maps the names of an output's files to where they are read, if they are not in their place yet. Without it, the
     files of the directory are read, and a safetensors file that belongs neither to the output nor to `others` (paths)
@@ -100,7 +103,7 @@ def read_directory(
             "Programs may load that instead, or as well: remove it.",
         )
     for name in sorted(shards):
-        own = _add(found, join(path, name), places[name], options)
+        own = _add(found, join(path, name), places[name], expected, options)
         if INDEX not in places:
             metadata = own
         elif own:
@@ -163,8 +166,8 @@ def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]]
 # ---------------------------------------------------------------------------------------------------------- a file
 
 
-def _add(found: Written, path: str, at: str, options: Options | None) -> dict[str, str]:
-    """Add the file `path`, read from the place `at`, to `found`; return its metadata without the format."""
+def _add(found: Written, path: str, at: str, expected: Mapping[str, str], options: Options | None) -> dict[str, str]:
+    """Add the file `path`, read from the place `at`, to `found`; return its metadata without what is `expected`."""
     entry = look(at, options)
     if entry.kind != "file":
         raise UsageError(f"{path} {'does not exist' if entry.kind == 'missing' else f'is {entry.described}'}.")
@@ -177,8 +180,10 @@ def _add(found: Written, path: str, at: str, options: Options | None) -> dict[st
             raise _header(path, f"it holds {name!r}, which {found.homes[name]} holds too", tensor=name)
     found.tensors.update(tensors)
     found.homes.update(dict.fromkeys(tensors, path))
-    if metadata.pop("format", None) != "pt":
-        raise _header(path, "its metadata does not say that its format is 'pt', which loaders ask for")
+    for key, text in expected.items():
+        if metadata.pop(key, None) != text:
+            asked = ", which loaders ask for" if key == "format" else ""
+            raise _header(path, f"its metadata does not say that its {key} is {brief(text)}{asked}")
     found.files.append(file._replace(path=path))
     return metadata
 

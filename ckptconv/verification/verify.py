@@ -25,7 +25,7 @@ from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options import OPTIONS, Options, Rules, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, tree_of
-from ckptconv.outputs.targets import TORCH_SUFFIXES
+from ckptconv.outputs.targets import TORCH_SUFFIXES, resolved_name
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage.files import is_far, look, read_text
 from ckptconv.storage.location import Location
@@ -117,13 +117,14 @@ class Target(NamedTuple):
 class _Expected:
     """What an output must hold: tensors by name, in order, and the structure record as a function of the aliases found.
 
-    `flat`: without a record, the order of names means nothing. `inert`: every tensor, if there is any, is part of an
-    object known by name only.
+    `flat`: without a record, the order of names means nothing. `metadata` is in each of its files. `inert`: every
+    tensor, if there is any, is part of an object known by name only.
     """
 
     tensors: dict[str, LazyTensor]
     structure: Callable[[Mapping[str, str]], str | None]
     flat: bool
+    metadata: Mapping[str, str]
     inert: bool = False
 
 
@@ -316,6 +317,7 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     settings: dict[str, Any] = {
         "tag": asked.tag,
         "exclude_frozen": asked.exclude_frozen_parameters,
+        "structure": asked.structure,
         "spool_dir": asked.spool_dir,
         "storage_options": asked.storage_options,
         **_wanted(targets, asked),
@@ -333,10 +335,15 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
             f"{targets[0].path} is named as a file for torch.load, which is made of safetensors; {path} is none.",
             "Give the source first, then what a conversion made of it: ckptconv verify SOURCE OUTPUT.",
         ) from error
-    if source.family == "safetensors" and not is_torch:
+    if source.family == "safetensors" and not is_torch and not asked.family and _is_in(targets[0].path, path):
         # An output may lie in the directory of its source: then the source is the torch checkpoint there.
         source = open_source(path, family="torch", **settings)
     return [source]
+
+
+def _is_in(output: str, directory: str) -> bool:
+    """Whether `output` is `directory`, or a file in it."""
+    return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 
 def _of_rank(source: Source, target: Target, asked: Options) -> Target:
@@ -379,15 +386,17 @@ def _compare(
             of_torch = target.manifest, source, dict(source.inputs), "weights", target.path, places, storage_options
             attested.checks.append(functools.partial(check_planned, *of_torch))
         return
-    if target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None):
-        found = read_file(target.path, storage_options, here)
-    elif entry.kind == "directory" or target.at is not None:
-        found = read_directory(target.path, storage_options, at=target.at, others=others)
-    else:
+    is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
+    if not (is_file or entry.kind == "directory" or target.at is not None):
         raise UsageError(
             f"{target.path} is no output: a file ends in {SUFFIX}, {', '.join(TORCH_SUFFIXES)}, else it is a directory."
         )
     expected = _expected_states(source, asked) if target.made_of == "states" else _expected_weights(source, asked)
+    metadata = expected.metadata
+    if is_file:
+        found = read_file(target.path, metadata, storage_options, here)
+    else:
+        found = read_directory(target.path, metadata, storage_options, at=target.at, others=others)
     pairs = _compare_names(source, expected, found, asked)
     if target.made_of == "weights":
         source = _with_companions(source, target, storage_options)
@@ -475,7 +484,7 @@ def _expected_weights(source: Source, asked: Options) -> _Expected:
     """Return the weights that the options select, with every name, aliases included."""
     chosen = selected(source, asked, _rename(asked))
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
-    return _Expected(tensors, chosen.structure, flat=not chosen.structured, inert=chosen.described.inert)
+    return _Expected(tensors, chosen.structure, not chosen.structured, chosen.metadata, inert=chosen.described.inert)
 
 
 def _expected_states(source: Source, asked: Options) -> _Expected:
@@ -484,7 +493,7 @@ def _expected_states(source: Source, asked: Options) -> _Expected:
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
     record = chosen.described.structure if asked.structure else None
-    return _Expected(tensors, lambda aliases: record, flat=not asked.structure)
+    return _Expected(tensors, lambda aliases: record, not asked.structure, chosen.metadata)
 
 
 def _rename(asked: Options) -> Rename:
@@ -600,7 +609,7 @@ def _compare_torch(
         raise _unreadable(path, error.message.replace(here, path)) from error
     want, want_record = keymap.flatten(tree)
     got, got_record = keymap.flatten(opened.weights)
-    expected = _Expected(want, lambda _: _without_storages(want_record, want), flat=False)
+    expected = _Expected(want, lambda _: _without_storages(want_record, want), flat=False, metadata={})
     found = Written(path, structure=_without_storages(got_record, got), structure_path=path)
     found.tensors = got
     found.homes = dict.fromkeys(got, path)

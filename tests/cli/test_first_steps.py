@@ -127,7 +127,7 @@ def test_a_universal_checkpoint_is_told_of_in_a_few_lines(tmp_path: Path) -> Non
 # ------------------------------------------------------------------------------------------------ the command itself
 
 COMMANDS = [
-    *["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "inspect", "verify", "finish"],
+    *["convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "inspect", "verify", "finish"],
     *["rows split", "rows pack", "rows check"],
 ]
 
@@ -153,7 +153,7 @@ def test_help_has_examples_says_what_each_argument_is_and_fits_80_columns(
 def test_words_that_are_no_options_and_no_commands_are_met_with_those_that_are(model: Path) -> None:
     refused(ckptconv_here("pt2safetensors", "--max_shard_siz", "1", "model.pt"), 2, "Did you mean --max-shard-size?")
     refused(ckptconv_here("pt2safetensors", "-o", "out", "model.pt"), 2, "OUTPUT is named without one")
-    refused(ckptconv_here("convert", "model.pt"), 2, "There are: pt2safetensors, ", "zero-to-fp32")
+    refused(ckptconv_here("transform", "model.pt"), 2, "There are: convert, pt2safetensors, ", "zero-to-fp32")
     refused(ckptconv_here("rows", "join"), 2, "There are: split, pack, check.")
 
 
@@ -178,7 +178,7 @@ def test_a_file_in_the_place_of_a_command_is_known_for_one_whatever_its_name(mod
     for name in ("model.pt", "finished", "verify_"):
         Path(name).touch()
         refused(ckptconv_here(name), 2, f"{name} stands where a command should", f"ckptconv inspect {name} shows")
-    refused(ckptconv_here("verity"), 2, "Did you mean 'verify'?")
+    refused(ckptconv_here("verity"), 2, "Did you mean 'verify', 'convert'?")
 
 
 def test_too_many_arguments_are_named_and_what_is_done_about_them(model: Path) -> None:

@@ -657,6 +657,16 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away(small: Path, tmp_path: Path
     assert not shown.rstrip("\r").rpartition("\r")[2].strip()
 
 
+def test_over_several_inputs_there_is_one_bar(small: Path, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "other.pt")
+    words = (small, tmp_path / "none.pt", tmp_path / "other.pt")
+    code, out, shown = on_a_terminal(SLOWLY, "convert", *words, "--output-dir", tmp_path / "out")
+    assert code == 2
+    assert "2 of 3 inputs converted, 1 failed" in out
+    assert "1/3 " in shown
+    assert "/30.0M" in shown
+
+
 @pytest.mark.parametrize(("size", "term"), [((24, 80), "dumb"), ((0, 0), "xterm"), ((0, 80), "xterm")])
 def test_a_terminal_that_cannot_have_a_bar_gets_lines(
     size: tuple[int, int], term: str, small: Path, tmp_path: Path

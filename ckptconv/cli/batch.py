@@ -1,0 +1,407 @@
+"""Convert several inputs, each to its own output: one failing does not stop the others, a signal stops all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckptconv.cli import signals
+from ckptconv.cli.worker import attempt
+from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
+from ckptconv.inspection.overview import count_of, cut, padded, printable
+from ckptconv.process import peak_rss
+from ckptconv.storage.paths import dirname, is_remote
+from ckptconv.text import format_memory, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from multiprocessing.connection import Connection
+
+    from ckptconv.cli.console import Progress
+    from ckptconv.result import Report
+
+# Exit codes from the worst to the best: unsafe, corrupt, unsupported, failed, usage, done.
+SEVERITY = (3, 4, 5, 1, 2, 0)
+# Seconds between two looks at whether a signal came.
+_LOOK = 0.2
+# Cells of an input and an output in the table, if no terminal has fewer.
+_WIDE, _NARROW = 60, 12
+# A worker's program. It imports nothing from the current directory, which may hold anybody's files.
+_START = "import sys; sys.path = [{!r}, *filter(None, sys.path)]; from ckptconv.cli.worker import main; main({})"
+
+
+class Task(NamedTuple):
+    """An input, its output, and about how many bytes that has."""
+
+    source: str
+    output: str
+    size: int = 0
+
+
+class Result(NamedTuple):
+    """What became of an input. Without a report or an error, it was not begun."""
+
+    source: str
+    report: Report | None = None
+    error: CkptconvError | None = None
+
+
+def worst(codes: Iterable[int]) -> int:
+    """Return the exit code of several inputs: the worst of theirs. An interruption is worse than any."""
+    return min(codes, key=lambda code: SEVERITY.index(code) if code in SEVERITY else -1, default=0)
+
+
+# ----------------------------------------------------------------------------------------------------------- progress
+
+
+class _Whole:
+    """One bar over all inputs. What an input takes is an estimate until it is planned."""
+
+    def __init__(self, shown: Progress, tasks: Sequence[Task]) -> None:
+        self._shown, self._count = shown, len(tasks)
+        self._totals = [task.size for task in tasks]
+        self._done = [0] * len(tasks)
+        shown.begin(sum(self._totals))
+
+    def of(self, number: int) -> _One:
+        return _One(self, number)
+
+    def total(self, number: int, total: int) -> None:
+        self._totals[number] = total
+        self._shown.resize(sum(self._totals))
+
+    def add(self, number: int, count: int) -> None:
+        self._done[number] += count
+        self._shown(count)
+
+    def file(self, number: int, name: str) -> None:
+        self._shown.on_file(f"{number + 1}/{self._count} {name}")
+
+    def end(self, number: int) -> None:
+        self.total(number, self._done[number])
+
+
+class _One:
+    """The progress of one of the inputs."""
+
+    def __init__(self, whole: _Whole, number: int) -> None:
+        self._whole, self._number = whole, number
+
+    def __call__(self, count: int) -> None:
+        self._whole.add(self._number, count)
+
+    def on_total(self, total: int) -> None:
+        self._whole.total(self._number, total)
+
+    def on_file(self, name: str) -> None:
+        self._whole.file(self._number, name)
+
+
+# ------------------------------------------------------------------------------------------------------------ running
+
+
+def run(
+    tasks: Sequence[Task], options: Mapping[str, Any], at_once: int, progress: Progress
+) -> tuple[list[Result], StoppedError | None]:
+    """Convert every task with `options`, `at_once` at a time. Return what became of each, and the signal that came."""
+    whole = _Whole(progress, tasks)
+    ended: dict[int, Report | CkptconvError] = {}
+    stopped: StoppedError | None = None
+    with _directories(dict.fromkeys(dirname(task.output) for task in tasks)):
+        try:
+            if at_once > 1:
+                with _Workers(min(at_once, len(tasks)), tasks, options, whole, ended) as workers:
+                    workers.run()
+            else:
+                _run_here(tasks, options, whole, ended)
+        except StoppedError as error:
+            stopped = error
+        signals.ignore()  # what is done is known
+    stopped = stopped or next((end for end in ended.values() if isinstance(end, StoppedError)), None)
+    return [_result(task, ended.get(number)) for number, task in enumerate(tasks)], stopped
+
+
+def _result(task: Task, end: Report | CkptconvError | None) -> Result:
+    if isinstance(end, CkptconvError):
+        return Result(task.source, error=end)
+    return Result(task.source, report=end)
+
+
+def _run_here(
+    tasks: Sequence[Task], options: Mapping[str, Any], whole: _Whole, ended: dict[int, Report | CkptconvError]
+) -> None:
+    """Convert in this process, one after the other. Raise StoppedError when a signal comes."""
+    for number, task in enumerate(tasks):
+        one = whole.of(number)
+        ended[number] = end = attempt(task.source, task.output, dict(options), one, one.on_total)
+        whole.end(number)
+        if isinstance(end, StoppedError):
+            return
+        signals.release()
+
+
+@contextlib.contextmanager
+def _directories(wanted: Iterable[str]) -> Iterator[None]:
+    """Make directories for outputs; afterwards remove those of them in which nothing is."""
+    made: list[str] = []
+    try:
+        for path in wanted:
+            _make(path, made)
+        yield
+    finally:
+        for path in reversed(made):
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+
+
+def _make(path: str, made: list[str]) -> None:
+    if is_remote(path) or os.path.isdir(path):
+        return
+    if above := os.path.dirname(path.rstrip("/")):
+        _make(above, made)
+    try:
+        os.mkdir(path)
+    except FileExistsError as error:
+        raise UsageError(f"{path} is no directory: outputs cannot be written there. Nothing was written.") from error
+    made.append(path)
+
+
+class _Workers:
+    """Processes that convert, each one input at a time. A signal is only noted until all have ended."""
+
+    def __init__(
+        self,
+        count: int,
+        tasks: Sequence[Task],
+        options: Mapping[str, Any],
+        whole: _Whole,
+        ended: dict[int, Report | CkptconvError],
+    ) -> None:
+        self._tasks, self._options, self._whole, self._ended = tasks, options, whole, ended
+        self._count = count
+        self._waiting = deque(range(len(tasks)))
+        # What each worker works on, by its connection.
+        self._working: dict[Connection, int] = {}
+        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+        self._stopping = False
+
+    def __enter__(self) -> _Workers:
+        signals.hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in list(self._processes):
+            self._close(connection)
+        signals.release()
+
+    def run(self) -> None:
+        """Convert everything, or until a signal comes: then stop all workers, and wait until they have cleaned up."""
+        from multiprocessing.connection import wait
+
+        for _ in range(self._count):
+            self._give(self._started())
+        while self._working:
+            for connection in wait(list(self._working), _LOOK):
+                self._hear(connection)  # type: ignore[arg-type]
+            if signals.held() and not self._stopping:
+                self._stop()
+
+    def _started(self) -> Connection:
+        from multiprocessing import Pipe
+
+        ours, theirs = Pipe()
+        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        descriptor = theirs.fileno()
+        self._processes[ours] = subprocess.Popen(
+            [sys.executable, "-c", _START.format(package, descriptor)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            # A terminal's Ctrl-C goes to this process alone, which tells the others.
+            start_new_session=True,
+        )
+        theirs.close()
+        return ours
+
+    def _give(self, connection: Connection) -> None:
+        """Give a worker the next input, or end it."""
+        if not self._waiting or self._stopping:
+            self._close(connection)
+            return
+        number = self._working[connection] = self._waiting.popleft()
+        task = self._tasks[number]
+        with contextlib.suppress(OSError):  # it has died: reading from it will say so
+            connection.send((task.source, task.output, dict(self._options)))
+
+    def _hear(self, connection: Connection) -> None:
+        """Take a worker's next message."""
+        number = self._working[connection]
+        one = self._whole.of(number)
+        try:
+            kind, value = connection.recv()
+        except (EOFError, OSError):
+            self._died(connection, number)
+            return
+        if kind == "ended":
+            del self._working[connection]
+            self._end(number, value)
+            self._give(connection)
+        elif kind == "total":
+            one.on_total(value)
+        elif kind == "done":
+            one(value)
+        else:
+            one.on_file(value)
+
+    def _end(self, number: int, value: Report | CkptconvError) -> None:
+        self._ended[number] = value
+        self._whole.end(number)
+        if isinstance(value, StoppedError):
+            self._stop()
+
+    def _died(self, connection: Connection, number: int) -> None:
+        """Note that a worker ended without a word; start another one for what is left."""
+        del self._working[connection]
+        code = self._close(connection)
+        if not self._stopping:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._end(
+                number,
+                FailedError(
+                    f"{self._tasks[number].source}: the process that converted it ended with {how}. Nothing was put "
+                    "under a final name.",
+                    "If memory ran out, lower --memory or --jobs.",
+                ),
+            )
+            if self._waiting:
+                self._give(self._started())
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for connection in self._working:
+            self._processes[connection].terminate()
+
+    def _close(self, connection: Connection) -> int:
+        connection.close()
+        return self._processes.pop(connection).wait()
+
+
+# ---------------------------------------------------------------------------------------------------------- reporting
+
+
+def described(results: Sequence[Result], stopped: StoppedError | None, seconds: float) -> dict[str, Any]:
+    """Return the JSON object of a whole run."""
+    code = exit_code(results, stopped)
+    reports = [each.report for each in results if each.report]
+    failed = [each for each in results if each.error and not isinstance(each.error, StoppedError)]
+    whole: dict[str, Any] = {"ok": code == 0}
+    if code:
+        whole["error"] = {**_error(summary_error(results, stopped)), "exit_code": code}
+    return {
+        **whole,
+        "results": [_described(each) for each in results],
+        "inputs": len(results),
+        "converted": len(reports),
+        "failed": len(failed),
+        "tensors": sum(report.tensors for report in reports),
+        "input_bytes": sum(report.input_bytes for report in reports),
+        "bytes_read": sum(report.bytes_read for report in reports),
+        "bytes_written": sum(report.bytes_written for report in reports),
+        "seconds": seconds,
+        "peak_rss_bytes": max([peak_rss(), *(report.peak_rss_bytes for report in reports)]),
+    }
+
+
+def _described(result: Result) -> dict[str, Any]:
+    if result.report:
+        return {"ok": True, **dataclasses.asdict(result.report), "input": result.source}
+    return {"ok": False, "input": result.source, "error": _error(result.error or _not_begun(result.source))}
+
+
+def _error(error: CkptconvError) -> dict[str, Any]:
+    return {"exit_code": error.exit_code, "kind": error.kind, "message": error.message, "hint": error.hint}
+
+
+def _not_begun(source: str) -> StoppedError:
+    return StoppedError(f"{source} was not begun, as a signal came first.")
+
+
+def exit_code(results: Iterable[Result], stopped: StoppedError | None) -> int:
+    """Return the exit code of a run."""
+    return stopped.exit_code if stopped else worst(each.error.exit_code for each in results if each.error)
+
+
+def summary_error(results: Sequence[Result], stopped: StoppedError | None) -> CkptconvError:
+    """Return the error that stands for a run in which not everything was converted."""
+    failures = [each.error for each in results if each.error and not isinstance(each.error, StoppedError)]
+    done = sum(each.report is not None for each in results)
+    if stopped:
+        first, _, _ = stopped.message.partition(". ")
+        of = f"{done} of {len(results)} inputs were converted" if done else "No input was converted"
+        return StoppedError(
+            f"{first}. {of}; nothing of the others was put under a final name.", exit_code=stopped.exit_code
+        )
+    code = worst(error.exit_code for error in failures)
+    worst_one = next(error for error in failures if error.exit_code == code)
+    text = f"{len(failures)} of {count_of(len(results), 'input')} could not be converted."
+    return type(worst_one)(text)
+
+
+def table(results: Sequence[Result], width: int | None) -> Iterator[str]:
+    """Yield the lines of a table: each input, what it was, its output, size and time, or why it has none.
+
+    The lines have at most `width` cells, unless that is None.
+    """
+    rows = [_row(each) for each in results]
+    shown = [("input", "what it was", "output", "size", "time"), *rows]
+    # Output, size and time of what failed are one text.
+    widths = [max(len(row[column]) for row in shown if len(row) > 3 or column < 2) for column in range(5)]
+    room = (width or 10**6) - widths[1] - widths[3] - widths[4] - 8
+    for column in (0, 2):
+        widths[column] = max(_NARROW, min(widths[column], _WIDE, room // 2))
+    for row in shown:
+        cells = [padded(cut(text, widths[column]), widths[column]) for column, text in enumerate(row[:2])]
+        if len(row) > 3:
+            cells.append(padded(cut(row[2], widths[2]), widths[2]))
+            cells.extend(padded(row[column], widths[column], right=True) for column in (3, 4))
+        else:
+            left = (width or 10**6) - sum(widths[:2]) - 4
+            cells.append(cut(row[2], max(left, _NARROW)))
+        yield "  ".join(cells).rstrip()
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    source = printable(result.source)
+    if result.report:
+        report = result.report
+        outputs = [file.path for file in report.outputs]
+        where = outputs[0] if len(outputs) == 1 else os.path.dirname(outputs[0]) + "/" if outputs else ""
+        size = format_size(sum(file.bytes for file in report.outputs))
+        return source, report.format, printable(where), size, f"{max(report.seconds, 0.01):.2f} s"
+    if result.error is None or isinstance(result.error, StoppedError):
+        return source, "not converted", "not begun" if result.error is None else "interrupted"
+    return source, result.error.kind, printable(first_sentence(result.error.message))
+
+
+def first_sentence(message: str) -> str:
+    """Return the first sentence of an error's message."""
+    return message.partition(". ")[0].rstrip(".")
+
+
+def last_line(results: Sequence[Result], whole: Mapping[str, Any], dry_run: bool) -> str:
+    """Return the line below the table: how much was converted."""
+    verb = "would be converted" if dry_run else "converted"
+    told = f"{whole['converted']} of {count_of(len(results), 'input')} {verb}"
+    if whole["failed"]:
+        told += f", {whole['failed']} failed"
+    if dry_run:
+        return told
+    return (
+        f"{told}: wrote {format_size(whole['bytes_written'])} in {max(whole['seconds'], 0.01):.2f} s, peak memory "
+        f"{format_memory(whole['peak_rss_bytes'])}{' of a process' if whole['inputs'] > 1 else ''}"
+    )

@@ -1,0 +1,145 @@
+"""`ckptconv convert`: find out what each input is, and do what the command for it does."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.options import CONVERTING, named, output_of, taking
+from ckptconv.cli.typer_compat import Command
+from ckptconv.errors import UsageError
+from ckptconv.options import COMMAND, OPTIONS
+
+# Options that name one output, or spread one conversion: they do not apply to several inputs.
+_OF_ONE = ("optimizer", "universal", "manifest", "depfile", "part", "dask")
+# Where a command finds the words of its command line, in its context.
+_WORDS = "ckptconv.words"
+
+
+class ConvertCommand(Command):
+    """A command that remembers the words it was given, for a hint to repeat them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@taking(
+    *named("output_dir output_name tag exclude_frozen_parameters optimizer universal per_rank opaque drop_opaque"),
+    *named("safe_serialization"),
+    *(
+        OPTIONS["jobs"].explained("Work in N threads; with --output-dir, convert N inputs at once.")
+        if option.name == "jobs"
+        else option
+        for option in CONVERTING
+    ),
+)
+def convert_(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT... [OUTPUT]",
+            show_default=False,
+            help="What to convert, and what to make of it; with --output-dir, inputs only.",
+        ),
+    ],
+    **options: Any,
+) -> None:
+    """Convert a checkpoint, whatever it is.
+
+    A .pt file or a sharded set becomes safetensors, a DeepSpeed checkpoint its fp32 weights, a directory of
+    torch.distributed.checkpoint safetensors: as the command for it does. Safetensors become safetensors again: cast,
+    merged, split, renamed, selected; or a .pt file if OUTPUT is called so. Without OUTPUT, it is beside the input.
+
+    \b
+    Examples:
+      ckptconv convert model.pt
+      ckptconv convert runs/7b/checkpoints model/
+      ckptconv convert --dtype bf16 model.safetensors smaller.safetensors
+      ckptconv convert *.pt --output-dir out
+      ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
+    """
+    options.pop("safe_serialization")
+    directory, template = options.pop("output_dir", ""), options.pop("output_name", "")
+    if directory:
+        raise typer.Exit(_several(words, directory, template, options))
+    if template:
+        raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
+    if len(words) > 2:
+        raise UsageError(
+            f"There are {len(words)} arguments, where INPUT and OUTPUT were expected. Nothing was written.",
+            f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
+        )
+    from ckptconv.cli.commands import convert_one
+
+    convert_one("convert", "", words[0], words[1] if len(words) > 1 else None, options)
+
+
+def repeated(words: Sequence[str]) -> str:
+    """Return the words of a command line for a hint. What tells a store who asks is left out: errors get into logs."""
+    secret = OPTIONS["storage_options"].flags[0]
+    shown: list[str] = []
+    for word in words:
+        flag, equals, _ = word.replace("_", "-").partition("=")
+        if shown and shown[-1] == secret:
+            shown.append("JSON")
+        else:
+            shown.append(f"{secret}=JSON" if flag == secret and equals else flag if flag == secret else word)
+    return " ".join(word if word == "JSON" else shlex.quote(word) for word in shown)
+
+
+def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dict[str, Any]]:
+    """Return how many of `inputs` to convert at once, and the options of each: they share threads and memory.
+
+    Without --jobs it is one after the other, each with the threads that suit the machine.
+    """
+    from ckptconv.options import Options
+
+    chosen = Options(**options)
+    at_once = min(chosen.jobs or 1, inputs)
+    if at_once == 1:
+        return 1, dict(options)
+    memory = max(chosen.buffers(far) // at_once, 1)
+    return at_once, {**options, "jobs": max((chosen.jobs or 1) // at_once, 1), "memory": memory}
+
+
+def _several(words: Sequence[str], directory: str, template: str, options: dict[str, Any]) -> int:
+    """Convert each of `words` to an output in `directory`; return the exit code."""
+    from ckptconv.cli import batch
+    from ckptconv.cli.naming import Input, output_paths
+    from ckptconv.storage.files import look
+    from ckptconv.storage.paths import is_remote, normalize
+    from ckptconv.storage.spool import is_pipe
+
+    started = time.monotonic()
+    for name in _OF_ONE:
+        if options.get(name):
+            flag = {**OPTIONS, **COMMAND}[name].flags[0]
+            raise UsageError(f"{flag} is for one conversion, and --output-dir for several.", "Leave one of them out.")
+    if any(map(is_pipe, words)):
+        raise UsageError("What comes through a pipe is converted by itself.", "Leave --output-dir out.")
+    shown = output_of("convert", options)
+    stores = options.get("storage_options", {})
+    inputs = []
+    for word in words:
+        # What cannot be looked at is a failure of that input, later.
+        entry = None
+        with contextlib.suppress(Exception):
+            entry = look(normalize(word), dict(stores)) if word else None
+        inputs.append((Input(word, entry is not None and entry.kind == "directory"), entry))
+    outputs = output_paths([each for each, _ in inputs], normalize(directory), template)
+    tasks = [
+        batch.Task(each.word, output, entry.file.size if entry is not None and entry.kind == "file" else 0)
+        for (each, entry), output in zip(inputs, outputs, strict=True)
+    ]
+    at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
+    with shown.progress() as progress:
+        results, stopped = batch.run(tasks, each_one, at_once, progress)
+    shown.several(results, stopped, time.monotonic() - started, dry_run=options.get("dry_run", False))
+    return batch.exit_code(results, stopped)

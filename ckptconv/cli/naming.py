@@ -1,0 +1,111 @@
+"""Name the outputs of several inputs in one directory: by a template, or as each command would by itself."""
+
+from __future__ import annotations
+
+import os
+import string
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ckptconv.errors import UsageError
+from ckptconv.outputs.targets import file_name, resolved_name
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
+
+FIELDS = ("stem", "name", "parent", "number")
+_INDEX = ".index.json"
+
+
+class Input(NamedTuple):
+    """An input as the user wrote it, and whether a directory is there."""
+
+    word: str
+    is_directory: bool = False
+
+
+def output_paths(
+    inputs: Sequence[Input], directory: str, template: str = "", resolve: Callable[[str], str] = resolved_name
+) -> list[str]:
+    """Return the path of each input's output in `directory`.
+
+    `resolve` returns the canonical form of a path. Raise UsageError for a template that is none, for a name that leads
+    out of the directory, and if an output would get the place of another one, or of an input.
+    """
+    names = [_named(each, number, len(inputs), template) for number, each in enumerate(inputs, 1)]
+    for each, name in zip(inputs, names, strict=True):
+        _check_inside(name, directory, each.word)
+    paths = [join(directory, *name.rstrip("/").split("/")) for name in names]
+    _check_apart(inputs, paths, resolve)
+    return paths
+
+
+def _named(each: Input, number: int, count: int, template: str) -> str:
+    fields = fields_of(each, number, count)
+    if template:
+        return _filled_in(template, fields)
+    if each.is_directory:
+        return fields["name"]
+    return fields["parent"] if fields["name"].endswith(_INDEX) else file_name(fields["stem"])
+
+
+def fields_of(each: Input, number: int, count: int) -> dict[str, str]:
+    """Return the values of a template's fields for the `number`-th of `count` inputs.
+
+    `name` is the last part of its path, `stem` that without its suffix, `parent` the directory that it is in. `number`
+    has as many digits as `count`.
+    """
+    path = normalize(each.word)
+    if is_remote(path):
+        path = path.partition("?")[0] if path.startswith(("http://", "https://")) else path
+    else:
+        path = os.path.abspath(path)
+    name = basename(path)
+    stem = name if each.is_directory else os.path.splitext(name.removesuffix(_INDEX))[0]
+    return {"stem": stem, "name": name, "parent": basename(dirname(path)), "number": f"{number:0{len(str(count))}}"}
+
+
+def _filled_in(template: str, fields: dict[str, str]) -> str:
+    text = ""
+    try:
+        for literal, field, form, conversion in string.Formatter().parse(template):
+            if field is not None and (field not in FIELDS or form or conversion):
+                raise ValueError(f"{{{field}{'!' * bool(conversion)}{conversion or ''}{':' * bool(form)}{form}}}")
+            text += literal + (fields[field] if field else "")
+    except ValueError as error:
+        raise UsageError(
+            f"--output-name {template!r} is no template for names: {error}.",
+            f"Its fields are {', '.join(f'{{{field}}}' for field in FIELDS)}.",
+        ) from error
+    return text
+
+
+def _check_inside(name: str, directory: str, word: str) -> None:
+    parts = name.rstrip("/").split("/")
+    # In the URL of a store, two colons begin the address of another one.
+    chained = is_remote(directory) and "::" in name
+    if chained or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise UsageError(
+            f"The output of {word} would be called {name!r}, which is no name in {directory}. Nothing was written.",
+            "Choose another --output-name.",
+        )
+
+
+def _check_apart(inputs: Sequence[Input], paths: Sequence[str], resolve: Callable[[str], str]) -> None:
+    """Raise UsageError for an output that has the path of another one, or of an input.
+
+    All have the same number of parts below the directory, so none lies in another.
+    """
+    words = {resolve(normalize(each.word)): each.word for each in inputs}
+    taken: dict[str, str] = {}
+    for each, path in zip(inputs, paths, strict=True):
+        place = resolve(path)
+        if place in words:
+            raise UsageError(
+                f"The output of {each.word} would be {path}, and {words[place]} is an input. Nothing was written.",
+                "Choose another --output-dir or --output-name.",
+            )
+        if place in taken:
+            raise UsageError(
+                f"The outputs of {taken[place]} and {each.word} would both be {path}. Nothing was written.",
+                "Tell them apart with --output-name, such as '{parent}-{stem}.safetensors' or '{number}-{name}'.",
+            )
+        taken[place] = each.word

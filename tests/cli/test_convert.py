@@ -1,0 +1,690 @@
+"""`ckptconv convert`: one command for every input, for several at once, and from safetensors to safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attacks.assemble import members, pickled, tensor, zipped
+from attacks.corpus import CASES
+from checkpoints import DATA, Run, bits, ckptconv_here, contents, metadata_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv.cli.batch import SEVERITY, Result, first_sentence, table, worst
+from ckptconv.cli.convert import repeated, shares
+from ckptconv.cli.naming import Input, output_paths
+from ckptconv.errors import CorruptError, UsageError
+
+ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
+DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([1.0, -0.5]), "n": torch.arange(4)}
+NESTED = {"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}
+
+
+def done(*arguments: object) -> Run:
+    """A command that succeeds."""
+    run = ckptconv_here(*arguments)
+    assert run.code == 0, run.err
+    return run
+
+
+def refused(code: int, *arguments: object) -> str:
+    """What a command that fails says."""
+    run = ckptconv_here(*arguments)
+    assert run.code == code, run.err
+    return run.err
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def a_set(directory: Path) -> None:
+    """A sharded set of torch files, with its index."""
+    directory.mkdir()
+    names = {f"pytorch_model-0000{number}-of-00002.bin": name for number, name in ((1, "model.a"), (2, "model.b"))}
+    for file, name in names.items():
+        torch.save({name: WEIGHTS[name]}, directory / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, name in names.items()}}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+# ---------------------------------------------------------------------------------------------- one of every format
+
+MAKERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "file": (lambda path: torch.save(NESTED, path), "in.pt", "pt2safetensors"),
+    "set": (a_set, "in", "pt2safetensors"),
+    "deepspeed": (lambda path: shutil.copytree(ZERO, path), "in", "zero-to-fp32"),
+    "dcp": (lambda path: shutil.copytree(DCP, path), "in", "dcp2safetensors"),
+}
+
+
+@pytest.mark.parametrize("output", ["out", "out.safetensors"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_it_does_what_the_command_for_a_format_does(kind: str, output: str, place: Path) -> None:
+    make, name, command = MAKERS[kind]
+    make(place / name)
+    for where in ("special", "obvious"):
+        (place / where).mkdir()
+    for options in ([], ["--dtype", "bf16", "--max-shard-size", "10MB", "--tied", "duplicate"]):
+        special = done(command, name, f"special/{output}", "--json", *options).json
+        obvious = done("convert", name, f"obvious/{output}", "--json", *options).json
+        assert contents(place / "special") == contents(place / "obvious")
+        assert obvious.pop("command") == "convert"
+        assert special.keys() - {"command"} == obvious.keys()
+        done("verify", name, f"obvious/{output}", *options)
+
+
+def test_the_index_of_a_set_stands_for_the_set(place: Path) -> None:
+    a_set(place / "in")
+    done("pt2safetensors", "in/pytorch_model.bin.index.json", "special")
+    done("convert", "in/pytorch_model.bin.index.json", "obvious")
+    assert contents(place / "special") == contents(place / "obvious")
+
+
+def test_safetensors_become_a_file_for_torch_if_the_output_is_called_so(place: Path) -> None:
+    torch.save(NESTED, "in.pt")
+    done("convert", "in.pt", "in.safetensors")
+    done("safetensors2pt", "in.safetensors", "back.pt")
+    expected = Path("back.pt").read_bytes()
+    done("convert", "in.safetensors", "back.pt")
+    assert Path("back.pt").read_bytes() == expected
+    for suffix in ("pth", "bin", "ckpt"):
+        done("convert", "in.safetensors", f"back.{suffix}")
+        assert torch.load(f"back.{suffix}")["epoch"] == 3
+
+
+def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
+    (place / "runs").mkdir()
+    torch.save(NESTED, "runs/x.pt")
+    shutil.copytree(ZERO, "runs/zero")
+    shutil.copytree(DCP, "runs/dcp")
+    for source in ("runs/x.pt", "runs/zero", "runs/dcp/"):
+        done("convert", source)
+    assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", "zero", "zero-safetensors", "dcp", "dcp-safetensors"}
+    os.chdir("runs/zero")
+    shutil.rmtree("../zero-safetensors")
+    done("convert", ".")
+    assert Path("../zero-safetensors").is_dir()
+
+
+def test_an_output_for_torch_is_made_of_safetensors_only(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    torch.save(NESTED, "b.pt")
+    before = contents(place)
+    err = refused(2, "convert", "a.pt", "b.pt")
+    assert "b.pt is named as a file for torch.load" in err
+    assert "convert INPUT... --output-dir DIR" in err
+    assert contents(place) == before
+
+
+def test_an_input_is_never_its_own_output(place: Path) -> None:
+    save_file(WEIGHTS, "a.safetensors")
+    os.link("a.safetensors", "linked.safetensors")
+    os.symlink("a.safetensors", "soft.safetensors")
+    (place / "d").mkdir()
+    save_file(WEIGHTS, "d/model.safetensors")
+    before = contents(place)
+    for source, output in [
+        ("a.safetensors", "a.safetensors"),
+        ("a.safetensors", "./d/../a.safetensors"),
+        ("a.safetensors", "linked.safetensors"),
+        ("a.safetensors", "soft.safetensors"),
+        ("d", "d"),
+        ("d/model.safetensors", "d"),
+    ]:
+        err = refused(2, "convert", source, output, "--dtype", "bf16")
+        assert "the input itself. Nothing was written. Write it to another place; rename it afterwards" in err
+    err = refused(2, "convert", "a.safetensors")
+    assert "is in safetensors already, so an OUTPUT is needed" in err
+    assert contents(place) == before
+
+
+def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) -> None:
+    (place / "in").mkdir()
+    torch.save(NESTED, "in/a.pt")
+    torch.save(NESTED, "in/b c.pt")
+    Path("in/notes.txt").write_text("notes")
+    err = refused(2, "convert", "in")
+    assert "It holds several: in/a.pt, in/b c.pt." in err
+    command = re.search(r"ckptconv (convert in/a.pt 'in/b c.pt' --output-dir) DIR", err)
+    assert command, err
+
+
+def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    assert "*.pt does not exist. The shell did not expand it; without quotes it stands for a.pt." in refused(
+        2, "convert", "*.pt"
+    )
+    assert "*.bin does not exist. The shell found nothing that matches it" in refused(2, "convert", "*.bin", "out")
+    torch.save(NESTED, "x[1].pt")
+    done("convert", "x[1].pt")
+
+
+def test_more_words_than_two_lead_to_the_same_command_for_a_directory(place: Path) -> None:
+    err = refused(2, "convert", "a.pt", "b c.pt", "--dtype", "bf16", "d.pt", "--storage-options", '{"key": "secret"}')
+    assert "ckptconv convert a.pt 'b c.pt' --dtype bf16 d.pt --storage-options JSON --output-dir DIR" in err
+    assert "secret" not in err
+    assert repeated(["a", "--storage_options={}", "-q"]) == "a --storage-options=JSON -q"
+    assert "--output-dir DIR" in refused(2, "convert", "a.pt", "out", "--output-name", "{stem}")
+
+
+def test_from_python_too(place: Path) -> None:
+    save_file(WEIGHTS, "a.safetensors", metadata={"format": "pt"})
+    report = ckptconv.convert("a.safetensors", "b.safetensors", dtype="bf16")
+    assert report.tensors == 3
+    assert ckptconv.verify("a.safetensors", "b.safetensors", dtype="bf16").tensors == 3
+    with pytest.raises(ckptconv.DifferenceError):
+        ckptconv.verify("a.safetensors", "b.safetensors")
+
+
+# ---------------------------------------------------------------------------------------- safetensors to safetensors
+
+
+def cast(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
+
+
+WAYS: dict[str, tuple[list[str], Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]]] = {
+    "as it is": ([], lambda all_: all_),
+    "bfloat16": (["--dtype", "bf16"], lambda all_: cast(all_, torch.bfloat16)),
+    "float16": (["--dtype", "fp16"], lambda all_: cast(all_, torch.float16)),
+    "include": (["--include", "model.*"], lambda all_: {name: all_[name] for name in ("model.a", "model.b")}),
+    "exclude": (["--exclude", "*.b", "--exclude", "n"], lambda all_: {"model.a": all_["model.a"]}),
+    "strip": (["--strip-prefix", "model."], lambda all_: {n.removeprefix("model."): t for n, t in all_.items()}),
+    "rename": (["--rename", "^model=net"], lambda all_: {n.replace("model", "net"): t for n, t in all_.items()}),
+    "all at once": (
+        ["--include", "model.*", "--strip-prefix", "model.", "--rename", "a=z", "--dtype", "bf16"],
+        lambda all_: cast({"z": all_["model.a"], "b": all_["model.b"]}, torch.bfloat16),
+    ),
+}
+
+
+@pytest.mark.parametrize("source", ["in.safetensors", "in", "in/model.safetensors.index.json"])
+@pytest.mark.parametrize("way", WAYS)
+def test_safetensors_are_changed_as_the_library_would(way: str, source: str, place: Path) -> None:
+    options, expected = WAYS[way]
+    save_file(WEIGHTS, "in.safetensors", metadata={"format": "pt"})
+    if source != "in.safetensors":
+        done("convert", "in.safetensors", "in", "--max-shard-size", "20")
+        assert len(list(Path("in").glob("model-*-of-00003.safetensors"))) == 3
+    save_file(expected(WEIGHTS), "by_hand.safetensors", metadata={"format": "pt"})
+    done("convert", source, "out.safetensors", "--verify", *options)
+    assert Path("out.safetensors").read_bytes() == Path("by_hand.safetensors").read_bytes()
+    done("verify", source, "out.safetensors", *options)
+    done("convert", source, "shards", "--max-shard-size", "1", "--verify", *options)
+    done("verify", source, "shards")  # the options are in its manifest
+    done("convert", "shards", "again.safetensors")
+    assert Path("again.safetensors").read_bytes() == Path("by_hand.safetensors").read_bytes()
+
+
+def test_a_set_keeps_its_files_unless_other_sizes_are_asked_for(place: Path) -> None:
+    save_file(WEIGHTS, "in.safetensors", metadata={"format": "pt"})
+    done("convert", "in.safetensors", "in", "--max-shard-size", "20")
+    done("convert", "in", "cast", "--dtype", "bf16")
+    for file in Path("in").glob("*.safetensors"):
+        assert set(load_file(file)) == set(load_file(Path("cast") / file.name))
+    done("convert", "in", "one", "--max-shard-size", "1GB")
+    assert [path.name for path in Path("one").glob("*.safetensors")] == ["model.safetensors"]
+
+
+def test_metadata_stays_in_every_file(place: Path) -> None:
+    told = {"format": "tf", "licence": "MIT", "step": "7"}
+    save_file(WEIGHTS, "in.safetensors", metadata=told)
+    done("convert", "in.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
+    assert metadata_of(place / "out.safetensors") == told
+    done("convert", "in.safetensors", "shards", "--max-shard-size", "20", "--verify")
+    done("verify", "in.safetensors", "shards")
+    for file in Path("shards").glob("*.safetensors"):
+        assert metadata_of(file) == told
+    done("convert", "shards", "again.safetensors", "--verify")
+    assert metadata_of(place / "again.safetensors") == told
+    save_file(cast(WEIGHTS, torch.bfloat16), "out.safetensors", metadata={**told, "step": "8"})
+    assert "does not say that its step is '7'" in refused(
+        1, "verify", "in.safetensors", "out.safetensors", "--dtype", "bf16"
+    )
+
+
+def test_metadata_that_would_become_a_tied_name_is_left_out_and_said_to_be(place: Path) -> None:
+    save_file(WEIGHTS, "in.safetensors", metadata={"author": "a", "b": "x", "other": "z"})
+    run = done("convert", "in.safetensors", "out.safetensors", "--strip-prefix", "model.", "--verify")
+    assert "left out of the metadata: 'author', 'b'." in run.err
+    assert metadata_of(place / "out.safetensors") == {"format": "pt", "other": "z"}
+
+
+def test_files_of_a_set_that_say_different_things_are_told_of(place: Path) -> None:
+    for number, name in ((1, "model.a"), (2, "model.b")):
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: WEIGHTS[name]}, file, metadata={"step": str(number), "ckptconv.structure": "{}"})
+    index = {
+        "metadata": {},
+        "weight_map": {f"model.{n}": f"model-0000{i}-of-00002.safetensors" for i, n in ((1, "a"), (2, "b"))},
+    }
+    Path("model.safetensors.index.json").write_text(json.dumps(index))
+    run = done("convert", ".", "out.safetensors")
+    assert "the metadata of its files differs in 'step'; that of the last is taken" in run.err
+    assert "a structure record in one of its files was left out" in run.err
+    assert metadata_of(place / "out.safetensors") == {"format": "pt", "step": "2"}
+
+
+def test_ties_stay_ties(place: Path) -> None:
+    shared = torch.arange(4.0)
+    torch.save({"embed": shared, "head": shared, "own": torch.ones(4)}, "in.pt")
+    done("convert", "in.pt", "in.safetensors", "--no-structure")
+    done("convert", "in.safetensors", "out.safetensors", "--rename", "^=model.", "--dtype", "bf16", "--verify")
+    assert metadata_of(place / "out.safetensors") == {"format": "pt", "model.head": "model.embed"}
+    assert set(load_file("out.safetensors")) == {"model.embed", "model.own"}
+    done("convert", "out.safetensors", "apart.safetensors", "--tied", "duplicate", "--verify")
+    found = load_file("apart.safetensors")
+    assert torch.equal(found["model.head"], found["model.embed"])
+
+
+def test_the_structure_record_stays_true(place: Path) -> None:
+    torch.save(NESTED, "in.pt")
+    done("convert", "in.pt", "in.safetensors")
+    done("convert", "in.safetensors", "cast.safetensors", "--dtype", "bf16", "--verify")
+    done("convert", "cast.safetensors", "back.pt")
+    back = torch.load("back.pt")
+    assert back["epoch"] == 3
+    assert torch.equal(back["s"]["x"], NESTED["s"]["x"].bfloat16())  # type: ignore[index]
+    done("convert", "in.safetensors", "shards", "--max-shard-size", "12", "--verify")
+    done("convert", "shards", "merged.safetensors", "--verify")
+    assert Path("merged.safetensors").read_bytes() == Path("in.safetensors").read_bytes()
+
+
+def test_names_given_in_an_earlier_conversion_stay(place: Path) -> None:
+    torch.save(NESTED, "in.pt")
+    done("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net")
+    done("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
+    assert set(load_file("out.safetensors")) == {"net.x", "net.y"}
+    done("verify", "renamed.safetensors", "out.safetensors", "--dtype", "bf16")
+    done("convert", "out.safetensors", "back.pt")
+    assert torch.load("back.pt")["s"].keys() == {"x", "y"}
+    done("convert", "renamed.safetensors", "again.safetensors", "--rename", "net=t", "--verify")
+    assert set(load_file("again.safetensors")) == {"t.x", "t.y"}
+    done("convert", "again.safetensors", "back.pt")
+    assert torch.load("back.pt")["s"].keys() == {"x", "y"}
+    run = done("convert", "renamed.safetensors", "some.safetensors", "--include", "net.x", "--verify")
+    assert "its structure record was left out" in run.err
+    assert set(load_file("some.safetensors")) == {"net.x"}
+    assert metadata_of(place / "some.safetensors") == {"format": "pt"}
+
+
+def test_a_complex_tensor_is_not_cast_whatever_it_is_called(place: Path) -> None:
+    torch.save({"s": {"z": torch.tensor([1 + 2j]), "w": torch.ones(2)}}, "in.pt")
+    done("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net")
+    done("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
+    done("convert", "out.safetensors", "back.pt")
+    back = torch.load("back.pt")
+    assert torch.equal(back["s"]["z"], torch.tensor([1 + 2j]))
+    assert back["s"]["w"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("change", [lambda all_: all_.pop("s.y"), lambda all_: all_.update(extra=torch.ones(1))])
+def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(change: Any, place: Path) -> None:
+    torch.save(NESTED, "in.pt")
+    done("convert", "in.pt", "in.safetensors")
+    tensors = load_file("in.safetensors")
+    change(tensors)
+    save_file(tensors, "in.safetensors", metadata=metadata_of(place / "in.safetensors"))
+    err = refused(4, "convert", "in.safetensors", "out.safetensors")
+    assert "--no-structure converts the tensors without the record" in err
+    run = done("convert", "in.safetensors", "out.safetensors", "--no-structure", "--verify")
+    assert "its structure record was left out" in run.err
+    assert metadata_of(place / "out.safetensors") == {"format": "pt"}
+    found = load_file("out.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(bits(found[name]), bits(tensors[name])) for name in tensors)
+
+
+# ------------------------------------------------------------------------------------------------------ several at once
+
+CUT = zipped(members(pickled(tensor())))[:-40]
+CODES = {"attack.pt": 3, "cut.pt": 4, "unknown.json": 5}
+
+
+def mixed(place: Path) -> list[str]:
+    """Twenty inputs of every format, three of them broken."""
+    (place / "in").mkdir()
+    for number in range(9):
+        torch.save({**NESTED, "epoch": number}, place / "in" / f"m{number}.pt")
+    for number in range(3):
+        save_file(cast(WEIGHTS, torch.float16), place / "in" / f"s{number}.safetensors")
+    for number in range(2):
+        a_set(place / "in" / f"set{number}")
+    shutil.copytree(ZERO, place / "in" / "zero")
+    shutil.copytree(DCP, place / "in" / "dcp")
+    save_file(WEIGHTS, place / "whole.safetensors")
+    done("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20")
+    (place / "in" / "attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))
+    (place / "in" / "cut.pt").write_bytes(CUT)
+    (place / "in" / "unknown.json").write_text("{}")
+    return sorted(f"in/{name}" for name in os.listdir(place / "in"))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_of_twenty_the_broken_ones_do_not_stop_the_others(jobs: int, place: Path) -> None:
+    words = mixed(place)
+    assert len(words) == 20
+    (place / "alone").mkdir()
+    for word in words:
+        name = os.path.basename(word)
+        output = f"alone/{name}" if Path(word).is_dir() else f"alone/{os.path.splitext(name)[0]}.safetensors"
+        assert ckptconv_here("convert", word, output).code == CODES.get(name, 0)
+    run = ckptconv_here("convert", *words, "--output-dir", "out/deep", "--jobs", jobs)
+    assert run.code == 3
+    assert contents(place / "alone") == contents(place / "out" / "deep")
+    lines = run.out.splitlines()
+    assert lines[0].split() == ["input", "what", "it", "was", "output", "size", "time"]
+    assert [line.split()[0] for line in lines[1:-1]] == words, "in the order in which they were given"
+    assert lines[-1].startswith("17 of 20 inputs converted, 3 failed: wrote ")
+    kinds = {line.split()[0]: line.split()[1] for line in lines[1:-1]}
+    assert [kinds[f"in/{name}"] for name in CODES] == ["unsafe", "corrupt", "unsupported"]
+    assert "this file is an attack" in run.err
+    assert run.err.splitlines()[-1] == "ckptconv: 3 of 20 inputs could not be converted."
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_with_json_several_are_one_object(jobs: int, place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    Path("b.pt").write_bytes(CUT)
+    save_file(WEIGHTS, "c.safetensors")
+    run = ckptconv_here(
+        "convert", "a.pt", "b.pt", "c.safetensors", "none.pt", "--output-dir", "o", "--json", "--jobs", jobs
+    )
+    assert run.code == 4
+    told = run.json
+    assert not told["ok"]
+    assert told["command"] == "convert"
+    assert told["error"]["exit_code"] == 4
+    assert [each["input"] for each in told["results"]] == ["a.pt", "b.pt", "c.safetensors", "none.pt"]
+    assert [each["ok"] for each in told["results"]] == [True, False, True, False]
+    assert [each["error"]["kind"] for each in told["results"] if not each["ok"]] == ["corrupt", "usage"]
+    alone = done("convert", "a.pt", "again.safetensors", "--json").json
+    assert alone.keys() - {"command"} == told["results"][0].keys()
+    assert (told["inputs"], told["converted"], told["failed"]) == (4, 2, 2)
+    for total in ("tensors", "bytes_written", "bytes_read", "input_bytes"):
+        assert told[total] == sum(each[total] for each in told["results"] if each["ok"])
+    run = done("convert", "a.pt", "--output-dir", "o", "--json", "-q")
+    assert run.json["ok"]
+    assert len(run.json["results"]) == 1, "one input is told of as several are"
+
+
+def test_a_plan_for_several_writes_nothing(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    run = done("convert", "a.pt", "--output-dir", "o/p", "--dry-run")
+    assert "1 of 1 input would be converted" in run.out
+    assert os.listdir() == ["a.pt"]
+
+
+def test_a_directory_in_which_nothing_was_made_does_not_stay(place: Path) -> None:
+    refused(2, "convert", "none.pt", "--output-dir", "o")
+    assert os.listdir() == []
+    Path("file").touch()
+    torch.save(NESTED, "a.pt")
+    assert "file is no directory" in refused(2, "convert", "a.pt", "--output-dir", "file")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--optimizer=o", "--universal=u", "--manifest=m", "--depfile=d", "--part=0/2", "--dask=tcp://127.0.0.1:1"],
+)
+def test_options_for_one_output_are_refused_for_several(option: str, place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    assert f"{option.partition('=')[0]} is for one conversion" in refused(
+        2, "convert", "a.pt", "--output-dir", "o", option
+    )
+    assert "by itself" in refused(2, "convert", "-", "a.pt", "--output-dir", "o")
+    assert os.listdir() == ["a.pt"]
+
+
+def test_templates_name_files_and_directories(place: Path) -> None:
+    for run in ("r1", "r2"):
+        (place / run).mkdir()
+        torch.save(NESTED, f"{run}/model.pt")
+    words = ["r1/model.pt", "r2/model.pt"]
+    err = refused(2, "convert", *words, "--output-dir", "o")
+    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. Nothing was written." in err
+    assert "--output-name" in err
+    assert not Path("o").exists()
+    for template, expected in [
+        ("{parent}.safetensors", ["r1.safetensors", "r2.safetensors"]),
+        ("{parent}-{stem}", ["r1-model/model.safetensors", "r2-model/model.safetensors"]),
+        ("{parent}/{stem}.safetensors", ["r1/model.safetensors", "r2/model.safetensors"]),
+        ("{number}.safetensors", ["1.safetensors", "2.safetensors"]),
+    ]:
+        done("convert", *words, "--output-dir", "o", "--output-name", template)
+        assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
+        shutil.rmtree("o")
+
+
+def test_a_second_run_replaces_what_the_first_made(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    save_file(WEIGHTS, "b.safetensors")
+    command = ("convert", "a.pt", "b.safetensors", "--output-dir", "o")
+    done(*command)
+    before = contents(place)
+    done(*command)
+    assert contents(place) == before
+    run = ckptconv_here(*command, "--no-clobber")
+    assert run.code == 1
+    assert contents(place) == before
+
+
+# ------------------------------------------------------------------------------------------------------- its pure parts
+
+# What names of files may have in them, and what leads elsewhere.
+HOSTILE = st.one_of(
+    st.sampled_from([".", "..", "~", "a", "b", "a.pt", "a.bin", ".pt", "{stem}", "s3:", "a::b", "%2e%2e", "-", "A"]),
+    st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=5),
+)
+WORDS = st.lists(st.builds("/".join, st.lists(HOSTILE, min_size=1, max_size=4)), min_size=1, max_size=6)
+PIECES = ["{stem}", "{name}", "{parent}", "{number}", "/", "..", ".", "-", "x", ".safetensors"]
+TEMPLATES = st.one_of(
+    st.just(""),
+    st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join),
+    st.text(max_size=8),
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    WORDS, TEMPLATES, st.lists(st.booleans(), min_size=6, max_size=6), st.sampled_from(["out", "/o", "s3://bucket/o"])
+)
+def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
+    words: list[str], template: str, kinds: list[bool], directory: str
+) -> None:
+    def resolve(path: str) -> str:
+        return path if path.startswith("s3://") else os.path.abspath(path)
+
+    inputs = [Input(word, kind) for word, kind in zip(words, kinds, strict=False)]
+    try:
+        paths = output_paths(inputs, directory, template, resolve)
+    except UsageError:
+        return
+    places = [resolve(path) for path in paths]
+    assert len(places) == len(set(places)) == len(words)
+    for place in places:
+        assert place.startswith(resolve(directory) + "/")
+        assert ".." not in place.split("/")
+        assert not [other for other in places if other.startswith(place + "/")]
+        assert place not in {resolve(word) for word in words}
+
+
+@pytest.mark.parametrize("template", ["..", "../{stem}", "/{stem}", "{stem}/..", "", "{stem}//x", ".", "a/./b"])
+def test_templates_do_not_lead_out(template: str) -> None:
+    if template:
+        with pytest.raises(UsageError, match="no name in out"):
+            output_paths([Input("a.pt")], "out", template)
+
+
+@pytest.mark.parametrize("template", ["{stem", "{}", "{0}", "{other}", "{stem.upper}", "{stem!r}", "{number:03}", "}"])
+def test_what_is_no_template_is_told_which_fields_there_are(template: str) -> None:
+    with pytest.raises(UsageError, match=r"no template.*\{stem\}, \{name\}, \{parent\}, \{number\}"):
+        output_paths([Input("a.pt")], "out", template)
+
+
+@pytest.mark.parametrize(
+    ("word", "is_directory", "template", "expected"),
+    [
+        ("x/epoch=3.ckpt", False, "", "out/epoch=3.safetensors"),
+        ("x/pytorch_model-00001-of-00002.bin", False, "", "out/model-00001-of-00002.safetensors"),
+        ("x/pytorch_model.bin.index.json", False, "", "out/x"),
+        ("runs/step-1.5/", True, "", "out/step-1.5"),
+        ("runs/step-1.5/", True, "{parent}-{stem}", "out/runs-step-1.5"),
+        ("s3://bucket/dir/x.pt", False, "{parent}-{name}.safetensors", "out/dir-x.pt.safetensors"),
+        ("https://host/a%20b/x.pt?download=1", False, "", "out/x.safetensors"),
+    ],
+)
+def test_names_are_made_of_what_an_input_is_called(word: str, is_directory: bool, template: str, expected: str) -> None:
+    assert output_paths([Input(word, is_directory)], "out", template) == [expected]
+
+
+def test_an_output_does_not_take_the_place_of_an_input() -> None:
+    with pytest.raises(
+        UsageError, match=r"The output of x/b.pt would be ./b.safetensors, and b.safetensors is an input"
+    ):
+        output_paths([Input("x/b.pt"), Input("b.safetensors")], ".")
+
+
+def test_the_exit_code_is_the_worst() -> None:
+    assert worst([]) == 0
+    assert [worst(SEVERITY[index:]) for index in range(len(SEVERITY))] == [3, 4, 5, 1, 2, 0]
+    assert worst([3, 130, 4]) == 130
+    assert worst([143, 3]) == 143
+
+
+def test_threads_and_memory_are_shared() -> None:
+    mib = 1 << 20
+    assert shares({}, 20, far=False) == (1, {})
+    assert shares({"jobs": 1}, 20, far=False) == (1, {"jobs": 1})
+    assert shares({"jobs": 4}, 20, far=False) == (4, {"jobs": 1, "memory": 2 * mib})
+    assert shares({"jobs": 8}, 2, far=False) == (2, {"jobs": 4, "memory": 4 * mib})
+    assert shares({"jobs": 4}, 4, far=True) == (4, {"jobs": 1, "memory": 6 * mib})
+    assert shares({"jobs": 2, "memory": 6 * mib}, 3, far=True) == (2, {"jobs": 1, "memory": 3 * mib})
+
+
+@pytest.mark.parametrize("width", [60, 80, 200, None])
+def test_the_table_fits_the_terminal(width: int | None) -> None:
+    error = CorruptError("long/" * 20 + "x.pt is cut. And more.", "Copy it.")
+    report = ckptconv.Report(
+        "in", [ckptconv.result.OutputFile("out/" * 20 + "x", 10, 1)], "torch zip", 1, {}, {}, [], []
+    )
+    lines = list(table([Result("in/" * 30 + "x.pt", report), Result("y.pt", error=error), Result("z")], width))
+    assert len(lines) == 4
+    assert all(width is None or len(line) <= width for line in lines)
+    assert first_sentence(error.message).endswith("x.pt is cut")
+
+
+# ------------------------------------------------------------------------------------------------------------- signals
+
+# Slow enough for a signal to come; "!" in the named file says that writing of the second input has begun.
+SLOW = """
+import os, sys, time
+from ckptconv.storage import writing
+write_at = writing.LocalWriter.write_at
+def slowly(self, offset, data):
+    write_at(self, offset, data)
+    if len(data) > 100_000:
+        with open({begun!r}, "w") as begun:
+            begun.write("!")
+        time.sleep(60)
+writing.LocalWriter.write_at = slowly
+"""
+
+
+def stopped(place: Path, number: signal.Signals, jobs: int, *options: str) -> tuple[int, str, str]:
+    """How a conversion of three ends if the signal comes while it writes the second."""
+    for name in "abc":
+        torch.save({"w": torch.full((100_000 if name == "b" else 1000,), 1.0)}, place / f"{name}.pt")
+    os.mkfifo(place / "begun")
+    slow = SLOW.format(begun=str(place / "begun"))
+    code = slow + (
+        f"from ckptconv.cli import batch, main\nbatch._START = {slow!r}.replace('{{', '{{{{').replace('}}', '}}}}')"
+        " + batch._START\nmain.main(sys.argv[1:])"
+    )
+    words = ["a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", str(jobs), *options]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "convert", *words],
+        cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with open(place / "begun") as begun:
+        assert begun.read(1) == "!"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err, err
+    os.unlink(place / "begun")
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_signal_stops_all_and_nothing_half_made_is_left(
+    jobs: int, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    found, out, err = stopped(tmp_path, number, jobs, "--json")
+    assert found == code
+    told = json.loads(out)
+    assert told["error"]["exit_code"] == code
+    assert told["error"]["kind"] == "interrupted"
+    made = {each["input"] for each in told["results"] if each["ok"]}
+    assert {name.replace(".safetensors", ".pt") for name in contents(tmp_path / "o")} == made, "and nothing staged"
+    assert "b.pt" not in made
+    if jobs == 1:
+        assert made == {"a.pt"}
+    assert f"Stopped by {number.name}. {len(made) or 'No'}" in err
+
+
+def test_after_a_signal_the_table_says_what_was_done_and_what_not(tmp_path: Path) -> None:
+    code, out, err = stopped(tmp_path, signal.SIGINT, 1)
+    assert code == 130
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert "o/a.safetensors" in rows["a.pt"]
+    assert rows["b.pt"].endswith("interrupted")
+    assert rows["c.pt"].endswith("not begun")
+    assert err.splitlines()[-1] == (
+        "ckptconv: Stopped by SIGINT. 1 of 3 inputs were converted; nothing of the others was put under a final name."
+    )
+
+
+def test_a_worker_imports_nothing_from_the_current_directory(place: Path) -> None:
+    for name in ("typing", "threading", "numpy", "multiprocessing"):
+        Path(f"{name}.py").write_text("open('canary', 'w')")
+    for name in "ab":
+        torch.save(NESTED, f"{name}.pt")
+    done("convert", "a.pt", "b.pt", "--output-dir", "o", "--jobs", "2", "--dtype", "bf16")
+    assert not Path("canary").exists()
+
+
+def test_a_worker_that_dies_fails_its_input_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptconv.cli import batch
+
+    for name in "abc":
+        torch.save(NESTED, f"{name}.pt")
+    killing = (
+        "from ckptconv import conversion\nimport os\nconvert = conversion.convert\n"
+        "conversion.convert = lambda source, *a, **k: os.kill(os.getpid(), 9) if source == 'b.pt' else "
+        "convert(source, *a, **k)\n"
+    )
+    monkeypatch.setattr(batch, "_START", killing + batch._START)
+    run = ckptconv_here("convert", "a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", "2", "--json")
+    assert run.code == 1
+    assert [each["ok"] for each in run.json["results"]] == [True, False, True]
+    assert "the process that converted it ended with signal 9" in run.json["results"][1]["error"]["message"]
+    assert sorted(os.listdir("o")) == ["a.safetensors", "c.safetensors"]
