@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -33,6 +34,56 @@ def _options_below(group: Any) -> set[str]:
     return own.union(*map(_options_below, commands))
 
 
+# What a word may mean that stands where a command should, and the commands that were meant.
+_KINDS = {
+    "pt": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
+    "zero": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds"),
+    "dcp": ("dcp", "distcp", "fsdp"),
+    "safetensors": ("safetensors", "safetensor", "st"),
+}
+_CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
+_OTHER_WORDS = {
+    "inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat"),
+    "verify": ("check", "compare", "diff", "cmp", "validate", "test"),
+    "finish": ("commit", "publish", "finalize"),
+    "convert": ("to", "cast", "merge", "reshard", "consolidate", "save", "export"),
+    "rows split": ("split", "unpack"),
+    "rows pack": ("pack",),
+}
+_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json", ".distcp", "/")
+
+
+def meant_by(word: str) -> str:
+    """Return the command that is meant by `word`, which is none; "" if nobody knows: zero2fp32, pt2st, show."""
+    source, _, target = word.lower().removesuffix(".py").replace("_", "-").replace("-to-", "2").partition("2")
+    kind = next((kind for kind, words in _KINDS.items() if source in words), "")
+    if kind == "safetensors" and target in _KINDS["pt"]:
+        return "safetensors2pt"
+    if kind:
+        return _CONVERT[kind]
+    return next((command for command, words in _OTHER_WORDS.items() if source in words and not target), "")
+
+
+def _no_command(word: str, message: str, group: Any) -> UsageError:
+    """Return the error for `word` in the place of a command of `group`; `message` is typer's."""
+    if os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES):
+        path = shlex.quote(word)
+        return UsageError(
+            f"{word} stands where a command should.",
+            f"ckptconv convert {path} converts it; ckptconv inspect {path} shows what it is; ckptconv --help lists the "
+            "commands.",
+        )
+    path = group.command_path
+    meant = meant_by(word) if path == "ckptconv" else ""
+    if f"--{word}" in ("--help", "--version"):
+        meant = f"--{word}"
+    if meant:
+        return UsageError(f"No such command '{word}'.", f"Did you mean {path} {meant}?")
+    if "Did you mean" in message:
+        return UsageError(message, f"See {path} --help.")
+    return UsageError(message, f"There are: {', '.join(group.command.commands)}. See {path} --help.")
+
+
 def failure_of(error: BaseException) -> CkptconvError | None:
     """Return `error` as a CkptconvError; None if it is not an error."""
     if isinstance(error, CkptconvError):
@@ -54,16 +105,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
                 f"Give several inputs to a command each, and quote names with blanks in them. See {asked} --help.",
             )
         named = re.match(r"No such command '(.*?)'\.", message)
-        if named and f"--{named[1]}" in ("--help", "--version"):
-            return UsageError(f"No such command '{named[1]}'.", f"Did you mean ckptconv --{named[1]}?")
-        if named and (os.path.exists(named[1]) or "://" in named[1]):
-            return UsageError(
-                f"{named[1]} stands where a command should.",
-                f"ckptconv inspect {named[1]} shows what it is; ckptconv --help lists the commands.",
-            )
-        if named and error.ctx and "Did you mean" not in message:
-            asked = f"There are: {', '.join(error.ctx.command.commands)}. See {asked}"
-            return UsageError(message, f"{asked} --help.")
+        if named and error.ctx:
+            return _no_command(named[1], message, error.ctx)
         return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {asked} --help.")
     if isinstance(error, MemoryError):
         return FailedError(
