@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 
-.PHONY: help install demo test test-pythons test-azure test-deepspeed fuzz lint format bench clean
+.PHONY: help install demo test test-pythons test-azure test-deepspeed fuzz lint format man bench clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -19,6 +19,7 @@ help:
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
 	@echo "make lint      ruff, mypy, and the order of imports"
 	@echo "make format    let ruff format and mend"
+	@echo "make man       the manual pages and the reference of commands and JSON, in docs"
 	@echo "make bench     timings beside cp and the other converters"
 	@echo "make clean     remove what was built; the environment stays"
 
@@ -64,6 +65,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+man: $(INSTALLED)
+	$(BIN)/python scripts/reference.py
 
 bench: $(INSTALLED)
 	$(BIN)/python scripts/bench.py $(BENCH_FLAGS)

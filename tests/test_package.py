@@ -58,8 +58,10 @@ def test_the_source_archive_has_what_a_packager_needs(source: Path) -> None:
 
 def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        names = {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
+        manual = {Path(name).name for name in archive.namelist() if "/share/man/man1/" in name}
     modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py")}
+    assert manual == {path.name for path in ROOT.glob("docs/man/*.1")}
     schemas = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/schemas/*.json")}
     assert names == modules | schemas | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckptconv.cli.terminal import coloured, has_colours
-from ckptconv.options import GROUPS, REPORTING, Option
+from ckptconv.options import FLAG, GROUPS, REPORTING, Option
 
 # Widest text, and widest column of options beside their help.
 WIDTH, COLUMN = 80, 30
@@ -88,7 +88,7 @@ def help_of(command: Any, path: str, parameters: Iterable[Any]) -> Help:
             for each in parameters
             if each.param_type_name == "option"
         ],
-        commands={name: _first_sentence(each.help) for name, each in commands.items()},
+        commands={name: summary_of(each) for name, each in commands.items()},
     )
 
 
@@ -100,8 +100,9 @@ def _told(text: str) -> tuple[list[str], list[str]]:
     return [" ".join(each.split()) for each in f"{before}\n\n{more}".split("\n\n") if each.strip()], lines
 
 
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.?])\s", _told(text)[0][0])[0]
+def summary_of(command: Any) -> str:
+    """Return the first sentence of a command's help."""
+    return re.split(r"(?<=[.?])\s", _told(command.help)[0][0])[0]
 
 
 def _flag(parameter: Any, known: Mapping[str, Option], command: str, others: str) -> Flag:
@@ -117,7 +118,7 @@ def _flag(parameter: Any, known: Mapping[str, Option], command: str, others: str
         option.about,
         option.group,
         option.default_of(command),
-        option.env,
+        f"{option.env}=0" if option.env and option.kind is FLAG else option.env,
         option.common,
     )
 

@@ -76,6 +76,12 @@ class _Quick:
         ctx.color = True  # colours are in the text already, where they belong
         return text
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return what the command does, whole: shells show it beside its name."""
+        from ckptconv.cli.help import summary_of
+
+        return summary_of(self)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self._is_brief = "-h" in args and "--help" not in args
         if isinstance(ctx.obj, Call):
