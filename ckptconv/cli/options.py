@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptconv.errors import UsageError
 from ckptconv.options import COMMAND, FLAG, OPTIONS, TENSORS, Option, RowOptions
 
 if TYPE_CHECKING:
@@ -57,10 +59,12 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., No
             values = {
                 option.name: option.of_words(each) for option, each in words.items() if each not in (None, (), False)
             }
-            for option in options:
-                if option.name not in values and (value := option.of_environment()) is not None:
-                    values[option.name] = value
-            function(**given, **values)
+            others = {option.name: option for option in options if option.name not in values}
+            found = {name: value for name, each in others.items() if (value := each.of_environment()) is not None}
+            try:
+                function(**given, **values, **found)
+            except UsageError as error:
+                raise _about_variables(error, [others[name] for name in found]) from error
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         command.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
@@ -69,6 +73,14 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., No
         return command
 
     return decorate
+
+
+def _about_variables(error: UsageError, options: list[Option]) -> UsageError:
+    """Return `error`, with the variables that gave `options` in the place of these."""
+    message = error.message
+    for option in options:
+        message = re.sub(rf"{option.flags[0]}(?![\w-])", option.env, message)
+    return UsageError(message, error.hint)
 
 
 def _parameter(option: Option) -> inspect.Parameter:
