@@ -34,6 +34,12 @@ class Rules(tuple[str, ...]):
     """Renaming rules that come from a file: they can take exponential time, and are not even compiled here."""
 
 
+class Default(str):
+    """Text that holds for every command of a machine: where one has no use for it, nothing is said."""
+
+    __slots__ = ()
+
+
 # ------------------------------------------------------------------------------------------------------ kinds of value
 
 
@@ -257,7 +263,8 @@ class Option:
         if not text:
             return None
         if self.kind is not FLAG:
-            return self.parse(text, self.env)
+            value = self.parse(text, self.env)
+            return Default(value) if isinstance(value, str) else value
         if text.lower() not in _SWITCHES:
             raise UsageError(f"{self.env} is {brief(text)}; it may be 1 or 0.")
         return _SWITCHES[text.lower()]

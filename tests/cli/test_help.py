@@ -190,6 +190,14 @@ def test_a_directory_that_is_not_there_too(monkeypatch: pytest.MonkeyPatch) -> N
         assert (run.code, run.err.startswith(f"ckptconv: {named} is not a directory.")) == (2, True)
 
 
+def test_a_directory_for_temporary_files_that_a_command_does_not_need_is_no_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ckptconv_here("pt2safetensors", "model.pt", "--json", "--spool-dir", ".").json["notes"]
+    monkeypatch.setenv("CKPTCONV_SPOOL_DIR", ".")
+    assert ckptconv_here("pt2safetensors", "model.pt", "--json").json["notes"] == []
+
+
 def test_variables_decide_nothing_about_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ckptconv_here("pt2safetensors", "model.pt", "a").code == 0
     monkeypatch.setenv("CKPTCONV_JOBS", "2")
