@@ -64,8 +64,8 @@ def meant_by(word: str) -> str:
     return next((command for command, words in _OTHER_WORDS.items() if source in words and not target), "")
 
 
-def _no_command(word: str, message: str, group: Any) -> UsageError:
-    """Return the error for `word` in the place of a command of `group`; `message` is typer's."""
+def _no_command(word: str, group: Any) -> UsageError:
+    """Return the error for `word` in the place of a command of `group`, which is its context."""
     if os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES):
         path = shlex.quote(word)
         return UsageError(
@@ -74,14 +74,14 @@ def _no_command(word: str, message: str, group: Any) -> UsageError:
             "commands.",
         )
     path = group.command_path
-    meant = meant_by(word) if path == "ckptconv" else ""
+    known = list(group.command.commands)
+    meant = difflib.get_close_matches(word, known, n=1)
     if f"--{word}" in ("--help", "--version"):
-        meant = f"--{word}"
-    if meant:
-        return UsageError(f"No such command '{word}'.", f"Did you mean {path} {meant}?")
-    if "Did you mean" in message:
-        return UsageError(message, f"See {path} --help.")
-    return UsageError(message, f"There are: {', '.join(group.command.commands)}. See {path} --help.")
+        meant = [f"--{word}"]
+    elif path == "ckptconv" and meant_by(word):
+        meant = [meant_by(word)]
+    hint = f"Did you mean {path} {meant[0]}?" if meant else f"There are: {', '.join(known)}. See {path} --help."
+    return UsageError(f"No such command '{word}'.", hint)
 
 
 def failure_of(error: BaseException) -> CkptconvError | None:
@@ -106,7 +106,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
             )
         named = re.match(r"No such command '(.*?)'\.", message)
         if named and error.ctx:
-            return _no_command(named[1], message, error.ctx)
+            return _no_command(named[1], error.ctx)
         return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {asked} --help.")
     if isinstance(error, MemoryError):
         return FailedError(

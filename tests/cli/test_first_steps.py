@@ -183,7 +183,7 @@ def test_a_file_in_the_place_of_a_command_is_known_for_one_whatever_its_name(mod
             f"{name} stands where a command should",
             f"ckptconv convert {name} converts it; ckptconv inspect {name} shows",
         )
-    refused(ckptconv_here("verity"), 2, "Did you mean 'verify'?")
+    refused(ckptconv_here("verity"), 2, "Did you mean ckptconv verify?")
 
 
 def test_too_many_arguments_are_named_and_what_is_done_about_them(model: Path) -> None:

@@ -114,6 +114,12 @@ def test_another_name_of_a_command_leads_to_it(word: str) -> None:
     assert ckptconv_here(*MEANT[word].split(), "--help").code == 0
 
 
+def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
+    for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["inspct"], "inspect"), (["rows", "splt"], "rows split")):
+        run = ckptconv_here(*words)
+        assert run.err == f"ckptconv: No such command '{words[-1]}'. Did you mean ckptconv {meant}?\n"
+
+
 def test_words_without_a_meaning_have_none() -> None:
     for word in ("", "2", "2pt", "zzz", "xx2pt", "show2me"):
         assert meant_by(word) == ""
