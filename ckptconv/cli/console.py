@@ -44,7 +44,7 @@ FEW = 3
 # Most keys of recorded values that are named, and most cells of each.
 KEYS, KEY = 5, 60
 # Classes that every checkpoint of DeepSpeed or torch.distributed.checkpoint may name: they tell a user nothing.
-_USUAL = ("deepspeed.", "torch.", "_io.BytesIO")
+_USUAL = ("deepspeed.", "_io.BytesIO")
 # The styles of an overview on a terminal.
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 

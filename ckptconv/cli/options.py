@@ -64,6 +64,8 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., No
             try:
                 function(**given, **values, **found)
             except UsageError as error:
+                if not found:
+                    raise
                 raise _about_variables(error, [others[name] for name in found]) from error
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
