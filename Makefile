@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: help install demo test coverage test-pythons test-azure test-page test-deepspeed fuzz lint format bench docs dist clean
+.PHONY: help install demo test coverage test-pythons test-azure test-page test-deepspeed fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -22,6 +22,7 @@ help:
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
 	@echo "make lint      ruff, mypy, and the order of imports"
 	@echo "make format    let ruff format and mend"
+	@echo "make man       the manual pages and the reference of commands and JSON, in docs"
 	@echo "make bench     timings beside cp and the other converters"
 	@echo "make docs      the site of the documentation, in build/site"
 	@echo "make dist      what is released, in dist: built, checked, installed and tried"
@@ -81,6 +82,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+man: $(INSTALLED)
+	$(BIN)/python scripts/reference.py
 
 bench: $(INSTALLED)
 	$(BIN)/python scripts/bench.py $(BENCH_FLAGS)

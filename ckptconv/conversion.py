@@ -16,7 +16,7 @@ from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Source
-from ckptconv.options import OPTIONS, Options, checked
+from ckptconv.options import OPTIONS, Default, Options, checked
 from ckptconv.outputs.planning import (
     Output,
     check_growth,
@@ -109,7 +109,7 @@ def convert(
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
             work = _work(sources, targets, chosen)
             outputs = [plan(one, target, chosen) for one, plan, target in work]
-            if wanted and not _is_spooled(source, outputs):
+            if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
                 sources[0] = replace(sources[0], notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())

@@ -34,6 +34,12 @@ class Rules(tuple[str, ...]):
     """Renaming rules that come from a file: they can take exponential time, and are not even compiled here."""
 
 
+class Default(str):
+    """Text that holds for every command of a machine: where one has no use for it, nothing is said."""
+
+    __slots__ = ()
+
+
 # ------------------------------------------------------------------------------------------------------ kinds of value
 
 
@@ -179,13 +185,30 @@ OPAQUE = _choice("keep", "drop", unset="")
 
 # ------------------------------------------------------------------------------------------------------------- options
 
+# The groups of the help, in order.
+GROUPS = (TAKE, NAMING, OUTPUT, RUNNING, REPORTING) = (
+    "What to take",
+    "Names and types",
+    "Output",
+    "Running",
+    "Reporting",
+)
+# Options with this group are for Python only.
+LIBRARY = "library"
+_SWITCHES = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
 
 class Option:
     """One option: what it takes, and its names and help on the command line.
 
-    `about` is its help. `default` is as a user would write it; None is the kind's. `flags` are its names on the command
-    line if not its own name; a flag that is True by default is turned off there by --no-… `group` is its subject.
-    `decides`: the content of an output depends on it, so manifests and plan ids record it.
+    `about` is its help. `default` is as a user would write it; None is the kind's. `fallback` says in words what is
+    done without it, if `default` does not: a text, or {command: text}, where "" stands for all other commands. `flags`
+    are its names on the command line if not its own name; a flag that is True by default is turned off there by --no-…
+    `group` is its place in the help; `common`: the short help has it too. `env` is the environment variable that gives
+    the command line's default. `decides`: the content of an output depends on it, so manifests and plan ids record it.
     """
 
     name = ""
@@ -198,11 +221,15 @@ class Option:
         default: Any = None,
         flags: tuple[str, ...] = (),
         metavar: str | None = None,
-        group: str = "",
+        group: str = REPORTING,
+        fallback: str | Mapping[str, str] = "",
+        common: bool = False,
+        env: str = "",
         decides: bool = False,
     ) -> None:
         self.kind, self.about, self.written = kind, about, default
         self.flags, self.metavar, self.group, self.decides = flags, metavar, group, decides
+        self.fallback, self.common, self.env = fallback, common, env
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self.name = name
@@ -213,11 +240,16 @@ class Option:
     def __repr__(self) -> str:
         return f"<{self.flags[0]}: {self.about}>"
 
-    def explained(self, about: str) -> Option:
+    def explained(self, about: str, fallback: str = "") -> Option:
         """Return the same option with another help."""
         other = copy.copy(self)
-        other.about = about
+        other.about, other.fallback, other.written = about, fallback, None
         return other
+
+    def default_of(self, command: str) -> str:
+        """Return what `command` does without it, in words; "" if that goes without saying."""
+        told = self.fallback or (str(self.written) if self.kind is not FLAG and self.written is not None else "")
+        return told if isinstance(told, str) else told.get(command, told.get("", ""))
 
     def parse(self, value: Any, called: str = "") -> Any:
         """Return the parsed `value`; None gives the default. Raise UsageError for an invalid one; it names the option
@@ -225,6 +257,18 @@ class Option:
         if value is None and self.kind is not FLAG:
             return copy.copy(self.default)
         return self.kind.parse(value, called or self.name)
+
+    def of_environment(self) -> Any:
+        """Return the value that its environment variable gives; None if it is not set, or empty."""
+        text = os.environ.get(self.env, "") if self.env else ""
+        if not text:
+            return None
+        if self.kind is not FLAG:
+            value = self.parse(text, self.env)
+            return Default(value) if isinstance(value, str) else value
+        if text.lower() not in _SWITCHES:
+            raise UsageError(f"{self.env} is {brief(text)}; it may be 1 or 0.")
+        return _SWITCHES[text.lower()]
 
     def of_words(self, words: Any) -> Any:
         """Return the value of a command line's words; for a flag, whether it was given."""
@@ -275,8 +319,9 @@ class _Given:
             object.__setattr__(self, name, value)
 
 
-_of_tensors = functools.partial(_option, group="tensors", decides=True)
-_of_run = functools.partial(_option, group="run")
+_deciding = functools.partial(_option, decides=True)
+_running = functools.partial(_option, group=RUNNING)
+_naming = functools.partial(_option, group=NAMING)
 
 
 @dataclass(frozen=True, init=False)
@@ -288,97 +333,147 @@ class Options(_Given):
     """
 
     # Which tensors to convert, and how.
-    max_shard_size: int | None = _of_tensors(
+    max_shard_size: int | None = _deciding(
         SIZE,
-        "Split the output into files of at most SIZE: 5GB, 2GiB. Default: files as the input has them; 5GB for "
-        "zero-to-fp32 and dcp2safetensors.",
+        "Split the output into files of at most SIZE, such as 5GB or 2GiB.",
         metavar="SIZE",
+        group=OUTPUT,
+        common=True,
+        fallback={
+            "zero-to-fp32": "5GB",
+            "dcp2safetensors": "5GB",
+            "convert": "5GB for what many processes wrote, else files as the input has them",
+            "verify": "what the manifest says",
+            "": "files as the input has them",
+        },
     )
-    dtype: str | None = _of_tensors(
+    dtype: str | None = _deciding(
         DTYPE,
-        "Cast floating tensors to float32, bfloat16, float16 (or fp32, bf16, fp16); keep: leave them. Default: "
-        "float32 for zero-to-fp32, else keep.",
+        "Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.",
         metavar="DTYPE",
+        group=NAMING,
+        common=True,
+        fallback={
+            "zero-to-fp32": "float32",
+            "convert": "float32 for a DeepSpeed checkpoint, else keep",
+            "verify": "what the manifest says",
+            "": "keep",
+        },
     )
-    key: str = _of_tensors(TEXT, "Only this subtree, as in state_dict or optimizer.state; . is all.", metavar="PATH")
-    include: tuple[str, ...] = _of_tensors(
-        TEXTS, "Only names that match, such as 'model.*'; repeatable.", metavar="GLOB"
+    key: str = _deciding(
+        TEXT,
+        "Only this subtree, such as state_dict or optimizer.state; . is all.",
+        metavar="PATH",
+        group=TAKE,
+        common=True,
+        fallback={"dcp2safetensors": "the model"},
     )
-    exclude: tuple[str, ...] = _of_tensors(TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB")
-    strip_prefix: str = _of_tensors(TEXT, "Take PREFIX, such as model., off the beginning of names.", metavar="PREFIX")
-    rename: tuple[str, ...] = _of_tensors(
-        RULES, "Rename, as re.sub does: '^module=model'; repeatable.", metavar="REGEX=REPL"
+    include: tuple[str, ...] = _deciding(
+        TEXTS, "Only names that match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE, common=True
     )
-    tied: str = _of_tensors(
-        TIED, "Store tied tensors once (alias), or under each of their names (duplicate).", default="alias"
+    exclude: tuple[str, ...] = _deciding(
+        TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB", group=TAKE
     )
-    structure: bool = _of_tensors(
+    strip_prefix: str = _deciding(
+        TEXT, "Take PREFIX, such as model., off the beginning of names.", metavar="PREFIX", group=NAMING
+    )
+    rename: tuple[str, ...] = _deciding(
+        RULES,
+        "Rename, as re.sub does: '^module=model'; repeatable.",
+        metavar="REGEX=REPL",
+        group=NAMING,
+    )
+    tied: str = _deciding(
+        TIED,
+        "Store tied tensors once (alias), or under each of their names (duplicate).",
+        default="alias",
+        metavar="alias|duplicate",
+        group=NAMING,
+    )
+    structure: bool = _deciding(
         FLAG,
         "Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
         default=True,
+        group=OUTPUT,
     )
 
     # How to work, and what to write beside the output.
-    jobs: int | None = _of_run(_count(1, 256), "Work in N threads; default: what suits the machine.", metavar="N")
-    memory: int = _of_run(
+    jobs: int | None = _running(
+        _count(1, 256), "Work in N threads.", metavar="N", fallback="what suits the machine", env="CKPTCONV_JOBS"
+    )
+    memory: int = _running(
         SIZE,
-        "Most memory for all buffers together; 24MiB by default where something is far away.",
+        "Most memory for all buffers together.",
         default="8MiB",
+        fallback="8MiB; 24MiB where something is remote",
         metavar="SIZE",
+        env="CKPTCONV_MEMORY",
     )
-    fsync: bool = _of_run(FLAG, "Do not wait for the disk: a power cut may lose the output.", default=True)
-    clobber: bool = _of_run(FLAG, "Refuse to replace an output.", default=True)
-    verify: bool = _of_run(FLAG, "Compare the output with the input before it gets its name.")
-    checksum: bool = _of_run(FLAG, "Check the checksums of all that is read, as far as the input has any.")
-    spool_dir: str = _of_run(
+    fsync: bool = _running(FLAG, "Do not wait for the disk: a power cut may lose the output.", default=True)
+    clobber: bool = _option(FLAG, "Refuse to replace an output.", default=True, group=OUTPUT)
+    verify: bool = _running(FLAG, "Compare the output with the input before it gets its name.", common=True)
+    checksum: bool = _running(FLAG, "Check the checksums of all that is read, as far as the input has any.")
+    spool_dir: str = _running(
         PATH,
-        "For temporary files: of pipes, compressed tensors, what is far away. Default: beside OUTPUT, or TMPDIR.",
+        "For temporary files: of pipes, compressed tensors, remote files.",
         metavar="DIR",
+        fallback="beside OUTPUT, or TMPDIR",
+        env="CKPTCONV_SPOOL_DIR",
     )
-    part: tuple[int, int] | None = _of_run(
-        PART, "Do part I, from 0, of N, and leave it staged for `finish`; auto: ask the system.", metavar="I/N"
+    part: tuple[int, int] | None = _running(
+        PART,
+        "Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, "
+        "torchrun, Kubernetes).",
+        metavar="I/N",
     )
-    manifest: str = _of_run(PATH, "Write there what was made of what, with checksums.", metavar="FILE")
-    depfile: str = _of_run(PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE")
-    dry_run: bool = _of_run(FLAG, "Show the plan, write nothing.")
+    manifest: str = _option(PATH, "Write there what was made of what, with checksums.", metavar="FILE", group=OUTPUT)
+    depfile: str = _option(
+        PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE", group=OUTPUT
+    )
+    dry_run: bool = _running(FLAG, "Show the plan, write nothing.", common=True)
 
     # Where the input is, and which part of it to take.
-    storage_options: Mapping[str, Any] = _option(
-        MAPPING, "Settings of a store, for fsspec, such as '{\"anon\": true}'.", metavar="JSON", group="input"
+    storage_options: Mapping[str, Any] = _running(
+        MAPPING,
+        "Settings of a store, for fsspec, such as '{\"anon\": true}'.",
+        metavar="JSON",
+        env="CKPTCONV_STORAGE_OPTIONS",
     )
-    inert: bool = _option(
-        FLAG, "Take even files that carry an attack; nothing in them runs.", group="input", decides=True
-    )
-    family: str = _option(TEXT, group="library")
-    tag: str = _option(
+    inert: bool = _deciding(FLAG, "Take even files that carry an attack; nothing in them runs.", group=TAKE)
+    family: str = _option(TEXT, group=LIBRARY)
+    tag: str = _deciding(
         TEXT,
-        "The tag to convert; default: what `latest` says.",
+        "The tag of a DeepSpeed run.",
         flags=("--tag", "-t"),
         metavar="TAG",
-        group="input",
-        decides=True,
+        group=TAKE,
+        fallback="what `latest` says",
+        common=True,
     )
-    exclude_frozen_parameters: bool = _option(FLAG, "Leave frozen parameters out.", group="input", decides=True)
+    exclude_frozen_parameters: bool = _deciding(FLAG, "Leave frozen parameters out.", group=TAKE)
 
     # Further outputs.
-    optimizer: str = _option(PATH, "Write the optimizer states there, by parameter.", metavar="PATH", group="output")
-    universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group="output")
+    optimizer: str = _option(
+        PATH, "Write the optimizer states there, by parameter.", metavar="PATH", group=OUTPUT, common=True
+    )
     copy_config: bool | None = _option(
         SWITCH,
-        "Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained. Default: from the "
-        "hub only.",
+        "Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained.",
         flags=("--copy-config/--no-copy-config",),
-        group="output",
+        group=OUTPUT,
+        fallback="from the hub only",
     )
-    per_rank: bool = _option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group="output")
-    opaque: str = _option(
+    universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group=OUTPUT)
+    per_rank: bool = _option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group=OUTPUT)
+    opaque: str = _deciding(
         OPAQUE,
-        "Objects of classes that are not known to be data: write them, or leave them out. Default: refuse.",
+        "Objects of classes that are not known to be data: write them, or leave them out.",
         metavar="keep|drop",
-        group="output",
-        decides=True,
+        fallback="refuse",
+        group=TAKE,
+        common=True,
     )
-    drop_opaque: bool = _option(FLAG, "The same as --opaque drop.", group="output", decides=True)
+    drop_opaque: bool = _deciding(FLAG, "The same as --opaque drop.", group=TAKE)
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -406,17 +501,20 @@ class Options(_Given):
 class RowOptions(_Given):
     """A user's options for the layout of rows; those left out are None, or are derived."""
 
-    embedding_dim: int | None = _option(_count(1, MOST_ITEMS), "Items of weight in a row.", metavar="D")
-    optimizer: str | None = _option(
+    embedding_dim: int | None = _naming(_count(1, MOST_ITEMS), "Items of weight in a row.", metavar="D", common=True)
+    optimizer: str | None = _naming(
         Kind(_text),
         "exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
         metavar="NAME",
+        common=True,
     )
-    weight_dtype: str | None = _option(ROW_DTYPE, "float32 or float16; default: the table's.", metavar="DTYPE")
-    momentum1_dtype: str | None = _option(ROW_DTYPE, "float32, float16 or bfloat16; default: float32.", metavar="DTYPE")
-    momentum2_dtype: str | None = _option(ROW_DTYPE, "As --momentum1-dtype.", metavar="DTYPE")
-    max_dim: int | None = _option(
-        _count(1, MOST_ITEMS), "D of the widest table of the same operator; default: this one's.", metavar="D"
+    weight_dtype: str | None = _naming(ROW_DTYPE, "float32 or float16.", metavar="DTYPE", fallback="the table's")
+    momentum1_dtype: str | None = _naming(
+        ROW_DTYPE, "float32, float16 or bfloat16.", metavar="DTYPE", fallback="float32"
+    )
+    momentum2_dtype: str | None = _naming(ROW_DTYPE, "As --momentum1-dtype.", metavar="DTYPE", fallback="float32")
+    max_dim: int | None = _naming(
+        _count(1, MOST_ITEMS), "D of the widest table of the same operator.", metavar="D", fallback="this table's"
     )
 
     @classmethod
@@ -430,27 +528,45 @@ class _Rows:
 
     names = Option(
         TEXTS,
-        "The table; repeated, the shards of it in order. Default: the only one.",
+        "The table; repeated, the shards of it in order.",
         flags=("--tensor",),
         metavar="NAME",
+        group=TAKE,
+        fallback="the only one",
+        common=True,
     )
-    decode = Option(FLAG, "Write timestamp, count and used in the place of metadata.")
-    global_id_offset = Option(_count(1, (1 << 63) - 1), "How much less local ids are than global ones.", metavar="N")
-    bucket_size = Option(_count(1, (1 << 63) - 1), "Ids that a bucket spans; default: any one size.", metavar="N")
+    decode = Option(FLAG, "Write timestamp, count and used in the place of metadata.", group=NAMING)
+    global_id_offset = Option(
+        _count(1, (1 << 63) - 1),
+        "How much less local ids are than global ones.",
+        metavar="N",
+        group=NAMING,
+        fallback="what most rows say",
+    )
+    bucket_size = Option(
+        _count(1, (1 << 63) - 1), "Ids that a bucket spans.", metavar="N", group=NAMING, fallback="any one size"
+    )
 
 
 class _Packing:
     """Options that only `pack` has."""
 
-    names = Option(NAMES, "The tensor that is PART of the rows; repeatable.", flags=("--part",), metavar="PART=NAME")
-    name = Option(TEXT, "What the table is called.", metavar="NAME")
+    names = Option(
+        NAMES,
+        "The tensor that is PART of the rows; repeatable.",
+        flags=("--part",),
+        metavar="PART=NAME",
+        group=TAKE,
+        common=True,
+    )
+    name = Option(TEXT, "What the table is called.", metavar="NAME", group=NAMING)
 
 
 class _Opening:
     """Options that only `open` has, or names differently."""
 
-    exclude_frozen = Option(FLAG, group="library")
-    model_rank = Option(_count(0, 1 << 20), group="library")
+    exclude_frozen = Option(FLAG, group=LIBRARY)
+    model_rank = Option(_count(0, 1 << 20), group=LIBRARY)
 
 
 class _Command:
@@ -460,29 +576,43 @@ class _Command:
         TEXT,
         "Spread the work over the dask.distributed cluster with the scheduler there: tcp://10.0.0.1:8786.",
         metavar="ADDRESS",
+        group=RUNNING,
     )
     output_dir = Option(
         PATH,
         "Convert every INPUT, each to an output of its own in DIR. One that fails does not stop the others.",
         metavar="DIR",
+        group=OUTPUT,
+        common=True,
     )
     output_name = Option(
         TEXT,
         "What outputs in DIR are called: text with {stem}, {name}, {parent} or {number}. With an ending such as "
-        ".safetensors it is a file, else a directory. Default: x.pt gives x.safetensors, a directory one of its name.",
+        ".safetensors it is a file, else a directory.",
         metavar="TEMPLATE",
+        group=OUTPUT,
+        fallback="x.pt gives x.safetensors, a directory one of its name",
     )
     json = Option(FLAG, "Print one JSON object, also of a failure.")
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
-    no_progress = Option(FLAG, "Show no progress.")
-    safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.")
-    depth = Option(_count(1, 1000), "Levels of modules; default: as many as fit a page.", metavar="N")
+    progress = Option(FLAG, "Show no progress.", default=True, env="CKPTCONV_PROGRESS")
+    safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
+    depth = Option(_count(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
     as_ = Option(
-        DTYPE_TEXT, "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.", flags=("--as",), metavar="DTYPE"
+        DTYPE_TEXT,
+        "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
+        flags=("--as",),
+        metavar="DTYPE",
+        group=NAMING,
+        common=True,
     )
-    stats = Option(FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.")
-    html = Option(PATH, "Write a page that shows it: one file, without links.", metavar="FILE")
+    html = Option(
+        PATH, "Write a page that shows it: one file, without links.", metavar="FILE", group=OUTPUT, common=True
+    )
+    stats = Option(
+        FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.", common=True
+    )
 
 
 # The table, in parts: one name may be different options in different parts.
@@ -491,6 +621,11 @@ ROWS = {**RowOptions.table, **_options_in(_Rows)}
 PACKING = {**RowOptions.table, **_options_in(_Packing)}
 OPENING = {**OPTIONS, **_options_in(_Opening)}
 COMMAND = _options_in(_Command)
+# Which tensors to convert, and how.
+TENSORS = tuple(
+    OPTIONS[name]
+    for name in ["max_shard_size", "dtype", "key", "include", "exclude", "strip_prefix", "rename", "tied", "structure"]
+)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -67,9 +67,12 @@ def test_the_source_archive_holds_what_is_under_version_control_and_nothing_else
 
 def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        names = {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
+        manual = {Path(name).name for name in archive.namelist() if "/share/man/man1/" in name}
     modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py")}
-    assert names == modules | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
+    assert manual == {path.name for path in ROOT.glob("docs/man/*.1")}
+    schemas = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/schemas/*.json")}
+    assert names == modules | schemas | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
 
 
 def test_it_installs_and_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.cli import signals
+from ckptconv.cli import failures, signals
 from ckptconv.cli.worker import attempt
 from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.inspection.overview import count_of, cut, padded, printable
@@ -295,13 +295,13 @@ class _Workers:
 
 
 def described(results: Sequence[Result], stopped: StoppedError | None, seconds: float) -> dict[str, Any]:
-    """Return the JSON object of a whole run."""
+    """Return the JSON object of a whole run. It has an "error" if anything was not converted."""
     code = exit_code(results, stopped)
     reports = [each.report for each in results if each.report]
     failed = [each for each in results if each.error and not isinstance(each.error, StoppedError)]
-    whole: dict[str, Any] = {"ok": code == 0}
+    whole: dict[str, Any] = {}
     if code:
-        whole["error"] = {**_error(summary_error(results, stopped)), "exit_code": code}
+        whole["error"] = {**failures.described(summary_error(results, stopped)), "exit_code": code}
     return {
         **whole,
         "results": [_described(each) for each in results],
@@ -320,11 +320,7 @@ def described(results: Sequence[Result], stopped: StoppedError | None, seconds: 
 def _described(result: Result) -> dict[str, Any]:
     if result.report:
         return {"ok": True, **dataclasses.asdict(result.report), "input": result.source}
-    return {"ok": False, "input": result.source, "error": _error(result.error or _not_begun(result.source))}
-
-
-def _error(error: CkptconvError) -> dict[str, Any]:
-    return {"exit_code": error.exit_code, "kind": error.kind, "message": error.message, "hint": error.hint}
+    return {"ok": False, "input": result.source, "error": failures.described(result.error or _not_begun(result.source))}
 
 
 def _not_begun(source: str) -> StoppedError:

@@ -11,11 +11,11 @@ import typer
 
 from ckptconv.cli import signals
 from ckptconv.cli.convert import ConvertCommand, convert_
-from ckptconv.cli.options import CONVERTING, SHOWING, TENSORS, Destination, Input, named, output_of, taking
+from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
 from ckptconv.cli.typer_compat import Command, Group
 from ckptconv.errors import UsageError
-from ckptconv.options import OPTIONS
+from ckptconv.options import OPTIONS, TENSORS
 from ckptconv.version import __version__
 
 ABOUT = """
@@ -23,9 +23,9 @@ Convert checkpoints of any size to safetensors: nothing in them runs, and memory
 
 \b
 Examples:
+  ckptconv convert model.pt                  makes model.safetensors
+  ckptconv convert checkpoints/ model/       of a DeepSpeed run, for example
   ckptconv inspect model.pt                  what is it, and what is in it?
-  ckptconv pt2safetensors model.pt           makes model.safetensors
-  ckptconv zero-to-fp32 checkpoints/ model/  of a DeepSpeed run
 
 ckptconv COMMAND --help has the options of each, and more examples.
 """
@@ -130,7 +130,7 @@ def zero_to_fp32(
       ckptconv zero-to-fp32 runs/7b/checkpoints model/
       ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
     """
-    options.pop("safe_serialization")
+    options.pop("safe_serialization", None)
     if output is None and not (options.get("optimizer") or options.get("universal")):
         raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("zero-to-fp32", "deepspeed", checkpoint, output, options)
@@ -209,7 +209,7 @@ app.add_typer(rows)
 @app.command("finish", cls=Command)
 @taking(
     OPTIONS["checksum"].explained("Read all again, and compare it with its checksums."),
-    *named("fsync manifest storage_options json quiet verbose no_progress"),
+    *named("fsync manifest storage_options json quiet verbose progress"),
 )
 def finish_(
     outputs: Annotated[

@@ -11,9 +11,12 @@ import shutil
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import DifferenceError, FailedError
+from ckptconv.cli.failures import described
+from ckptconv.cli.terminal import can_rewrite, coloured, has_colours
+from ckptconv.errors import FailedError
+from ckptconv.inspection.module_tree import totals, tree
 from ckptconv.inspection.overview import count_of, cut, overview, printable
 from ckptconv.storage import remote
 from ckptconv.storage.writing import reason
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from ckptconv.rows.check import CheckReport
     from ckptconv.verification.verify import Verification
 
+# The version of all schemas in `schemas`: it changes when a field changes its meaning, or goes.
+VERSION = 1
 # Seconds between two lines of progress if there is no terminal.
 INTERVAL = 5.0
 # Cells of a file's name that stand before a bar, and the narrowest terminal on which they do.
@@ -40,6 +45,8 @@ SHORT, WIDE_ENOUGH = 24, 72
 FEW = 3
 # Most keys of recorded values that are named, and most cells of each.
 KEYS, KEY = 5, 60
+# Classes that every checkpoint of DeepSpeed or torch.distributed.checkpoint may name: they tell a user nothing.
+_USUAL = ("deepspeed.", "_io.BytesIO")
 # The styles of an overview on a terminal.
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
@@ -52,7 +59,7 @@ class Output:
     json: bool = False
     quiet: bool = False
     verbose: bool = False
-    no_progress: bool = False
+    progress_shown: bool = True
 
     def __post_init__(self) -> None:
         remote.on_wait = self.note
@@ -67,9 +74,9 @@ class Output:
 
     def progress(self) -> Progress:
         """Return a bar on a terminal, plain lines elsewhere, and nothing if quiet."""
-        if self.quiet or self.no_progress:
+        if self.quiet or not self.progress_shown:
             return Progress()
-        return Bar() if _can_rewrite(sys.stderr) else Lines()
+        return Bar() if can_rewrite(sys.stderr) else Lines()
 
     def done(self, report: Report) -> None:
         """Report the end of a conversion. If that fails it only warns, because the outputs are complete."""
@@ -77,7 +84,7 @@ class Output:
             self.warn(warning)
         try:
             if self.json:
-                self._print_json({"ok": True, "command": self.command, **dataclasses.asdict(report)})
+                self._print_json(True, dataclasses.asdict(report))
             elif not self.quiet:
                 self._print(_report_lines(report, self.verbose))
         except FailedError as error:
@@ -85,7 +92,7 @@ class Output:
 
     def several(self, results: Sequence[Result], stopped: StoppedError | None, seconds: float, dry_run: bool) -> None:
         """Report what became of each of several inputs. If that fails it only warns, as `done` does."""
-        from ckptconv.cli.batch import described, last_line, summary_error, table
+        from ckptconv.cli import batch
 
         for each in results:
             for warning in each.report.warnings if each.report else ():
@@ -93,23 +100,23 @@ class Output:
         for each in results:
             if each.error:
                 say(str(each.error) if each.source in each.error.message else f"{each.source}: {each.error}")
-        whole = described(results, stopped, seconds)
+        whole = batch.described(results, stopped, seconds)
         try:
             if self.json:
-                self._print_json({"ok": whole["ok"], "command": self.command, **whole})
+                self._print_json("error" not in whole, whole)
             elif not self.quiet:
-                self._print([*table(results, _width()), last_line(results, whole, dry_run)])
+                self._print([*batch.table(results, _width()), batch.last_line(results, whole, dry_run)])
         except FailedError as error:
             self.warn(str(error))
-        if not whole["ok"]:
-            say(str(summary_error(results, stopped)))
+        if "error" in whole:
+            say(str(batch.summary_error(results, stopped)))
 
     def verified(self, done: Verification) -> None:
         """Report a verification that found no difference."""
         for warning in done.warnings:
             self.warn(warning)
         if self.json:
-            self._print_json({"ok": True, "command": self.command, **dataclasses.asdict(done)})
+            self._print_json(True, dataclasses.asdict(done))
         elif not self.quiet:
             self._print(_verified_lines(done, self.verbose))
 
@@ -118,14 +125,15 @@ class Output:
         for warning in report.warnings:
             self.warn(warning)
         if self.json:
-            self._print_json({"ok": True, "command": self.command, **dataclasses.asdict(report)})
+            self._print_json(True, dataclasses.asdict(report))
         elif not self.quiet:
             self._print(_rows_lines(report))
 
     def inspected(self, path: str, summary: dict[str, Any], depth: int | None = None) -> None:
         """Print what is inside a checkpoint, with its modules to `depth` levels."""
         if self.json:
-            self._print_json({"ok": True, "command": self.command, "input": path, **summary})
+            modules = list(totals(tree(summary["tensors"], summary["aliases"])))
+            self._print_json(True, {"input": path, **summary, "modules": modules})
         else:
             for warning in summary["warnings"]:
                 self.warn(warning)
@@ -134,13 +142,12 @@ class Output:
 
     def _show(self, lines: Iterable[Line]) -> None:
         """Print styled lines: in colours on a terminal that has them, else as plain text."""
-        if not sys.stdout.isatty():
+        if not has_colours(sys.stdout):
             self._print(["".join(span.text for span in line) for line in lines])
             return
-        from rich.console import Console
         from rich.text import Text
 
-        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        console = coloured(sys.stdout)
         for line in lines:
             text = Text.assemble(*((printable(span.text), _STYLES.get(span.style, "")) for span in line))
             try:
@@ -148,17 +155,15 @@ class Output:
             except OSError as error:
                 raise FailedError(f"The report cannot be written: {reason(error)}.") from error
 
-    def failed(self, error: CkptconvError) -> None:
-        """Report the error that ended a command."""
-        described = {"exit_code": error.exit_code, "kind": error.kind, "message": error.message, "hint": error.hint}
-        if isinstance(error, DifferenceError):
-            described["difference"] = error.difference
+    def failed(self, error: CkptconvError, asked: str | None = None) -> None:
+        """Report the error that ended a command. `asked` is its input, as far as it is known."""
         if self.json:
             with contextlib.suppress(FailedError):
-                self._print_json({"ok": False, "error": described})
+                self._print_json(False, {"input": asked, "error": described(error)})
         say(str(error))
 
-    def _print_json(self, value: dict[str, Any]) -> None:
+    def _print_json(self, ok: bool, fields: dict[str, Any]) -> None:
+        value = {"version": VERSION, "ok": ok, "command": self.command or None, **fields}
         # A lone surrogate in a name must not keep the report from being printed.
         self._print([json.dumps(value, ensure_ascii=True, allow_nan=False, default=str)])
 
@@ -171,15 +176,6 @@ class Output:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
                 raise FailedError(f"The report cannot be written: {reason(error)}.") from error
-
-
-def _can_rewrite(stream: TextIO) -> bool:
-    """Whether a line can be overwritten: on a terminal that has commands for it, and that says how large it is."""
-    if not stream.isatty() or os.environ.get("TERM") == "dumb":
-        return False
-    with contextlib.suppress(OSError, ValueError):
-        return all(os.get_terminal_size(stream.fileno()))
-    return False
 
 
 def _width() -> int | None:
@@ -311,9 +307,10 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         lines.extend(f"  {alias} is stored as {kept}" for alias, kept in report.aliases.items())
     elif report.aliases and "aliases" not in report.counts:
         lines.append(f"{count_of(len(report.aliases), 'tied name')} stored once (--verbose names them)")
-    if report.opaque:
-        most = len(report.opaque) if verbose else 5
-        lines.append(f"kept as inert data, never run: {some(report.opaque, most, str)}")
+    opaque = report.opaque if verbose else [name for name in report.opaque if not name.startswith(_USUAL)]
+    if opaque:
+        most = len(opaque) if verbose else KEYS
+        lines.append(f"kept as inert data, never run: {some(opaque, most, str)}")
     if report.checksums:
         extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
         lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are right{extra}")

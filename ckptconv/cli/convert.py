@@ -46,7 +46,7 @@ def convert_(
         typer.Argument(
             metavar="INPUT... [OUTPUT]",
             show_default=False,
-            help="What to convert, and what to make of it; with --output-dir, inputs only.",
+            help="What to convert, and what to make of it; with --output-dir, all of them are inputs.",
         ),
     ],
     **options: Any,
@@ -65,7 +65,7 @@ def convert_(
       ckptconv convert *.pt --output-dir out
       ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
     """
-    options.pop("safe_serialization")
+    options.pop("safe_serialization", None)
     directory, template = options.pop("output_dir", ""), options.pop("output_name", "")
     if directory:
         raise typer.Exit(_several(words, directory, template, options))

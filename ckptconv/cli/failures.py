@@ -5,19 +5,22 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import traceback
 from collections.abc import Iterable
 from typing import Any
 
 from ckptconv.cli.typer_compat import WRONG_USAGE
-from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
 
 
 def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     """Suggest what to type instead of `option`, which the command of `ctx` does not have."""
     # Without the dashes that begin them all, and make short ones look alike.
     close = difflib.get_close_matches(option.lstrip("-"), [each.lstrip("-") for each in close])
-    if option in ("-o", "--out", "--output", "--output-dir", "--output-file"):
+    if option == "--output-dir":
+        meant = "Several inputs: ckptconv convert INPUT... --output-dir DIR. "
+    elif option in ("-o", "--out", "--output", "--output-file"):
         meant = "OUTPUT is named without one, after what is read. "
     elif option in _options_below(ctx.command):
         meant = f"Commands have it, and it stands after them: {ctx.command_path} COMMAND {option}. "
@@ -31,6 +34,62 @@ def _options_below(group: Any) -> set[str]:
     commands = getattr(group, "commands", {}).values()
     own = {name for command in commands for parameter in command.params for name in parameter.opts}
     return own.union(*map(_options_below, commands))
+
+
+# What a word may mean that stands where a command should, and the commands that were meant.
+_KINDS = {
+    "pt": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
+    "zero": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds"),
+    "dcp": ("dcp", "distcp", "fsdp"),
+    "safetensors": ("safetensors", "safetensor", "st"),
+}
+_CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
+_OTHER_WORDS = {
+    "inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat"),
+    "verify": ("check", "compare", "diff", "cmp", "validate", "test"),
+    "finish": ("commit", "publish", "finalize"),
+    "convert": ("to", "cast", "merge", "reshard", "consolidate", "save", "export"),
+    "rows split": ("split", "unpack"),
+    "rows pack": ("pack",),
+}
+_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json", ".distcp", "/")
+
+
+def meant_by(word: str) -> str:
+    """Return the command that is meant by `word`, which is none; "" if nobody knows: zero2fp32, pt2st, show."""
+    source, _, target = word.lower().removesuffix(".py").replace("_", "-").replace("-to-", "2").partition("2")
+    kind = next((kind for kind, words in _KINDS.items() if source in words), "")
+    if kind == "safetensors" and target in _KINDS["pt"]:
+        return "safetensors2pt"
+    if kind:
+        return _CONVERT[kind]
+    return next((command for command, words in _OTHER_WORDS.items() if source in words and not target), "")
+
+
+def _no_command(word: str, group: Any) -> UsageError:
+    """Return the error for `word` in the place of a command of `group`, which is its context."""
+    if os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES):
+        path = shlex.quote(word)
+        return UsageError(
+            f"{word} stands where a command should.",
+            f"ckptconv convert {path} converts it; ckptconv inspect {path} shows what it is; ckptconv --help lists the "
+            "commands.",
+        )
+    path = group.command_path
+    known = list(group.command.commands)
+    meant = difflib.get_close_matches(word, known, n=1)
+    if f"--{word}" in ("--help", "--version"):
+        meant = [f"--{word}"]
+    elif path == "ckptconv" and meant_by(word):
+        meant = [meant_by(word)]
+    hint = f"Did you mean {path} {meant[0]}?" if meant else f"There are: {', '.join(known)}. See {path} --help."
+    return UsageError(f"No such command '{word}'.", hint)
+
+
+def described(error: CkptconvError) -> dict[str, Any]:
+    """Return `error` as --json has it."""
+    fields = {"exit_code": error.exit_code, "kind": error.kind, "message": error.message, "hint": error.hint}
+    return {**fields, "difference": error.difference} if isinstance(error, DifferenceError) else fields
 
 
 def failure_of(error: BaseException) -> CkptconvError | None:
@@ -51,19 +110,12 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         if more:
             return UsageError(
                 f"There are more arguments than {asked} takes: {more[1]}.",
-                f"Give several inputs to a command each, and quote names with blanks in them. See {asked} --help.",
+                "Several inputs: ckptconv convert INPUT... --output-dir DIR. Quote names with blanks in them. See "
+                f"{asked} --help.",
             )
         named = re.match(r"No such command '(.*?)'\.", message)
-        if named and f"--{named[1]}" in ("--help", "--version"):
-            return UsageError(f"No such command '{named[1]}'.", f"Did you mean ckptconv --{named[1]}?")
-        if named and (os.path.exists(named[1]) or "://" in named[1]):
-            return UsageError(
-                f"{named[1]} stands where a command should.",
-                f"ckptconv inspect {named[1]} shows what it is; ckptconv --help lists the commands.",
-            )
-        if named and error.ctx and "Did you mean" not in message:
-            asked = f"There are: {', '.join(error.ctx.command.commands)}. See {asked}"
-            return UsageError(message, f"{asked} --help.")
+        if named and error.ctx:
+            return _no_command(named[1], error.ctx)
         return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {asked} --help.")
     if isinstance(error, MemoryError):
         return FailedError(

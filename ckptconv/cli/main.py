@@ -10,7 +10,8 @@ from typing import NoReturn
 from ckptconv.cli import signals
 from ckptconv.cli.commands import app
 from ckptconv.cli.options import output_of
-from ckptconv.errors import StoppedError, UsageError
+from ckptconv.cli.typer_compat import Call
+from ckptconv.errors import CkptconvError, StoppedError, UsageError
 
 
 def _mend_streams() -> None:
@@ -31,31 +32,36 @@ def _mend_streams() -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    call = Call()
     try:
         try:
             signals.raise_stopped()
             _mend_streams()
-            code = _run(arguments)
+            code = _run(arguments, call)
         finally:
             signals.ignore()
     except StoppedError as error:  # it came outside the command: before, after, or while another error was handled
         signals.ignore()
-        output_of("", {"json": "--json" in arguments}).failed(error)
+        _report(error, arguments, call)
         code = error.exit_code
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def _report(error: CkptconvError, arguments: list[str], call: Call) -> None:
+    output_of(call.command or "", {"json": "--json" in arguments}).failed(error, call.input)
+
+
+def _run(arguments: list[str], call: Call) -> int:
     """Run a command and return its exit code. Every error becomes one paragraph."""
     if not arguments:
-        app(["--help"], standalone_mode=False, prog_name="ckptconv")
+        app(["-h"], standalone_mode=False, prog_name="ckptconv")
         return UsageError.exit_code
     if any("://" in argument for argument in arguments):
         from ckptconv.process import spare_memory
 
         spare_memory()
     try:
-        code = app(arguments, standalone_mode=False, prog_name="ckptconv")
+        code = app(arguments, standalone_mode=False, prog_name="ckptconv", obj=call)
         sys.stdout.flush()
     except BaseException as error:
         from ckptconv.cli.failures import failure_of
@@ -64,6 +70,6 @@ def _run(arguments: list[str]) -> int:
         if failure is None:
             raise
         signals.ignore()  # the code is known
-        output_of("", {"json": "--json" in arguments}).failed(failure)
+        _report(failure, arguments, call)
         return failure.exit_code
     return code if isinstance(code, int) else 0

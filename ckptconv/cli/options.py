@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckptconv.options import COMMAND, FLAG, OPTIONS, Option, RowOptions
+from ckptconv.errors import UsageError
+from ckptconv.options import COMMAND, FLAG, OPTIONS, TENSORS, Option, RowOptions
 
 if TYPE_CHECKING:
     from ckptconv.cli.console import Output
@@ -30,9 +32,7 @@ def named(names: str) -> list[Option]:
     return [OPTIONS[name] if name in OPTIONS else COMMAND[name] for name in names.split()]
 
 
-SHOWING = named("json quiet verbose storage_options inert no_progress")
-# Which tensors to convert, and how.
-TENSORS = [option for option in OPTIONS.values() if option.group == "tensors"]
+SHOWING = named("json quiet verbose storage_options inert progress")
 CONVERTING = [
     *TENSORS,
     *named("copy_config jobs memory fsync clobber verify checksum spool_dir part dask manifest depfile dry_run"),
@@ -44,7 +44,8 @@ MAKING = [*LAYOUT, *named("jobs memory fsync clobber spool_dir dry_run verify"),
 
 
 def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command: add `options` after its arguments, and pass it by name the values that were given."""
+    """Decorate a command: add `options` after its arguments, and pass it by name the values that were given, on the
+    command line or by environment variables."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
@@ -55,20 +56,38 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., No
         # of a parameter whose default is None.
         def command(**given: Any) -> None:
             words = {option: given.pop(option.name) for option in options}
-            values = {option.name: option.of_words(each) for option, each in words.items() if each not in (None, ())}
-            function(**given, **values)
+            values = {
+                option.name: option.of_words(each) for option, each in words.items() if each not in (None, (), False)
+            }
+            others = {option.name: option for option in options if option.name not in values}
+            found = {name: value for name, each in others.items() if (value := each.of_environment()) is not None}
+            try:
+                function(**given, **values, **found)
+            except UsageError as error:
+                if not found:
+                    raise
+                raise _about_variables(error, [others[name] for name in found]) from error
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         command.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
+        command.options = {option.name: option for option in options}  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
+def _about_variables(error: UsageError, options: list[Option]) -> UsageError:
+    """Return `error`, with the variables that gave `options` in the place of these."""
+    message = error.message
+    for option in options:
+        message = re.sub(rf"{option.flags[0]}(?![\w-])", option.env, message)
+    return UsageError(message, error.hint)
+
+
 def _parameter(option: Option) -> inspect.Parameter:
     """Return `option` as a parameter of a function that typer makes a command from."""
-    words, default = (bool, False) if option.kind is FLAG else (option.kind.words | None, option.written)
+    words, default = (bool, False) if option.kind is FLAG else (option.kind.words | None, None)
     taken = typer.Option(*option.flags, metavar=option.metavar, help=option.about)
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[words, taken]
@@ -79,5 +98,5 @@ def output_of(command: str, options: dict[str, Any]) -> Output:
     """Return how `command` prints what it does. Remove the options that say so from `options`."""
     from ckptconv.cli.console import Output  # not needed for --help
 
-    shown = {name: options.pop(name) for name in ("json", "quiet", "verbose", "no_progress") if name in options}
-    return Output(command, **shown)
+    shown = {name: options.pop(name) for name in ("json", "quiet", "verbose") if name in options}
+    return Output(command, progress_shown=options.pop("progress", True), **shown)

@@ -74,8 +74,9 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     message = f"Stopped by {signal.Signals(number).name}. {_NOTHING}"
     code = 128 + number
     if "--json" in sys.argv:
-        _write(1, f'{{"ok": false, "error": {{"exit_code": {code}, "kind": "interrupted", "message": "{message}", ')
-        _write(1, '"hint": ""}}\n')
+        # The command line is not parsed yet, so nothing else is known.
+        _write(1, '{"version": 1, "ok": false, "command": null, "input": null, "error": ')
+        _write(1, f'{{"exit_code": {code}, "kind": "interrupted", "message": "{message}", "hint": ""}}}}\n')
     _write(2, f"ckptconv: {message}\n")
     os._exit(code)
 

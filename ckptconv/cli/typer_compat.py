@@ -1,7 +1,8 @@
-"""Changes to typer and click: the words of errors and help, and a faster start."""
+"""Changes to typer and click: the help, what is known of a call for its error, and a faster start."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import typer
@@ -29,20 +30,62 @@ class _Words:
         return self._checked().coerce(value, param=param, ctx=ctx)
 
 
+@dataclass
+class Call:
+    """What is known of a call of the program, for the report of a failure: the command, and its first argument."""
+
+    command: str | None = None
+    input: str | None = None
+
+    def note(self, path: str, command: Any, args: list[str]) -> None:
+        """Take the command that `path` names, and its input from `args`, the words after its name."""
+        if not hasattr(command, "commands"):
+            self.command = path.partition(" ")[2]
+            self.input = _first_argument(command.params, args)
+
+
+def _first_argument(parameters: list[Any], args: list[str]) -> str | None:
+    """Return the first of `args` that is no option's; None if there is none, or an unknown option hides which it is."""
+    options = {name: each for each in parameters for name in each.opts if each.param_type_name == "option"}
+    words = iter(args)
+    for word in words:
+        if word == "--":
+            return next(words, None)
+        if word == "-" or not word.startswith("-"):
+            return word
+        name, equals, _ = word.partition("=")
+        option = options.get(name.replace("_", "-"))
+        if option is None:
+            return None
+        if not option.is_flag and not equals:
+            next(words, None)
+    return None
+
+
 class _Quick:
     """A command that starts faster where typer works as when this was written (0.29), and is like any other
     elsewhere."""
 
+    _is_brief = False
+
     def get_help(self, ctx: Any) -> str:
-        """Return the help, in which arguments have their names alone, without braces and types."""
-        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
-            if hasattr(parameter, "_usage_display_name") and parameter.metavar:
-                name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
-                parameter._usage_display_name = lambda name=name: name
-                parameter.display_type_rich = lambda ctx: ""
-        return super().get_help(ctx)  # type: ignore[misc, no-any-return]
+        """Return the help: short if -h asks for it."""
+        from ckptconv.cli.help import help_of, shown
+
+        text = shown(help_of(self, ctx.command_path, self.get_params(ctx)), brief=self._is_brief)  # type: ignore[attr-defined]
+        ctx.color = True  # colours are in the text already, where they belong
+        return text
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return what the command does, whole: shells show it beside its name."""
+        from ckptconv.cli.help import summary_of
+
+        return summary_of(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self._is_brief = "-h" in args and "--help" not in args
+        if isinstance(ctx.obj, Call):
+            ctx.obj.note(ctx.command_path, self, args)
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
             if hasattr(parameter, "get_runtime_param") and hasattr(parameter, "type_descriptor"):
                 words = _Words(parameter)

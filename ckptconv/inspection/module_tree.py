@@ -96,6 +96,25 @@ def _number_forms(root: Module) -> None:
         module.form = forms.setdefault(described, len(forms))
 
 
+def totals(root: Module) -> Iterator[dict[str, Any]]:
+    """Yield name, tensors, elements, bytes and dtypes of every module that is no tensor, the root first."""
+    stack = [("", root)]
+    while stack:
+        name, module = stack.pop()
+        yield {
+            "name": name,
+            "tensors": module.tensors,
+            "elements": module.elements,
+            "bytes": module.nbytes,
+            "dtypes": list(module.dtypes),
+        }
+        inside = [
+            (f"{name}.{each.name}" if name or module is not root else each.name, each)
+            for each in module.children.values()
+        ]
+        stack.extend((path, each) for path, each in reversed(inside) if each.shape is None)
+
+
 def rows(root: Module, depth: int | None, most: int | None = None, fold: bool = True) -> Iterator[Row]:
     """Yield the rows of the tree to `depth` levels (None: all), by name; at most `most` children of a module.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.source import Source
-from ckptconv.options import OPTIONS, Options
+from ckptconv.options import TENSORS, Options
 from ckptconv.outputs import safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, resolved_name
@@ -119,9 +119,7 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
 
 def _choosing(options: Options) -> dict[str, str]:
     """Return the given options that select or change tensors, each with the reason why it changes nothing here."""
-    others = [
-        each for each in OPTIONS.values() if each.group == "tensors" and each.name not in ("strip_prefix", "rename")
-    ]
+    others = [each for each in TENSORS if each.name not in ("strip_prefix", "rename")]
     given = [option.flags[0] for option in others if getattr(options, option.name) != option.default]
     renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
     return dict.fromkeys([*given, *renaming], "changes nothing in a universal checkpoint, which holds all as it is")

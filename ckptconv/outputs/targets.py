@@ -16,6 +16,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
 from ckptconv.storage.files import listing, look
+from ckptconv.storage.hub import is_hub
 from ckptconv.storage.paths import basename, dirname, is_remote, join
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
@@ -235,9 +236,12 @@ def _an_input(path: str) -> UsageError:
 def default_output(source: Source, asked: str, storage_options: Mapping[str, Any]) -> str:
     """Return the path of an output that was given no name: beside the input, which the user called `asked`.
 
-    Raise UsageError for an input in safetensors, whose output would have the same name.
+    What comes from the hub is written to the current directory. Raise UsageError for an input in safetensors, whose
+    output would have the same name.
     """
     is_directory = look(source.path, dict(storage_options)).kind == "directory"
+    if is_hub(asked):
+        return _here(asked, is_directory)
     if source.family == safetensors_input.FAMILY:
         raise UsageError(
             f"{source.path} is in safetensors already, so an OUTPUT is needed. Nothing was written.",
@@ -254,6 +258,12 @@ def default_output(source: Source, asked: str, storage_options: Mapping[str, Any
     stem, _ = os.path.splitext(source.path)
     directory, slash, name = stem.rpartition("/")
     return directory + slash + file_name(name)
+
+
+def _here(asked: str, is_directory: bool) -> str:
+    """Return the name, in the current directory, of the output for `asked`, which is on the hub."""
+    name = basename(asked.rstrip("/")).partition("@")[0]
+    return name if is_directory else file_name(os.path.splitext(name)[0])
 
 
 def file_name(stem: str) -> str:

@@ -417,7 +417,7 @@ def test_with_json_several_are_one_object(jobs: int, place: Path) -> None:
     assert [each["ok"] for each in told["results"]] == [True, False, True, False]
     assert [each["error"]["kind"] for each in told["results"] if not each["ok"]] == ["corrupt", "usage"]
     alone = done("convert", "a.pt", "again.safetensors", "--json").json
-    assert alone.keys() - {"command"} == told["results"][0].keys()
+    assert alone.keys() - {"version", "command"} == told["results"][0].keys()
     assert (told["inputs"], told["converted"], told["failed"]) == (4, 2, 2)
     for total in ("tensors", "bytes_written", "bytes_read", "input_bytes"):
         assert told[total] == sum(each[total] for each in told["results"] if each["ok"])

@@ -80,7 +80,12 @@ def test_the_whole_text(kind: str, tmp_path: Path) -> None:
     assert (run.code, run.out) == (code, "")
     assert run.err == f"ckptconv: {message}{' ' if hint else ''}{hint}\n"
     described = ckptconv_here("pt2safetensors", path, output, *arguments, "--json").json
-    assert described == {"ok": False, "error": {"exit_code": code, "kind": kind, "message": message, "hint": hint}}
+    call = {"version": 1, "command": "pt2safetensors", "input": str(path)}
+    assert described == {
+        **call,
+        "ok": False,
+        "error": {"exit_code": code, "kind": kind, "message": message, "hint": hint},
+    }
 
 
 def test_a_flipped_bit(tmp_path: Path) -> None:

@@ -136,6 +136,20 @@ def test_a_directory_or_a_file_in_a_repository(hub: Hub, repository: str, tmp_pa
     assert [path.name for path in tmp_path.glob("c*")] == ["c.safetensors"]
 
 
+@pytest.mark.parametrize("revision", ["", "@main"])
+def test_without_an_output_it_is_made_in_the_current_directory(
+    hub: Hub, repository: str, revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub.commit(repository, {**sharded(model()), "config.json": CONFIG, "sub/other.bin": saved(model(1))})
+    convert(f"hf://{repository}{revision}", storage_options=hub.options)
+    made = Path(repository.rpartition("/")[2])
+    assert is_model(made, model())
+    assert (made / "config.json").read_bytes() == CONFIG
+    convert(f"hf://{repository}{revision}/sub/other.bin", storage_options=hub.options)
+    assert torch.equal(load_file("other.safetensors")["layers.0.weight"], model(1)["layers.0.weight"])
+
+
 def test_a_hub_is_read_by_every_command_and_not_written(hub: Hub, repository: str, tmp_path: Path) -> None:
     hub.commit(repository, {"model.safetensors": save(model(), {"format": "pt"})})
     options = json.dumps(hub.options)

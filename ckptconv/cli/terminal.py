@@ -1,0 +1,44 @@
+"""What a stream can show: lines that are rewritten, and colours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def can_rewrite(stream: TextIO) -> bool:
+    """Whether a line can be overwritten: on a terminal that has commands for it, and that says how large it is."""
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        return all(os.get_terminal_size(stream.fileno()))
+    return False
+
+
+def has_colours(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether to write colours: on a terminal that has them. NO_COLOR forbids them, else FORCE_COLOR demands them."""
+    if environment.get("NO_COLOR"):
+        return False
+    if environment.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and environment.get("TERM") not in ("dumb", "unknown")
+
+
+def coloured(stream: TextIO) -> Console:
+    """Return a console that writes colours to `stream`, and the text as it is given to it."""
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        force_terminal=True,
+        color_system="standard",
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+    )

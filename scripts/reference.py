@@ -1,0 +1,251 @@
+"""Write the reference of the command line, and that of the JSON objects, from what the program knows itself.
+
+python scripts/reference.py             writes docs/cli.md, docs/json.md, docs/schemas and docs/man
+python scripts/reference.py --check     says which of them are out of date
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ckptconv.cli.commands import app
+from ckptconv.cli.help import Flag, Help, help_of
+from ckptconv.errors import ERROR_KINDS, StoppedError
+from ckptconv.version import __version__
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SCHEMAS = ROOT / "ckptconv" / "cli" / "schemas"
+MADE = "This page is made by `scripts/reference.py`; do not edit it."
+# Variables that no option has.
+VARIABLES = {
+    "NO_COLOR": "No colours, if it is set.",
+    "FORCE_COLOR": "Colours also where no terminal is, if it is set; NO_COLOR comes first.",
+    "CKPTCONV_DEBUG": "Show where in the program an unexpected error came from, if it is set.",
+}
+
+
+def commands() -> Iterator[Help]:
+    """Yield the help of the program and of every command in it, in order."""
+    yield from _below(typer.main.get_command(app), "ckptconv", None)
+
+
+def _below(command: Any, path: str, above: Any) -> Iterator[Help]:
+    with command.make_context(path, [], parent=above, resilient_parsing=True) as context:
+        yield help_of(command, path, command.get_params(context))
+        for name, each in getattr(command, "commands", {}).items():
+            yield from _below(each, f"{path} {name}", context)
+
+
+def variables(flags: list[Flag]) -> dict[str, str]:
+    """Return {variable: what it is for} of the options that have one."""
+    found = {}
+    for flag in flags:
+        name, is_switch, _ = flag.env.partition("=")
+        option = max(flag.names, key=len)
+        found[name] = f"0 means {option}." if is_switch else f"The default of {option}."
+    return {name: about for name, about in found.items() if name}
+
+
+def exit_codes() -> dict[str, str]:
+    """Return {exit code: when a command ends with it}."""
+    codes = {"0": "Done: the outputs are complete under their names."}
+    for kind in ERROR_KINDS:
+        told = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+        code = "130, 143" if kind is StoppedError else str(kind.exit_code)
+        codes[code] = f"{codes[code]} {told}" if code in codes else told
+    return codes
+
+
+# ------------------------------------------------------------------------------------------------------ docs/cli.md
+
+
+_ENVIRONMENT = "An option comes before its variable. Only the command line reads them, not the library."
+
+
+def cli_page() -> str:
+    """The reference of the command line, in Markdown."""
+    every = list(commands())
+    lines = ["# The command line", "", f"<!-- {MADE} -->", "", _sentences(every[0]), ""]
+    lines += [f"- [`{each.path}`](#{each.path.replace(' ', '-')}): {each.summary}" for each in every[1:]]
+    for command in every:
+        lines += ["", f"## {command.path}", "", "```text", command.usage, "```", ""]
+        lines += [_sentences(command), ""] if command is not every[0] else []
+        if command.arguments:
+            lines += ["| argument | |", "|---|---|"]
+            lines += [f"| `{name}` | {_cell(about)} |" for name, about in command.arguments.items()]
+            lines.append("")
+        for heading, flags in command.groups():
+            lines += [f"| {heading} | | default |", "|---|---|---|"]
+            lines += [f"| `{_cell(each.words)}` | {_cell(each.about)} | {_cell(each.default)} |" for each in flags]
+            lines.append("")
+        lines += ["```text", *command.examples, "```"]
+    lines += ["", "## Environment", "", _ENVIRONMENT, ""]
+    flags = [flag for each in every for flag in each.flags]
+    lines += ["| variable | |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(about)} |" for name, about in {**variables(flags), **VARIABLES}.items()]
+    lines += ["", "## Exit codes", "", "| code | |", "|---|---|"]
+    lines += [f"| {code} | {_cell(about)} |" for code, about in exit_codes().items()]
+    return "\n".join(lines) + "\n"
+
+
+def _sentences(told: Help) -> str:
+    return "\n\n".join([told.summary, *told.paragraphs])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+# ------------------------------------------------------------------------------------------------------ docs/json.md
+
+_INTRODUCTION = """\
+With `--json` a command prints exactly one JSON object on stdout, also when it fails. Warnings and progress go to
+stderr. The schemas of all objects (JSON Schema, draft 2020-12) are in the package, in `ckptconv/cli/schemas/`:
+
+    python -c "import ckptconv.cli; print(ckptconv.cli.__path__[0])"
+
+`version` is 1. A later release may add fields, and publishes them in its schemas; a field that goes, or changes its
+meaning, changes the version."""
+
+
+def json_page() -> str:
+    """The fields of all objects, in Markdown, from the descriptions in the schemas."""
+    schemas = {path.stem: json.loads(path.read_text("utf-8")) for path in SCHEMAS.glob("*.json")}
+    lines = ["# JSON", "", f"<!-- {MADE} -->", "", _INTRODUCTION]
+    for name in sorted(schemas, key=lambda name: (name == "error", name)):
+        schema = schemas[name]
+        lines += ["", f"## {schema['title']}", ""]
+        lines += [f"{schema['description']} Schema: [`{name}.json`](schemas/{name}.json).", ""]
+        lines += ["| field | type | |", "|---|---|---|"]
+        lines += [f"| `{field}` | {kind} | {_cell(about)} |" for field, kind, about in _fields(schema, schema, "")]
+    return "\n".join(lines) + "\n"
+
+
+def _fields(schema: Any, whole: Any, above: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, type and description of every field of an object, and of the objects in it."""
+    required = schema.get("required", [])
+    for name, field in schema.get("properties", {}).items():
+        optional = "" if name in required else ", optional"
+        yield above + name, _type(field) + optional, field.get("description", "")
+        inside, dots = field, "."
+        if "items" in field:
+            inside, dots = field["items"], "[]."
+        elif field.get("additionalProperties"):
+            inside, dots = field["additionalProperties"], ".*."
+        for each in (inside, *inside.get("oneOf", [])):
+            yield from _fields(each, whole, f"{above}{name}{dots}")
+    if schema.get("$ref", "").startswith("#/$defs/"):
+        yield from _fields(whole["$defs"][schema["$ref"].removeprefix("#/$defs/")], whole, above)
+
+
+def _type(field: Any) -> str:
+    if "const" in field:
+        return f"`{json.dumps(field['const'])}`"
+    if "enum" in field:
+        return ", ".join(f"`{json.dumps(each)}`" for each in field["enum"])
+    kinds = field.get("type", "any")
+    return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
+
+
+# ----------------------------------------------------------------------------------------------------------- manual
+
+
+def man_pages() -> dict[str, str]:
+    """Return {file name: text} of the manual pages: one of the program and one of each command."""
+    every = list(commands())
+    return {f"{each.path.replace(' ', '-')}.1": _man(each, every) for each in every}
+
+
+def _man(told: Help, every: list[Help]) -> str:
+    name = told.path.replace(" ", "-")
+    lines = [f'.TH {name.upper()} 1 "" "ckptconv {__version__}" "ckptconv"', ".SH NAME"]
+    lines += [f"{_roff(name)} \\- {_roff(told.summary.rstrip('.'))}", ".SH SYNOPSIS", f".B {_roff(told.usage)}"]
+    lines.append(".SH DESCRIPTION")
+    for number, paragraph in enumerate([told.summary, *told.paragraphs]):
+        lines += [*([".PP"] if number else []), _roff(paragraph)]
+    for heading, entries in (("COMMANDS", told.commands), ("ARGUMENTS", told.arguments)):
+        lines += [f".SH {heading}"] if entries else []
+        lines += [line for term, about in entries.items() for line in _term(term, about)]
+    lines.append(".SH OPTIONS")
+    for heading, flags in told.groups():
+        lines += [f".SS {heading}", *(line for flag in flags for line in _term(flag.words, flag.text))]
+    if told is every[0]:
+        flags = [flag for each in every for flag in each.flags]
+        lines += [".SH EXIT STATUS", *(line for code, about in exit_codes().items() for line in _term(code, about))]
+        found = {**variables(flags), **VARIABLES}
+    else:
+        found = variables(told.flags)
+    lines += [".SH ENVIRONMENT"] if found else []
+    lines += [line for variable, about in found.items() for line in _term(variable, about)]
+    lines += [".SH EXAMPLES", ".nf", *map(_roff, told.examples), ".fi", ".SH SEE ALSO"]
+    others = [each.path.replace(" ", "-") for each in every if each is not told]
+    lines += [f".BR {_roff(each)} (1){',' if each != others[-1] else ''}" for each in others]
+    return "\n".join(lines) + "\n"
+
+
+# Characters that roff would take for something else, or show as another.
+_ROFF = str.maketrans(
+    {
+        "\\": "\\e",
+        "-": "\\-",
+        "'": "\\(aq",
+        "`": "\\(ga",
+        "^": "\\(ha",
+        "~": "\\(ti",
+        '"': "\\(dq",
+        "\xa0": "\\ ",
+        "…": "...",
+    }
+)
+
+
+def _term(term: str, about: str) -> list[str]:
+    return [".TP", f".B {_roff(term)}", _roff(about)]
+
+
+def _roff(text: str) -> str:
+    text = text.translate(_ROFF)
+    return f"\\&{text}" if text.startswith(".") else text
+
+
+# ------------------------------------------------------------------------------------------------------------- main
+
+
+def pages() -> dict[Path, str]:
+    """Return {file: text} of all that this script writes."""
+    manual = {DOCS / "man" / name: text for name, text in man_pages().items()}
+    copies = {DOCS / "schemas" / path.name: path.read_text("utf-8") for path in SCHEMAS.glob("*.json")}
+    return {DOCS / "cli.md": cli_page(), DOCS / "json.md": json_page(), **copies, **manual}
+
+
+def stale() -> list[Path]:
+    """Return the files that are not as they would be written now, and pages and schemas of what is no more."""
+    made = pages()
+    there = {
+        path: path.read_text("utf-8") for path in [*made, *DOCS.glob("man/*"), *DOCS.glob("schemas/*")] if path.exists()
+    }
+    return sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
+
+
+def main() -> None:
+    if "--check" in sys.argv:
+        wrong = [f"{path.relative_to(ROOT)} is out of date: run scripts/reference.py." for path in stale()]
+        print(*wrong, sep="\n", end="\n" if wrong else "")
+        sys.exit(bool(wrong))
+    made = pages()
+    for path in stale():
+        path.unlink(missing_ok=True)
+    for path, text in made.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

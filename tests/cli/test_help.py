@@ -1,0 +1,343 @@
+"""What helps a user of the command line: help in groups, hints, environment variables, colours and completion."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ckptconv_here
+
+from ckptconv.cli.failures import meant_by
+from ckptconv.cli.terminal import has_colours
+from ckptconv.options import COMMAND, GROUPS, LIBRARY, OPTIONS, PACKING, ROWS, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("NO_COLOR", "FORCE_COLOR", *VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    torch.save({"w": torch.ones(3)}, "model.pt")
+
+
+VARIABLES = [option.env for table in (OPTIONS, COMMAND) for option in table.values() if option.env]
+
+
+def help_of(*command: str) -> str:
+    """The help of a command, with its lines joined."""
+    run = ckptconv_here(*command)
+    assert (run.code, run.err) == (0, "")
+    return " ".join(run.out.split())
+
+
+# --------------------------------------------------------------------------------------------------------------- help
+
+
+def test_options_stand_in_groups_in_one_order() -> None:
+    lines = ckptconv_here("zero-to-fp32", "--help").out.splitlines()
+    headings = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Arguments", *GROUPS, "Examples"]
+    for table in (OPTIONS, ROWS, PACKING, COMMAND):
+        assert {option.group for option in table.values()} <= {*GROUPS, LIBRARY}
+        assert all(option.group == LIBRARY or option.about.endswith((".", "?")) for option in table.values())
+
+
+@pytest.mark.parametrize(
+    ("command", "dtype", "size"),
+    [
+        ("zero-to-fp32", "float32", "5GB"),
+        ("pt2safetensors", "keep", "files as the input has them"),
+        ("dcp2safetensors", "keep", "5GB"),
+        ("verify", "what the manifest says", "what the manifest says"),
+    ],
+)
+def test_a_command_tells_its_own_defaults_and_no_others(command: str, dtype: str, size: str) -> None:
+    told = help_of(command, "--help")
+    assert f"keep leaves them as they are. [default: {dtype}]" in told
+    assert f"such as 5GB or 2GiB. [default: {size}]" in told
+    others = {"zero-to-fp32", "dcp2safetensors"} - {command}
+    assert not [name for name in others if f"for {name}" in told]
+
+
+def test_the_short_help_is_short_and_leads_to_the_long_one() -> None:
+    short, long = (ckptconv_here("zero-to-fp32", option).out for option in ("-h", "--help"))
+    assert len(short.splitlines()) < 30 < len(long.splitlines())
+    assert "--dtype" in short
+    assert "--depfile" not in short
+    assert short.count("  ckptconv zero-to-fp32") == 1
+    assert short.splitlines()[-1] == f"--help for all {long.count(chr(10) + '  -')} options."
+    assert ckptconv_here("zero-to-fp32", "-h", "--help").out == long
+    assert "--help for all" in help_of("rows", "-h")
+
+
+def test_the_program_alone_shows_its_commands() -> None:
+    run = ckptconv_here()
+    assert run.code == 2
+    assert "  zero-to-fp32     Join the fp32 weights of a DeepSpeed checkpoint.\n" in run.out
+
+
+# --------------------------------------------------------------------------------------------------------------- hints
+
+MEANT = {
+    "zero2fp32": "zero-to-fp32",
+    "zero_to_fp32.py": "zero-to-fp32",
+    "zero3-to-safetensors": "zero-to-fp32",
+    "deepspeed": "zero-to-fp32",
+    "pt2st": "pt2safetensors",
+    "bin-to-safetensors": "pt2safetensors",
+    "torch2safetensors": "pt2safetensors",
+    "st2pt": "safetensors2pt",
+    "safetensors-to-torch": "safetensors2pt",
+    "fsdp2safetensors": "dcp2safetensors",
+    "dcp-to-torch": "dcp2safetensors",
+    "ls": "inspect",
+    "diff": "verify",
+    "split": "rows split",
+}
+
+
+@pytest.mark.parametrize("word", MEANT)
+def test_another_name_of_a_command_leads_to_it(word: str) -> None:
+    run = ckptconv_here(word, "model.pt")
+    assert run.code == 2
+    assert run.err == f"ckptconv: No such command '{word}'. Did you mean ckptconv {MEANT[word]}?\n"
+    assert ckptconv_here(*MEANT[word].split(), "--help").code == 0
+
+
+def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
+    for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["inspct"], "inspect"), (["rows", "splt"], "rows split")):
+        run = ckptconv_here(*words)
+        assert run.err == f"ckptconv: No such command '{words[-1]}'. Did you mean ckptconv {meant}?\n"
+
+
+def test_words_without_a_meaning_have_none() -> None:
+    for word in ("", "2", "2pt", "zzz", "xx2pt", "show2me"):
+        assert meant_by(word) == ""
+
+
+@pytest.mark.parametrize("path", ["model.pt", "absent.safetensors", "my model.ckpt", "s3://bucket/model", "runs/7b/"])
+def test_a_path_in_the_place_of_a_command_leads_to_convert(path: str) -> None:
+    quoted = f"'{path}'" if " " in path else path
+    run = ckptconv_here(path)
+    assert run.code == 2
+    assert f"{path} stands where a command should. ckptconv convert {quoted} converts it; " in run.err
+
+
+# -------------------------------------------------------------------------------------------------------- environment
+
+
+def test_variables_are_defaults_that_options_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {}
+
+    def convert(*_: object, **options: object) -> None:
+        taken.update(options)
+        raise UsageError("Enough.")
+
+    monkeypatch.setattr("ckptconv.conversion.convert", convert)
+    given = {"CKPTCONV_JOBS": "3", "CKPTCONV_MEMORY": "1GiB", "CKPTCONV_SPOOL_DIR": "/tmp/x"}
+    given["CKPTCONV_STORAGE_OPTIONS"] = '{"anon": true}'
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    ckptconv_here("pt2safetensors", "model.pt")
+    found = {name: taken[name] for name in ("jobs", "memory", "spool_dir", "storage_options")}
+    assert found == {"jobs": 3, "memory": 1 << 30, "spool_dir": "/tmp/x", "storage_options": {"anon": True}}
+    ckptconv_here("pt2safetensors", "model.pt", "--jobs", "5", "--storage-options", "{}")
+    assert (taken["jobs"], taken["memory"], taken["storage_options"]) == (5, 1 << 30, {})
+    for name in given:
+        monkeypatch.setenv(name, "")
+    taken.clear()
+    ckptconv_here("pt2safetensors", "model.pt")
+    assert not taken.keys() & {"jobs", "memory", "spool_dir", "storage_options"}
+
+
+@pytest.mark.parametrize(("value", "shown"), [("0", False), ("off", False), ("1", True), ("TRUE", True), ("", True)])
+def test_progress_can_be_turned_off_by_a_variable(value: str, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTCONV_PROGRESS", value)
+    monkeypatch.setattr("ckptconv.cli.console.INTERVAL", -1)
+    run = ckptconv_here("pt2safetensors", "model.pt")
+    assert run.code == 0
+    assert (" left" in run.err) == shown
+    assert " left" not in ckptconv_here("pt2safetensors", "model.pt", "--no-progress").err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CKPTCONV_JOBS", "many"),
+        ("CKPTCONV_MEMORY", "5 apples"),
+        ("CKPTCONV_STORAGE_OPTIONS", "{"),
+        ("CKPTCONV_PROGRESS", "maybe"),
+    ],
+)
+def test_a_wrong_value_is_met_with_the_name_of_its_variable(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    run = ckptconv_here("pt2safetensors", "model.pt", "--json")
+    assert run.code == 2
+    assert run.json["error"]["message"].startswith(name)
+    assert run.json["input"] == "model.pt"
+
+
+def test_a_directory_that_is_not_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTCONV_SPOOL_DIR", "absent")
+    for option, named in ((), "CKPTCONV_SPOOL_DIR absent"), (("--spool-dir", "none"), "--spool-dir none"):
+        run = ckptconv_here("pt2safetensors", "model.pt", *option)
+        assert (run.code, run.err.startswith(f"ckptconv: {named} is not a directory.")) == (2, True)
+
+
+def test_a_directory_for_temporary_files_that_a_command_does_not_need_is_no_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ckptconv_here("pt2safetensors", "model.pt", "--json", "--spool-dir", ".").json["notes"]
+    monkeypatch.setenv("CKPTCONV_SPOOL_DIR", ".")
+    assert ckptconv_here("pt2safetensors", "model.pt", "--json").json["notes"] == []
+
+
+def test_variables_decide_nothing_about_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ckptconv_here("pt2safetensors", "model.pt", "a").code == 0
+    monkeypatch.setenv("CKPTCONV_JOBS", "2")
+    monkeypatch.setenv("CKPTCONV_MEMORY", "64MiB")
+    assert ckptconv_here("pt2safetensors", "model.pt", "b").code == 0
+    one, other = (json.loads(Path(name, ".ckptconv-manifest.json").read_text()) for name in "ab")
+    assert (one["plan"], one["options"]) == (other["plan"], other["options"])
+    assert not [option for table in (OPTIONS, COMMAND) for option in table.values() if option.env and option.decides]
+
+
+def test_the_help_names_the_variables() -> None:
+    told = help_of("pt2safetensors", "--help")
+    for name in VARIABLES:
+        assert f"[env: {name}" in told
+
+
+def test_only_the_command_line_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ckptconv
+
+    monkeypatch.setenv("CKPTCONV_JOBS", "many")
+    assert ckptconv.convert("model.pt", "out").tensors == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- colours
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "terminal", "file"),
+    [
+        ({"TERM": "xterm"}, True, False),
+        ({}, True, False),
+        ({"TERM": "dumb"}, False, False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False, False),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True, True),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False),
+    ],
+)
+def test_where_there_are_colours(environment: dict[str, str], terminal: bool, file: bool) -> None:
+    assert has_colours(Terminal(), environment) == terminal
+    assert has_colours(io.StringIO(), environment) == file
+
+
+def shown_on_a_terminal(*arguments: str, **environment: str) -> str:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckptconv", *arguments], stdout=slave, env={**os.environ, **environment}
+    )
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(master, 1 << 16):
+            shown += data
+    os.close(master)
+    assert process.wait() == 0
+    return shown.decode()
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "model.pt"], ["inspect", "-h"], ["--help"]])
+def test_colours_on_a_real_terminal(arguments: list[str]) -> None:
+    assert "\x1b[1m" in shown_on_a_terminal(*arguments, TERM="xterm")
+    for environment in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
+        assert "\x1b" not in shown_on_a_terminal(*arguments, **environment)
+
+
+def test_colours_where_they_are_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {word: ckptconv_here(*word.split()).out for word in ("inspect model.pt", "verify --help")}
+    assert not [text for text in plain.values() if "\x1b" in text]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for word, text in plain.items():
+        styled = ckptconv_here(*word.split()).out
+        assert "\x1b[1m" in styled
+        assert "".join(part.partition("m")[2] if n else part for n, part in enumerate(styled.split("\x1b"))) == text
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in ckptconv_here("inspect", "model.pt").out
+
+
+# ---------------------------------------------------------------------------------------------------------- completion
+
+
+BASH = """
+source "$HOME/.bash_completions/ckptconv.sh"
+COMP_WORDS=({words}) COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+_ckptconv_completion ckptconv
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+COMPLETED = {
+    "ckptconv pt2": ["pt2safetensors"],
+    "ckptconv rows ''": ["split", "pack", "check"],
+    "ckptconv pt2safetensors --dtype b": ["bfloat16", "bf16"],
+    "ckptconv zero-to-fp32 'my\\ run' --ta": ["--tag"],
+    "ckptconv pt2safetensors mod": [],
+}
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    """An environment with a home of its own, and with this program in the path."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    script = bin_ / "ckptconv"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m ckptconv "$@"\n')
+    script.chmod(0o755)
+    return {**os.environ, "HOME": str(tmp_path), "PATH": f"{bin_}:{os.environ['PATH']}"}
+
+
+def in_shell(name: str, code: str, environment: dict[str, str]) -> list[str]:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not there")
+    done = subprocess.run([name, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split("\n")
+
+
+def test_bash_completes_commands_options_and_values(shell: dict[str, str]) -> None:
+    in_shell("bash", "ckptconv --install-completion; true", shell)
+    for words, completed in COMPLETED.items():
+        assert [word for word in in_shell("bash", BASH.format(words=words), shell) if word] == completed
+
+
+def test_zsh_is_told_what_each_command_does(shell: dict[str, str]) -> None:
+    in_shell("zsh", "ckptconv --install-completion; true", shell)
+    assert Path(shell["HOME"], ".zfunc", "_ckptconv").read_text().startswith("#compdef ckptconv")
+    asked = {**shell, "_CKPTCONV_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "ckptconv "}
+    told = "\n".join(in_shell("zsh", "ckptconv", asked))
+    assert '"dcp2safetensors":"Join the files of a torch.distributed.checkpoint (FSDP)."' in told
+
+
+def test_fish_completes_with_what_each_command_does(shell: dict[str, str]) -> None:
+    in_shell("fish", "ckptconv --install-completion; true", shell)
+    told = in_shell("fish", "complete -C 'ckptconv dcp'", shell)
+    assert told[0] == "dcp2safetensors\tJoin the files of a torch.distributed.checkpoint (FSDP)."
+    assert in_shell("fish", "complete -C 'ckptconv pt2safetensors mod'", shell)[0] == "model.pt"

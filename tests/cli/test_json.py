@@ -1,0 +1,325 @@
+"""What --json prints: one object, of a published schema, whatever a command does and however it fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attacks.corpus import CASES
+from checkpoints import DATA, ZERO, Run, ckptconv_here
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+import ckptconv.cli
+from ckptconv.errors import ERROR_KINDS, StoppedError
+from ckptconv.inspection.overview import overview
+from ckptconv.inspection.page import page_of
+from ckptconv.result import OutputFile, Report
+from ckptconv.rows.check import CheckReport, Finding
+from ckptconv.rows.layout import Layout
+from ckptconv.verification.verify import Verification, VerifiedFile
+
+SCHEMAS = {
+    path.stem: json.loads(path.read_text()) for path in (Path(ckptconv.cli.__file__).parent / "schemas").glob("*.json")
+}
+REGISTRY: Registry[Any] = Registry().with_resources(
+    (schema["$id"], Resource.from_contents(schema)) for schema in SCHEMAS.values()
+)
+SCHEMA_OF = {
+    command: name for name, schema in SCHEMAS.items() for command in schema["properties"]["command"].get("enum", ())
+}
+
+
+def check(run: Run, name: str) -> Any:
+    """The object that a command printed, which is of the schema `name`."""
+    assert run.out.count("\n") == 1, run.out
+    found = run.json
+    Draft202012Validator(SCHEMAS[name], registry=REGISTRY).validate(found)
+    assert found["ok"] == (run.code == 0)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": {"w": torch.ones(3), "v": torch.ones(2, 2)}, "epoch": 3}, "model.pt")
+
+
+def table() -> None:
+    """Ten used rows of 64 float16 items with Adagrad's state, and their ids."""
+    rows = torch.zeros(10, 76, dtype=torch.float16)
+    rows.view(torch.int64)[:, 0] = torch.arange(10)
+    rows.view(torch.uint8)[:, 15] = 0x80
+    torch.save({"emb.t.weight": rows, "emb.t.weight_id": torch.arange(10)[:, None]}, "kv.pt")
+
+
+# ------------------------------------------------------------------------------------------------------------- success
+
+Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
+FSDP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+ROWS = ["--embedding-dim", "64", "--optimizer", "adagrad", "kv.pt"]
+# Each command, and what it is called with, one after another.
+WAYS: dict[str, list[list[Any]]] = {
+    "convert": [["model.pt", "other.safetensors"], [Z3, "out", "--dry-run"], ["model.safetensors", "again.pt"]],
+    "pt2safetensors": [
+        ["model.pt"],
+        ["model.pt", "--dry-run"],
+        ["model.pt", "--part", "0/2"],
+        ["model.pt", "--verify", "--checksum", "--key", "model"],
+    ],
+    "safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]],
+    "zero-to-fp32": [[Z3, "out"], [Z3, "--optimizer", "optimizer", "--universal", "universal"]],
+    "dcp2safetensors": [[FSDP, "out"]],
+    "inspect": [
+        ["model.pt"],
+        [Z3, "--as", "bf16"],
+        [FSDP],
+        ["model.safetensors", "--html", "page.html"],
+        ["model.pt", "--stats"],
+        ["kv.pt"],
+    ],
+    "verify": [["model.pt", "model.safetensors"]],
+    "finish": [["parts"]],
+    "rows split": [[*ROWS, "split"]],
+    "rows pack": [["split", "again.pt"]],
+    "rows check": [ROWS, ["split"]],
+}
+
+
+@pytest.mark.parametrize("command", WAYS)
+def test_what_a_command_prints_is_of_its_schema(command: str) -> None:
+    table()
+    for before in (
+        ["pt2safetensors", "model.pt"],
+        ["pt2safetensors", "--part", "0/1", "model.pt", "parts"],
+        ["rows", "split", *ROWS, "split"],
+    ):
+        assert ckptconv_here(*before).code == 0
+    for arguments in WAYS[command]:
+        run = ckptconv_here(*command.split(), *arguments, "--json", "-q")
+        assert run.code == 0, run.err
+        found = check(run, SCHEMA_OF[command])
+        assert found["command"] == command
+        assert found["input"]
+
+
+def test_several_inputs_are_one_object_with_a_report_or_an_error_of_each() -> None:
+    Path("cut.pt").write_bytes(Path("model.pt").read_bytes()[:-100])
+    several = ["convert", "model.pt", "cut.pt", Z3, "--output-dir", "all", "--json"]
+    found = check(ckptconv_here(*several), "convert-several")
+    assert [each["ok"] for each in found["results"]] == [True, False, True]
+    assert (found["error"]["exit_code"], found["results"][1]["error"]["kind"]) == (4, "corrupt")
+    assert "error" not in check(
+        ckptconv_here("convert", "model.pt", "--output-dir", "one", "--json"), "convert-several"
+    )
+
+
+def test_every_command_has_a_schema() -> None:
+    assert set(SCHEMA_OF) == set(WAYS)
+    for name, schema in SCHEMAS.items():
+        Draft202012Validator.check_schema(schema)
+        assert schema["$id"] == f"urn:ckptconv:1:{name}"
+
+
+@pytest.mark.parametrize(
+    ("described", "name", "path"),
+    [
+        (Report, "conversion", ["$defs", "report"]),
+        (OutputFile, "conversion", ["$defs", "report", "properties", "outputs", "items"]),
+        (Verification, "verify", ["$defs", "verification"]),
+        (VerifiedFile, "verify", ["$defs", "verification", "properties", "outputs", "items"]),
+        (CheckReport, "rows-check", ["$defs", "checked"]),
+        (Layout, "rows-check", ["$defs", "checked", "properties", "layout"]),
+        (Finding, "rows-check", ["$defs", "checked", "properties", "findings", "items"]),
+    ],
+)
+def test_a_schema_has_the_fields_of_the_report_in_its_order(described: Any, name: str, path: list[str]) -> None:
+    schema = SCHEMAS[name]
+    for step in path:
+        schema = schema[step]
+    assert list(schema["properties"]) == [field.name for field in dataclasses.fields(described)]
+    assert schema["required"] == list(schema["properties"])
+
+
+def schemas_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Every schema in a schema that describes an object by its fields."""
+    if isinstance(value, dict):
+        if isinstance(value.get("properties"), dict):
+            yield value
+        for each in value.values():
+            yield from schemas_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from schemas_in(each)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+def test_every_field_is_described_in_a_sentence(name: str) -> None:
+    for schema in schemas_in(SCHEMAS[name]):
+        for field, described in schema["properties"].items():
+            assert described["description"].endswith((".", "…")), field
+
+
+def test_a_field_that_is_not_published_is_refused() -> None:
+    found = check(ckptconv_here("pt2safetensors", "model.pt", "--json"), "conversion")
+    validator = Draft202012Validator(SCHEMAS["conversion"], registry=REGISTRY)
+    assert not validator.is_valid({**found, "more": 1})
+    assert not validator.is_valid({**found, "version": 2})
+    assert not validator.is_valid({name: value for name, value in found.items() if name != "seconds"})
+
+
+# ------------------------------------------------------------------------------------------------------------- failure
+
+
+def broken() -> None:
+    Path("cut.pt").write_bytes(Path("model.pt").read_bytes()[:-40])
+    Path("attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))
+    Path("packed.pt").write_bytes(b"\x1f\x8b\x08" + bytes(100))
+    Path("there.safetensors").touch()
+    Path("other.safetensors").write_bytes(Path("model.pt").read_bytes())
+    torch.save({"w": torch.zeros(3)}, "other.pt")
+
+
+SOURCES = ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "inspect", "verify"]
+INPUTS = {"cut.pt": (4, "corrupt"), "attack.pt": (3, "unsafe"), "packed.pt": (5, "unsupported"), "no.pt": (2, "usage")}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("command", [*SOURCES, "rows split", "rows pack", "rows check"])
+def test_what_a_command_prints_of_a_bad_input_is_of_the_schema_of_errors(command: str, name: str) -> None:
+    broken()
+    output = [] if command in ("inspect", "rows check") else ["out.pt" if command == "safetensors2pt" else "out"]
+    run = ckptconv_here(*command.split(), name, *output, "--json", "-q")
+    found = check(run, "error")
+    assert (found["command"], found["input"]) == (command, name)
+    assert found["error"]["exit_code"] == run.code
+    if command in ("pt2safetensors", "inspect", "rows split", "rows check"):
+        assert (run.code, found["error"]["kind"]) == INPUTS[name]
+    assert not os.path.lexists("out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "asked"),
+    [
+        (["pt2safetensors", "model.pt", "--jobs", "0"], "pt2safetensors", "model.pt"),
+        (["pt2safetensors", "--jobs", "2", "model.pt", "--tied", "x"], "pt2safetensors", "model.pt"),
+        (["pt2safetensors", "--dtype=x", "model.pt"], "pt2safetensors", "model.pt"),
+        (["pt2safetensors", "--max_shard_size", "1GB", "-q", "model.pt", "a", "b"], "pt2safetensors", "model.pt"),
+        (["pt2safetensors", "--no-fsync", "--", "-x.pt"], "pt2safetensors", "-x.pt"),
+        (["pt2safetensors", "--nonsense", "1", "model.pt"], "pt2safetensors", None),
+        (["pt2safetensors", "--key"], "pt2safetensors", None),
+        (["pt2safetensors"], "pt2safetensors", None),
+        (["zero-to-fp32", "model.pt"], "zero-to-fp32", "model.pt"),
+        (["rows", "check", "a.pt", "b.pt", "--bucket-size", "x"], "rows check", "a.pt"),
+        (["rows"], None, None),
+        (["finish", "nothing"], "finish", "nothing"),
+        (["model.pt"], None, None),
+        (["zero2fp32"], None, None),
+        (["--nonsense"], None, None),
+        ([], None, None),
+    ],
+)
+def test_wrong_usage_names_command_and_input_as_far_as_they_are_known(
+    arguments: list[str], command: str | None, asked: str | None
+) -> None:
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    found = check(ckptconv_here(*arguments[:end], "--json", *arguments[end:]), "error")
+    assert found["error"]["exit_code"] == 2
+    assert (found["command"], found["input"]) == (command, asked)
+
+
+def test_a_failure_and_a_limit() -> None:
+    broken()
+    run = ckptconv_here("pt2safetensors", "model.pt", "there.safetensors", "--no-clobber", "--json")
+    assert check(run, "error")["error"]["kind"] == "failed"
+    big = torch.ones(1).expand(1 << 20, 1 << 20)
+    torch.save({"w": big}, "big.pt")
+    run = ckptconv_here("pt2safetensors", "big.pt", "--json")
+    assert (run.code, check(run, "error")["error"]["kind"]) == (4, "limit")
+
+
+def test_a_difference_says_where_it_is() -> None:
+    broken()
+    assert ckptconv_here("pt2safetensors", "model.pt").code == 0
+    found = check(ckptconv_here("verify", "other.pt", "model.safetensors", "--json"), "error")
+    assert found["error"]["kind"] == "difference"
+    data = bytearray(Path("model.safetensors").read_bytes())
+    data[-1] ^= 1
+    Path("model.safetensors").write_bytes(data)
+    found = check(ckptconv_here("verify", "model.pt", "model.safetensors", "--json"), "error")
+    assert found["input"] == "model.pt"
+    difference = found["error"]["difference"]
+    assert (difference["what"], difference["tensor"], difference["index"]) == ("value", "model.w", [2])
+
+
+def test_rows_that_are_wrong_are_a_report_too() -> None:
+    table()
+    state = torch.load("kv.pt")
+    state["emb.t.weight"].view(torch.int64)[3, 0] = 4
+    torch.save(state, "kv.pt")
+    run = ckptconv_here("rows", "check", *ROWS, "--json")
+    found = check(run, "error")
+    assert (run.code, found["error"]["kind"]) == (1, "difference")
+    assert found["error"]["difference"]["findings"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_while_it_works(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise StoppedError("Stopped.", exit_code=128 + number)
+
+    monkeypatch.setattr("ckptconv.conversion.convert", stopped)
+    run = ckptconv_here("pt2safetensors", "model.pt", "--json")
+    found = check(run, "error")
+    assert run.code == found["error"]["exit_code"] == 128 + number
+    assert (found["command"], found["input"]) == ("pt2safetensors", "model.pt")
+
+
+def test_an_interruption_before_it_works() -> None:
+    code = (
+        "import os, signal; from ckptconv.cli import signals; signals.leave_at_once(); "
+        "os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--json"], capture_output=True, text=True, check=False)
+    assert check(Run(done.returncode, done.stdout, done.stderr), "error")["error"]["exit_code"] == 143
+
+
+def test_an_error_has_one_of_the_kinds_that_are_published() -> None:
+    error = SCHEMAS["error"]["properties"]["error"]["properties"]
+    assert error["kind"]["enum"] == list(dict.fromkeys(kind.kind for kind in ERROR_KINDS))
+
+
+# ------------------------------------------------------------------------------------------------------- what it says
+
+
+def test_inspect_says_where_the_bytes_are() -> None:
+    torch.save({"a": {"x": torch.ones(3), "y": {"z": torch.ones(2, dtype=torch.int8)}}, "b": torch.ones(1)}, "m.pt")
+    found = check(ckptconv_here("inspect", "m.pt", "--json"), "inspect")
+    modules = {each["name"]: (each["tensors"], each["elements"], each["bytes"]) for each in found["modules"]}
+    assert modules == {"": (3, 6, 18), "a": (2, 5, 14), "a.y": (1, 2, 2)}
+    assert found["modules"][0]["dtypes"] == ["float32", "int8"]
+
+
+def test_inspect_has_all_that_the_page_and_the_text_show() -> None:
+    arguments = ["inspect", Z3, "--as", "bf16", "--html", "page.html"]
+    found = check(ckptconv_here(*arguments, "--json"), "inspect")
+    assert page_of(str(Z3), found) == Path("page.html").read_text()
+    lines = ["".join(span.text for span in line) for line in overview(str(Z3), found)]
+    assert lines == ckptconv_here(*arguments).out.splitlines()
+
+
+def test_classes_of_the_format_are_named_if_asked_for() -> None:
+    line = "kept as inert data, never run: deepspeed."
+    for option, told in ((), False), (("--verbose",), True):
+        run = ckptconv_here("zero-to-fp32", Z3, "out", *option)
+        assert (line in run.out) == told, run.out
+    assert check(ckptconv_here("zero-to-fp32", Z3, "out", "--json"), "conversion")["opaque"]
