@@ -107,7 +107,7 @@ def summary_of(command: Any) -> str:
 
 def _flag(parameter: Any, known: Mapping[str, Option], command: str, others: str) -> Flag:
     option = known.get(parameter.name)
-    names = tuple(parameter.opts)
+    names = (*parameter.opts, *parameter.secondary_opts)
     if option is None:
         if _BRIEF in names:
             return Flag(names, "", f"Show all options; {_BRIEF} shows the most used.", others)

@@ -57,7 +57,9 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., No
         def command(**given: Any) -> None:
             words = {option: given.pop(option.name) for option in options}
             values = {
-                option.name: option.of_words(each) for option, each in words.items() if each not in (None, (), False)
+                option.name: option.of_words(each)
+                for option, each in words.items()
+                if each not in (None, ()) and (each or option.kind is not FLAG)
             }
             others = {option.name: option for option in options if option.name not in values}
             found = {name: value for name, each in others.items() if (value := each.of_environment()) is not None}

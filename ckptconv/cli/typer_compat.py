@@ -46,7 +46,7 @@ class Call:
 
 def _first_argument(parameters: list[Any], args: list[str]) -> str | None:
     """Return the first of `args` that is no option's; None if there is none, or an unknown option hides which it is."""
-    options = {name: each for each in parameters for name in each.opts if each.param_type_name == "option"}
+    options = {name: each for each in parameters for name in (*each.opts, *each.secondary_opts)}
     words = iter(args)
     for word in words:
         if word == "--":
