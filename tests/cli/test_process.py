@@ -58,7 +58,7 @@ main.main(sys.argv[1:])
 HELD = SLOWLY.replace("time.sleep(0.02)", "os.read(0, 1)")
 
 
-EXAMPLE = make_example.Example(params=25_000_000, ranks=4, stage=3)
+EXAMPLE = make_example.Example(params=25_000_000, ranks=4, stage=3, sparse=True)
 
 
 @pytest.fixture(scope="module")
