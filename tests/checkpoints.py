@@ -121,13 +121,13 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
-# Of `seven_shards`, with a limit of 1 MB each.
+# Of `seven_shards`, with a limit of 4 kB for each row: of 1 MB, if nothing else is asked for.
 SHARDS = 7
 
 
-def seven_shards(path: Path) -> Path:
+def seven_shards(path: Path, rows: int = 250) -> Path:
     """A model that is converted to seven shards, at `path`."""
-    torch.save({f"layer{n}": torch.full((250, 1000), float(n)) for n in range(SHARDS)}, path)
+    torch.save({f"layer{n}": torch.full((rows, 1000), float(n)) for n in range(SHARDS)}, path)
     return path
 
 
