@@ -1,10 +1,13 @@
 # Everything happens in .venv, which `make install` fills; the other targets make it when it is not there.
 PYTHON ?= python3
-PYTEST_FLAGS ?= -n auto --maxprocesses 4
+# A worker takes tests in their order, from another when it has none left: what a module's tests share is made once.
+PYTEST_FLAGS ?= -n auto --maxprocesses 4 --dist worksteal
 
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Compiled modules are kept, even where the environment forbids it: tests start Python some thousand times.
+export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 

@@ -12,8 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import typer
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -21,6 +23,7 @@ from ckptconv.cli import main as main_
 
 DATA = Path(__file__).parent / "data"
 ZERO = DATA / "zero"
+COMMAND = typer.main.get_command(main_.app)
 
 
 @dataclass
@@ -48,10 +51,12 @@ def ckptconv(*arguments: object, timeout: float = 600, **kwargs: Any) -> Run:
 def ckptconv_here(*arguments: object) -> Run:
     """Run the command line in this process: ten times as fast, and the same but for what only a process has."""
     out, err = io.StringIO(), io.StringIO()
+    # Typer builds its commands anew at every call.
+    built = mock.patch.object(main_, "app", COMMAND)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     code = None
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), built:
             main_.main(list(map(str, arguments)))
     except SystemExit as ended:
         code = ended.code
@@ -116,13 +121,13 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
-# Of `seven_shards`, with a limit of 1 MB each.
+# Of `seven_shards`, with a limit of 4 kB for each row: of 1 MB, if nothing else is asked for.
 SHARDS = 7
 
 
-def seven_shards(path: Path) -> Path:
+def seven_shards(path: Path, rows: int = 250) -> Path:
     """A model that is converted to seven shards, at `path`."""
-    torch.save({f"layer{n}": torch.full((250, 1000), float(n)) for n in range(SHARDS)}, path)
+    torch.save({f"layer{n}": torch.full((rows, 1000), float(n)) for n in range(SHARDS)}, path)
     return path
 
 

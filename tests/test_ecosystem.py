@@ -5,35 +5,41 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zero_writer as zero
-from checkpoints import ckptconv
+from checkpoints import ckptconv_here
 from safetensors.torch import load_file, load_model
 
 import ckptconv as library
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-transformers = pytest.importorskip("transformers")
-accelerate = pytest.importorskip("accelerate")
+
+pytestmark = pytest.mark.skipif(
+    not (find_spec("transformers") and find_spec("accelerate")), reason="needs transformers and accelerate"
+)
 
 INDEX = "model.safetensors.index.json"
 
 
 def gpt2() -> Any:
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=97, n_positions=32)
-    return transformers.GPT2LMHeadModel(config)
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=97, n_positions=32))
 
 
 def llama() -> Any:
-    config = transformers.LlamaConfig(
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=48,
         vocab_size=101, tie_word_embeddings=True,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
 
 
 MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "tied_llama": llama}
@@ -113,7 +119,7 @@ def test_a_zero_checkpoint_becomes_a_directory_for_from_pretrained(
 ) -> None:
     output = with_config(trained, tmp_path / "model")
     checkpoint = zero_checkpoint(trained, tmp_path / "run", stage)
-    assert ckptconv("zero-to-fp32", checkpoint, output, "--max-shard-size", size).code == 0
+    assert ckptconv_here("zero-to-fp32", checkpoint, output, "--max-shard-size", size).code == 0
     assert (output / INDEX).exists() == (size != "1GB")
     model, info = type(trained).from_pretrained(output, output_loading_info=True, dtype=torch.float32)
     assert not info["missing_keys"]
@@ -124,7 +130,7 @@ def test_a_zero_checkpoint_becomes_a_directory_for_from_pretrained(
 def test_pytorch_model_bin_becomes_model_safetensors_for_from_pretrained(trained: Any, tmp_path: Path) -> None:
     directory = with_config(trained, tmp_path / "model")
     torch.save(trained.state_dict(), directory / "pytorch_model.bin")
-    assert ckptconv("pt2safetensors", directory / "pytorch_model.bin", directory / "model.safetensors").code == 0
+    assert ckptconv_here("pt2safetensors", directory / "pytorch_model.bin", directory / "model.safetensors").code == 0
     (directory / "pytorch_model.bin").unlink()
     model = type(trained).from_pretrained(directory, dtype=torch.float32)
     assert torch.equal(answers(model.eval()), answers(trained))
@@ -141,7 +147,7 @@ def test_a_sharded_set_of_bin_files_becomes_one_of_safetensors(trained: Any, tmp
     weight_map = {key: name for name, part in zip(names, parts, strict=True) for key in part}
     index = {"metadata": {"total_size": sum(t.nbytes for t in state.values())}, "weight_map": weight_map}
     (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert ckptconv("pt2safetensors", directory / "pytorch_model.bin.index.json", directory).code == 0
+    assert ckptconv_here("pt2safetensors", directory / "pytorch_model.bin.index.json", directory).code == 0
     for name in (*names, "pytorch_model.bin.index.json"):
         (directory / name).unlink()
     model = type(trained).from_pretrained(directory, dtype=torch.float32)
@@ -153,19 +159,21 @@ def test_a_sharded_set_of_bin_files_becomes_one_of_safetensors(trained: Any, tmp
 
 @pytest.mark.parametrize("size", ["1GB", "12kB"], ids=["one file", "shards"])
 def test_accelerate_loads_it_into_a_model(trained: Any, size: str, tmp_path: Path) -> None:
+    from accelerate import load_checkpoint_in_model
+
     output = tmp_path / "model"
     checkpoint = zero_checkpoint(trained, tmp_path / "run", 3)
-    assert ckptconv("zero-to-fp32", checkpoint, output, "--max-shard-size", size).code == 0
+    assert ckptconv_here("zero-to-fp32", checkpoint, output, "--max-shard-size", size).code == 0
     torch.manual_seed(1)
     model = type(trained)(trained.config).eval()
     assert not torch.equal(answers(model), answers(trained))
-    accelerate.load_checkpoint_in_model(model, str(output))
+    load_checkpoint_in_model(model, str(output))
     assert torch.equal(answers(model), answers(trained))
 
 
 def test_safetensors_loads_it_into_a_model(trained: Any, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
-    assert ckptconv("zero-to-fp32", zero_checkpoint(trained, tmp_path / "run", 1), output).code == 0
+    assert ckptconv_here("zero-to-fp32", zero_checkpoint(trained, tmp_path / "run", 1), output).code == 0
     model = type(trained)(trained.config).eval()
     missing, unexpected = load_model(model, output)
     assert not missing
@@ -177,7 +185,7 @@ def test_safetensors_loads_it_into_a_model(trained: Any, tmp_path: Path) -> None
 def test_torch_takes_it_as_memory_maps(trained: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(trained.state_dict(), path)
-    assert ckptconv("pt2safetensors", path).code == 0
+    assert ckptconv_here("pt2safetensors", path).code == 0
     state = library.load_state_dict(path.with_suffix(".safetensors"))
     with torch.device("meta"):
         model = type(trained)(trained.config).eval()

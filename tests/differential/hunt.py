@@ -258,8 +258,11 @@ class Hunter:
         end = "read" if our.tree else "refused"
         return judge(name, our, answers, honest), f"{end}, {'others read it' if others else 'as by others'}"
 
-    def hunt(self, name: str, seed: int, *, seconds: float = 0, cases: int = 0, keep: Path | None = None) -> Hunt:
-        """Judge so many cases of a kind, or those of so many seconds. The cases follow from the seed alone."""
+    def hunt(
+        self, name: str, seed: int, *, seconds: float = 0, cases: int = 0, until: str = "", keep: Path | None = None
+    ) -> Hunt:
+        """Judge so many cases of a kind, or those of so many seconds, or until there is a finding of the category
+        `until`. The cases follow from the seed alone."""
         hunt, stop = Hunt(), time.monotonic() + seconds if seconds else float("inf")
         while time.monotonic() < stop and (not cases or hunt.ends.total() < cases):
             number = hunt.ends.total()
@@ -273,6 +276,8 @@ class Hunter:
                     hunt.findings[finding] = number, small.data()
                     if keep:
                         write(keep, finding, seed, number, data, small)
+            if until and any(finding.category == until for finding in findings):
+                break
         return hunt
 
     def smaller(self, name: str, case: Case, finding: Finding) -> tuple[Case, Finding]:

@@ -43,7 +43,7 @@ def saved(path: Path, tree: Any) -> Path:
 
 def place_of(archive: Path, tensor: torch.Tensor) -> tuple[int, int]:
     """From where to where the storage of a tensor lies in its file."""
-    data = bytes(tensor.untyped_storage())
+    data = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().tobytes()
     start = archive.read_bytes().index(data)
     return start, start + len(data)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from checkpoints import ckptconv
 
 from ckptconv import convert
 from ckptconv.engine.execute import TensorReader
@@ -101,12 +99,18 @@ def test_a_flipped_bit_in_any_is_found(options: Any, state: Any, tmp_path: Path)
         assert not (tmp_path / "out.safetensors").exists()
 
 
+VERY_MANY = 40_000
+
+
+@pytest.fixture(scope="module")
+def very_many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("very_many") / "m.pt"
+    torch.save({f"layer.{n // 10}.{n % 10}.weight": torch.full((256,), float(n)) for n in range(VERY_MANY)}, path)
+    return path
+
+
 @pytest.mark.parametrize("option", [[], ["--dtype", "bfloat16"], ["--checksum"]], ids=" ".join)
-def test_each_takes_a_kibibyte_of_memory_at_most(option: list[str], tmp_path: Path) -> None:
-    count = 40_000
-    torch.save({f"layer.{n // 10}.{n % 10}.weight": torch.full((256,), float(n)) for n in range(count)}, tmp_path / "m")
-    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", "m", "m.safetensors", "--json", "--no-progress"]
-    done = subprocess.run([*command, *option], cwd=tmp_path, capture_output=True, check=True)
-    report = json.loads(done.stdout)
-    assert report["tensors"] == count
-    assert report["peak_rss_bytes"] <= (64 << 20) + 1024 * count
+def test_each_takes_a_kibibyte_of_memory_at_most(option: list[str], very_many: Path, tmp_path: Path) -> None:
+    report = ckptconv("pt2safetensors", very_many, tmp_path / "m.safetensors", "--json", "--no-progress", *option).json
+    assert report["tensors"] == VERY_MANY
+    assert report["peak_rss_bytes"] <= (64 << 20) + 1024 * VERY_MANY

@@ -39,7 +39,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 def test_a_file_is_byte_for_byte_what_the_library_writes(tmp_path: Path) -> None:
     chance = random.Random(0)
-    tensors, lazy, content = {}, {}, b""
+    tensors, lazy, content = {}, {}, bytearray()
     for number in range(2000):
         dtype = chance.choice(DTYPES_OF_BOTH)
         shape = tuple(chance.randint(0 if chance.random() < 0.05 else 1, 20) for _ in range(chance.randint(0, 3)))

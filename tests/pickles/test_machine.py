@@ -714,7 +714,7 @@ BOMBS = {
     "longer text": (b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", "unfinished"),
     "a long bytearray": (b"\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", "unfinished"),
     "a long frame": (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff.", "unfinished"),
-    "many tuples": (b"(" + b"N\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85" * 2 * N + b"t.", "more objects than"),
+    "many tuples": (b"(" + b"N\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85" * (3 * N // 2) + b"t.", "more objects than"),
     "many empty tuples": (b"(" + b")" * 10 * N + b"t.", None),
     "a small tuple in many": (b"(" + b"N" * 14 + b"tq\0](" + b"h\0\x85" * N + b"e.", None),
     "a long path of attributes": (

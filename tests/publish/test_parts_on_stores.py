@@ -26,7 +26,7 @@ from ckptconv.publish.finish import finish
 
 INDEX = "model.safetensors.index.json"
 MANIFEST = ".ckptconv-manifest.json"
-COUNT = 6
+COUNT, SHARD = 6, 400_000
 THIRD = "model-00003-of-00006.safetensors"
 
 
@@ -40,13 +40,13 @@ def s3() -> Iterator[S3]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that is converted to six shards."""
     path = tmp_path_factory.mktemp("model") / "model.pt"
-    torch.save({f"layer{n}": torch.full((1500, 1000), float(n)) for n in range(COUNT)}, path)
+    torch.save({f"layer{n}": torch.full((100, 1000), float(n)) for n in range(COUNT)}, path)
     return path
 
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> dict[str, bytes]:
-    convert(model, model.parent / "whole", max_shard_size=6_000_000)
+    convert(model, model.parent / "whole", max_shard_size=SHARD)
     return {path.name: path.read_bytes() for path in (model.parent / "whole").iterdir()}
 
 
@@ -54,7 +54,7 @@ def expected(model: Path) -> dict[str, bytes]:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another model, of one shard more, whose shards have the same sizes."""
     path = tmp_path_factory.mktemp("other") / "other.pt"
-    torch.save({f"layer{n}": torch.zeros(1500, 1000) for n in range(COUNT + 1)}, path)
+    torch.save({f"layer{n}": torch.zeros(100, 1000) for n in range(COUNT + 1)}, path)
     return path
 
 
@@ -65,11 +65,11 @@ class Store:
         self.url, self.options = url, options
 
     def part(self, model: Path, number: int, count: int = 2, **options: Any) -> Any:
-        settings = {"max_shard_size": 6_000_000, "storage_options": self.options, **options}
+        settings = {"max_shard_size": SHARD, "storage_options": self.options, **options}
         return convert(model, self.url, part=(number, count), **settings)
 
     def whole(self, model: Path, **options: Any) -> Any:
-        return convert(model, self.url, max_shard_size=6_000_000, storage_options=self.options, **options)
+        return convert(model, self.url, max_shard_size=SHARD, storage_options=self.options, **options)
 
     def finish(self, **options: Any) -> Any:
         return finish([self.url], storage_options=self.options, **options)
@@ -112,8 +112,8 @@ def uploads(store: Store, s3: S3) -> list[str]:
 
 def command(model: Path, store: Store, which: str) -> list[str]:
     return [
-        sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), store.url, "--json", "--max-shard-size", "6MB",
-        "--part", which, "--storage-options", json.dumps(store.options),
+        sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), store.url, "--json", "--part", which,
+        "--max-shard-size", str(SHARD), "--storage-options", json.dumps(store.options),
     ]  # fmt: skip
 
 
@@ -409,8 +409,11 @@ def test_an_executor_makes_shards_where_it_sees_the_store(
     assert store.contents() == expected
 
 
-def test_with_an_executor_one_file_is_sent_by_this_process(model: Path, store: Store, tmp_path: Path) -> None:
-    convert(model, tmp_path / "out.safetensors")
+def test_with_an_executor_one_file_is_sent_by_this_process(store: Store, tmp_path: Path) -> None:
+    """In several parts, where that is a store's way."""
+    large = tmp_path / "large.pt"
+    torch.save({f"layer{n}": torch.full((1000, 1000), float(n)) for n in range(3)}, large)
+    convert(large, tmp_path / "out.safetensors")
     with ThreadPoolExecutor(2) as pool:
-        convert(model, f"{store.url}/out.safetensors", executor=pool, storage_options=store.options)
+        convert(large, f"{store.url}/out.safetensors", executor=pool, storage_options=store.options)
     assert store.contents() == {"out.safetensors": (tmp_path / "out.safetensors").read_bytes()}

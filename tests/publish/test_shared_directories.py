@@ -25,7 +25,7 @@ from ckptconv.storage import handles
 from ckptconv.storage.files import LocalReader, look
 
 NOBODY = 65534
-SHARDED = ("--max-shard-size", "1MB")
+SHARDED = ("--max-shard-size", "100kB")
 INDEX = "model.safetensors.index.json"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of others")
@@ -33,7 +33,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt")
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
 
 
 @pytest.fixture
@@ -424,7 +424,7 @@ def test_two_conversions_into_one_directory_publish_one_after_the_other(
         events.append(f"end {len(names)}")
 
     monkeypatch.setattr(LocalStaging, "publish", publish)
-    first = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 1_000_000})
+    first = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 100_000})
     first.start()
     assert held.wait(60)
     second = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 2_000_000})

@@ -503,9 +503,9 @@ def test_round_trip(case: str) -> None:
     round_trip(ROUND_TRIPS[case]())
 
 
-def test_round_trip_of_a_tree_a_hundred_thousand_levels_deep() -> None:
+def test_round_trip_of_a_tree_twenty_thousand_levels_deep() -> None:
     tree: Any = lazy()
-    for level in range(100_000):
+    for level in range(20_000):
         tree = [tree] if level % 3 else {"k": tree}
     round_trip(tree)
 
@@ -1442,19 +1442,19 @@ def test_a_record_cannot_ask_for_memory_that_its_tensors_do_not_need() -> None:
 # ------------------------------------------------------------------------------------------------------------ scale
 
 
-def test_120_000_tensors_give_a_record_of_less_than_12_megabytes() -> None:
+def test_a_record_takes_less_than_100_bytes_a_tensor() -> None:
     state = OrderedDict(
         (
             f"model.layers.{n // 300}.mlp.experts.{n % 300}.gate_up_proj.weight",
             view("s", 6 * n, (2, 3), (3, 1), nbytes=1 << 40),
         )
-        for n in range(120_000)
+        for n in range(90_000, 120_000)
     )
     _, structure = flatten(state)
-    assert len(structure or "") < 12e6
-    optimizer = {"state": {n: {"step": lazy(), "exp_avg": lazy(), "exp_avg_sq": lazy()} for n in range(40_000)}}
+    assert len(structure or "") < 100 * 30_000
+    optimizer = {"state": {n: {"step": lazy(), "exp_avg": lazy(), "exp_avg_sq": lazy()} for n in range(30_000, 40_000)}}
     _, structure = flatten(optimizer)
-    assert len(structure or "") < 3e6
+    assert len(structure or "") < 25 * 30_000
 
 
 def test_tensors_and_values_take_a_few_calls_each() -> None:
@@ -1467,9 +1467,9 @@ def test_tensors_and_values_take_a_few_calls_each() -> None:
         assert again == tree
         return count
 
-    usual = taken(5_000, 5_000)
-    assert taken(20_000, 20_000) < 4.2 * usual
-    assert usual < 5_000 * 600
+    usual = taken(2_000, 2_000)
+    assert taken(8_000, 8_000) < 4.2 * usual
+    assert usual < 2_000 * 600
 
 
 # ------------------------------------------------------------------------------------------------------ OLMo's map

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ZERO, assert_same, ckptconv, copy_of, load_with_aliases, tag_of
+from checkpoints import ZERO, assert_same, ckptconv_here, copy_of, load_with_aliases, tag_of
 from zero_writer import Model, Save, values, write
 
 CASES = sorted(
@@ -17,7 +17,7 @@ CASES = sorted(
 def universal_of(case: str, tmp_path: Path) -> Path:
     directory = tmp_path / "steps" / "global_step3_universal"
     directory.parent.mkdir()
-    run = ckptconv("zero-to-fp32", ZERO / case / "checkpoint", "--universal", directory)
+    run = ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", "--universal", directory)
     assert run.code == 0, run.err
     return directory
 
@@ -28,7 +28,7 @@ def test_what_is_written_converts_to_the_same_weights_and_states(case: str, tmp_
     outputs = {}
     for name, source in (("direct", ZERO / case / "checkpoint"), ("universal", directory)):
         weights, states = tmp_path / f"{name}.safetensors", tmp_path / f"{name}.optimizer.safetensors"
-        run = ckptconv("zero-to-fp32", source, weights, "--optimizer", states)
+        run = ckptconv_here("zero-to-fp32", source, weights, "--optimizer", states)
         assert run.code == 0, run.err
         outputs[name] = load_with_aliases(weights), load_with_aliases(states)
     assert_same(outputs["universal"][0], outputs["direct"][0])
@@ -37,30 +37,30 @@ def test_what_is_written_converts_to_the_same_weights_and_states(case: str, tmp_
 
 def test_a_universal_checkpoint_is_of_one_tag(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
-    run = ckptconv("zero-to-fp32", directory, tmp_path / "out", "--tag", "global_step2")
+    run = ckptconv_here("zero-to-fp32", directory, tmp_path / "out", "--tag", "global_step2")
     assert run.code == 2
     assert f"{directory} is itself the directory of a tag, and --tag asks for 'global_step2'." in run.err
-    assert ckptconv("zero-to-fp32", directory, tmp_path / "out", "--tag", directory.name).code == 0
+    assert ckptconv_here("zero-to-fp32", directory, tmp_path / "out", "--tag", directory.name).code == 0
 
 
 def test_where_latest_universal_leads_is_told(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
     told = f"Took {directory}: the universal checkpoint that `latest_universal` names."
-    assert told in ckptconv("zero-to-fp32", directory.parent, tmp_path / "out").out
-    assert told not in ckptconv("zero-to-fp32", directory, tmp_path / "out").out
+    assert told in ckptconv_here("zero-to-fp32", directory.parent, tmp_path / "out").out
+    assert told not in ckptconv_here("zero-to-fp32", directory, tmp_path / "out").out
 
 
 def test_options_that_change_tensors_are_said_to_change_nothing_in_it(tmp_path: Path) -> None:
     checkpoint, directory = ZERO / "z2_bf16_w2" / "checkpoint", tmp_path / "universal"
     options = ["--universal", directory, "--dtype", "bf16", "--strip-prefix", "l1.", "--include", "l1.*"]
-    run = ckptconv("zero-to-fp32", checkpoint, *options)
+    run = ckptconv_here("zero-to-fp32", checkpoint, *options)
     assert [line.split(": ")[2].split(" changes")[0] for line in run.err.splitlines()] == [
         "--dtype",
         "--include",
         "--strip-prefix 'l1.'",
     ]
     # With weights beside it, they are for these.
-    run = ckptconv("zero-to-fp32", checkpoint, tmp_path / "out", *options)
+    run = ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "out", *options)
     assert (run.code, run.err) == (0, "")
 
 
@@ -97,16 +97,16 @@ def test_zero_3_has_flat_tensors_and_its_steps_among_the_common_entries(tmp_path
 def test_it_is_found_by_the_directory_that_names_it(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
     for place in (directory, directory.parent):
-        run = ckptconv("zero-to-fp32", place, tmp_path / "model.safetensors", "--json")
+        run = ckptconv_here("zero-to-fp32", place, tmp_path / "model.safetensors", "--json")
         assert run.code == 0, run.err
         assert run.json["input"] == str(directory)
-    run = ckptconv("zero-to-fp32", directory.parent, tmp_path / "model.safetensors", "-t", directory.name)
+    run = ckptconv_here("zero-to-fp32", directory.parent, tmp_path / "model.safetensors", "-t", directory.name)
     assert run.code == 0, run.err
 
 
 def test_an_earlier_one_is_replaced_whole_and_another_directory_is_not(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
-    run = ckptconv("zero-to-fp32", ZERO / "z2_bf16_sgd_w2/checkpoint", "--universal", directory)
+    run = ckptconv_here("zero-to-fp32", ZERO / "z2_bf16_sgd_w2/checkpoint", "--universal", directory)
     assert run.code == 0, run.err
     assert (directory / "zero/l1.weight/momentum_buffer.pt").exists()
     assert not (directory / "zero/l1.weight/exp_avg.pt").exists()
@@ -114,7 +114,7 @@ def test_an_earlier_one_is_replaced_whole_and_another_directory_is_not(tmp_path:
     other = tmp_path / "other"
     other.mkdir()
     (other / "precious").write_text("theirs")
-    run = ckptconv("zero-to-fp32", ZERO / "z2_bf16_w2/checkpoint", "--universal", other)
+    run = ckptconv_here("zero-to-fp32", ZERO / "z2_bf16_w2/checkpoint", "--universal", other)
     assert run.code == 2
     assert "another kind" in run.err
     assert [path.name for path in other.iterdir()] == ["precious"]
@@ -125,7 +125,7 @@ def test_a_missing_parameter_is_named(tmp_path: Path) -> None:
     for path in (directory / "zero/l1.weight").iterdir():
         path.unlink()
     (directory / "zero/l1.weight").rmdir()
-    run = ckptconv("zero-to-fp32", directory, tmp_path / "model.safetensors")
+    run = ckptconv_here("zero-to-fp32", directory, tmp_path / "model.safetensors")
     assert run.code == 4
     assert "l1.weight" in run.err
 
@@ -138,10 +138,10 @@ def test_weights_that_are_missing_or_named_elsewhere_are_refused(tmp_path: Path)
         ("../steps", 3, "which does not lie in its directory"),
     ):
         latest.write_text(text)
-        run = ckptconv("zero-to-fp32", directory.parent, tmp_path / "model.safetensors")
+        run = ckptconv_here("zero-to-fp32", directory.parent, tmp_path / "model.safetensors")
         assert (run.code, words in run.err) == (code, True), run.err
     (directory / "zero/l1.weight/fp32.pt").unlink()
-    run = ckptconv("zero-to-fp32", directory, tmp_path / "model.safetensors")
+    run = ckptconv_here("zero-to-fp32", directory, tmp_path / "model.safetensors")
     assert run.code == 4
     assert "l1.weight has no fp32.pt: the weights of 'l1.weight' are missing" in run.err
 
@@ -150,7 +150,7 @@ def test_nothing_is_left_of_one_that_failed(tmp_path: Path) -> None:
     checkpoint = copy_of("z2_bf16_w2", tmp_path)
     optim = tag_of(checkpoint) / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
     optim.write_bytes(optim.read_bytes()[:-100])
-    run = ckptconv("zero-to-fp32", checkpoint, "--universal", tmp_path / "universal")
+    run = ckptconv_here("zero-to-fp32", checkpoint, "--universal", tmp_path / "universal")
     assert run.code == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
 
@@ -162,7 +162,7 @@ def test_a_parameter_whose_name_no_directory_can_have_is_told(name: str, code: i
     for stage in (1, 3):
         model = Model([{name: values(3, 2), "other": values(4)}])
         checkpoint = write(tmp_path / f"c{stage}", model, Save(stage=stage))
-        run = ckptconv("zero-to-fp32", checkpoint, "--universal", tmp_path / "universal")
+        run = ckptconv_here("zero-to-fp32", checkpoint, "--universal", tmp_path / "universal")
         assert run.code == code, run.err
         assert repr(name[:100]) in run.err
         assert not list(tmp_path.glob("universal*")), "nothing is written"

@@ -13,6 +13,7 @@ from checkpoints import (
     assert_same,
     bits,
     ckptconv,
+    ckptconv_here,
     copy_of,
     load_with_aliases,
     metadata_of,
@@ -34,7 +35,7 @@ def expected_of(case: str, name: str = "expected") -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_bit_for_bit_those_of_the_live_model(case: str, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
-    run = ckptconv("zero-to-fp32", ZERO / case / "checkpoint", output)
+    run = ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", output)
     assert run.code == 0, run.err
     got = load_with_aliases(output)
     if case.startswith("pipe"):
@@ -48,13 +49,13 @@ def test_weights_are_bit_for_bit_those_of_the_live_model(case: str, tmp_path: Pa
 @pytest.mark.parametrize("case", ["z1_bf16_w2", "z2_bf16_frozen_w2", "z3_fp32_w4"])
 def test_stored_dtypes_are_kept_when_asked(case: str, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
-    assert ckptconv("zero-to-fp32", ZERO / case / "checkpoint", output, "--dtype", "keep").code == 0
+    assert ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", output, "--dtype", "keep").code == 0
     assert_same(load_with_aliases(output), load_file(ZERO / case / "expected.safetensors"))
 
 
 def test_a_directory_output_is_sharded_with_an_index_that_names_every_tensor_once(tmp_path: Path) -> None:
     output = tmp_path / "model"
-    run = ckptconv("zero-to-fp32", ZERO / "z3_bf16_w2/checkpoint", output, "--max-shard-size", "400")
+    run = ckptconv_here("zero-to-fp32", ZERO / "z3_bf16_w2/checkpoint", output, "--max-shard-size", "400")
     assert run.code == 0, run.err
     assert_same(load_with_aliases(output), expected_of("z3_bf16_w2"))
     index = json.loads((output / "model.safetensors.index.json").read_text())
@@ -71,7 +72,7 @@ def test_a_directory_output_is_sharded_with_an_index_that_names_every_tensor_onc
 
 def test_a_single_file_equals_what_safetensors_writes_of_the_same_tensors(tmp_path: Path) -> None:
     output, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
-    assert ckptconv("zero-to-fp32", ZERO / "z3_bf16_untied_w2/checkpoint", output).code == 0
+    assert ckptconv_here("zero-to-fp32", ZERO / "z3_bf16_untied_w2/checkpoint", output).code == 0
     save_file(load_file(output), theirs, {"format": "pt"})
     assert output.read_bytes() == theirs.read_bytes()
 
@@ -79,8 +80,8 @@ def test_a_single_file_equals_what_safetensors_writes_of_the_same_tensors(tmp_pa
 def test_the_tag_that_is_asked_for_is_converted(tmp_path: Path) -> None:
     checkpoint = ZERO / "z2_bf16_tags_w2/checkpoint"
     for tag in ("global_step2", "global_step3"):
-        assert ckptconv("zero-to-fp32", checkpoint, tmp_path / f"{tag}.safetensors", "-t", tag).code == 0
-        assert ckptconv("zero-to-fp32", checkpoint / tag, tmp_path / f"{tag}.direct.safetensors").code == 0
+        assert ckptconv_here("zero-to-fp32", checkpoint, tmp_path / f"{tag}.safetensors", "-t", tag).code == 0
+        assert ckptconv_here("zero-to-fp32", checkpoint / tag, tmp_path / f"{tag}.direct.safetensors").code == 0
         direct = (tmp_path / f"{tag}.direct.safetensors").read_bytes()
         assert (tmp_path / f"{tag}.safetensors").read_bytes() == direct
     assert (tmp_path / "global_step2.safetensors").read_bytes() != (tmp_path / "global_step3.safetensors").read_bytes()
@@ -89,7 +90,7 @@ def test_the_tag_that_is_asked_for_is_converted(tmp_path: Path) -> None:
 def test_frozen_parameters_are_left_out_when_asked(tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
     checkpoint = ZERO / "z3_bf16_frozen_w2/checkpoint"
-    run = ckptconv("zero-to-fp32", checkpoint, output, "--exclude_frozen_parameters", "--json")
+    run = ckptconv_here("zero-to-fp32", checkpoint, output, "--exclude_frozen_parameters", "--json")
     assert run.code == 0, run.err
     frozen = {"l1.bias", "frz.weight", "frz.bias", "frz2.weight"}
     expected = {name: tensor for name, tensor in expected_of("z3_bf16_frozen_w2").items() if name not in frozen}
@@ -98,11 +99,11 @@ def test_frozen_parameters_are_left_out_when_asked(tmp_path: Path) -> None:
 
 def test_tied_names_are_stored_once_or_each_when_asked(tmp_path: Path) -> None:
     checkpoint = ZERO / "z3_bf16_w2/checkpoint"
-    run = ckptconv("zero-to-fp32", checkpoint, tmp_path / "alias.safetensors", "--json")
+    run = ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "alias.safetensors", "--json")
     assert run.json["aliases"] == {"head.weight": "emb.weight"}
     assert metadata_of(tmp_path / "alias.safetensors") == {"format": "pt", "head.weight": "emb.weight"}
     assert "head.weight" not in load_file(tmp_path / "alias.safetensors")
-    run = ckptconv("zero-to-fp32", checkpoint, tmp_path / "both.safetensors", "--json", "--tied", "duplicate")
+    run = ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "both.safetensors", "--json", "--tied", "duplicate")
     assert run.json["aliases"] == {}
     assert_same(load_file(tmp_path / "both.safetensors"), expected_of("z3_bf16_w2"))
 
@@ -124,7 +125,7 @@ def test_the_report_is_one_json_object_with_what_was_done(tmp_path: Path) -> Non
 
 def test_each_tensor_parallel_rank_is_converted_for_itself_when_asked(tmp_path: Path) -> None:
     output = tmp_path / "model"
-    run = ckptconv("zero-to-fp32", ZERO / "tp_z2_mp2_w4/checkpoint", output, "--per-rank", "--json")
+    run = ckptconv_here("zero-to-fp32", ZERO / "tp_z2_mp2_w4/checkpoint", output, "--per-rank", "--json")
     assert run.code == 0, run.err
     for rank in ("mp_rank_00", "mp_rank_01"):
         expected = expected_of("tp_z2_mp2_w4", f"expected.mp{rank[-2:]}")
@@ -143,7 +144,7 @@ STATES = sorted(path.parent.name for path in ZERO.glob("*/optimizer.safetensors"
 @pytest.mark.parametrize("case", STATES)
 def test_optimizer_states_are_those_of_the_live_optimizer_by_parameter(case: str, tmp_path: Path) -> None:
     output = tmp_path / "optimizer.safetensors"
-    run = ckptconv("zero-to-fp32", ZERO / case / "checkpoint", "--optimizer", output)
+    run = ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", "--optimizer", output)
     assert run.code == 0, run.err
     got = load_with_aliases(output)
     for name, tensor in load_file(ZERO / case / "optimizer.safetensors").items():
@@ -154,7 +155,7 @@ def test_optimizer_states_are_those_of_the_live_optimizer_by_parameter(case: str
 @pytest.mark.parametrize("case", STATES)
 def test_optimizer_states_come_back_nested_as_torch_has_them(case: str, tmp_path: Path) -> None:
     output = tmp_path / "optimizer.safetensors"
-    assert ckptconv("zero-to-fp32", ZERO / case / "checkpoint", "--optimizer", output).code == 0
+    assert ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", "--optimizer", output).code == 0
     state = unflatten(load_file(output), metadata_of(output)["ckptconv.structure"])
     weights = expected_of(case)
     assert set(state) == {"state", "param_groups"}
@@ -174,7 +175,7 @@ def test_optimizer_states_come_back_nested_as_torch_has_them(case: str, tmp_path
 def test_optimizer_states_follow_the_names_of_the_weights(tmp_path: Path) -> None:
     weights, states = tmp_path / "w.safetensors", tmp_path / "o.safetensors"
     options = ["--exclude", "l2.*", "--rename", "^=model.", "--optimizer", states]
-    run = ckptconv("zero-to-fp32", ZERO / "z3_bf16_w2/checkpoint", weights, *options)
+    run = ckptconv_here("zero-to-fp32", ZERO / "z3_bf16_w2/checkpoint", weights, *options)
     assert run.code == 0, run.err
     nested = unflatten(load_file(states), metadata_of(states)["ckptconv.structure"])
     assert set(nested["state"]) <= set(load_file(weights))
@@ -186,7 +187,7 @@ def test_optimizer_states_follow_the_names_of_the_weights(tmp_path: Path) -> Non
 
 
 def test_tensor_parallel_ranks_that_nothing_tells_how_to_join_are_named_and_nothing_is_written(tmp_path: Path) -> None:
-    run = ckptconv("zero-to-fp32", ZERO / "tp_z2_mp2_w4/checkpoint", tmp_path / "model")
+    run = ckptconv_here("zero-to-fp32", ZERO / "tp_z2_mp2_w4/checkpoint", tmp_path / "model")
     assert run.code == 5
     assert "tensor parallel: 2 ranks × 2 data-parallel" in run.err
     assert "--per-rank" in run.err
@@ -196,7 +197,7 @@ def test_tensor_parallel_ranks_that_nothing_tells_how_to_join_are_named_and_noth
 def refused(tmp_path: Path, checkpoint: Path, code: int, *words: str) -> None:
     """The checkpoint ends in `code` and one paragraph with `words`, and nothing is left under a final name."""
     before = sorted(tmp_path.rglob("*"))
-    run = ckptconv("zero-to-fp32", checkpoint, tmp_path / "model.safetensors")
+    run = ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "model.safetensors")
     assert run.code == code, run.err
     assert len(run.err.strip().splitlines()) == 1
     for word in words:
@@ -288,7 +289,7 @@ def test_without_latest_the_tags_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_wrong_tag_brings_the_right_ones(tmp_path: Path) -> None:
-    run = ckptconv("zero-to-fp32", ZERO / "z2_bf16_tags_w2/checkpoint", tmp_path / "model", "-t", "global_step33")
+    run = ckptconv_here("zero-to-fp32", ZERO / "z2_bf16_tags_w2/checkpoint", tmp_path / "model", "-t", "global_step33")
     assert run.code == 2
     assert "Did you mean 'global_step3'?" in run.err
 
@@ -301,6 +302,6 @@ def test_a_directory_that_is_no_checkpoint_is_explained(tmp_path: Path) -> None:
 
 def test_a_checkpoint_given_to_the_wrong_command_brings_the_right_one(tmp_path: Path) -> None:
     checkpoint = ZERO / "z3_bf16_w2/checkpoint"
-    run = ckptconv("pt2safetensors", checkpoint, tmp_path / "model.safetensors")
+    run = ckptconv_here("pt2safetensors", checkpoint, tmp_path / "model.safetensors")
     assert run.code == 2
     assert f"ckptconv zero-to-fp32 {checkpoint}" in run.err

@@ -624,14 +624,14 @@ def test_floats_of_8_bits_that_are_cast_without_their_scales_are_named(weight: s
         command = "pt2safetensors" if source == "x.pt" else "safetensors2pt"
         for dtype in ("bfloat16", "keep"):
             target = tmp_path / (f"{dtype}.{output}" if dtype != "keep" else output)
-            run = ckptconv(command, "--dtype", dtype, tmp_path / source, target)
+            run = ckptconv_here(command, "--dtype", dtype, tmp_path / source, target)
             assert run.code == 0, run.err
             assert (f"'{weight}' ('{scale}')" in run.err) is (dtype != "keep")
 
 
 def test_floats_of_8_bits_without_scales_are_cast_in_silence(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2).to(torch.float8_e5m2), "v_scale": torch.ones(1)}, tmp_path / "x.pt")
-    assert ckptconv("pt2safetensors", "--dtype", "float32", tmp_path / "x.pt").err == ""
+    assert ckptconv_here("pt2safetensors", "--dtype", "float32", tmp_path / "x.pt").err == ""
 
 
 def test_tied_names_stay_tied_through_names_and_casts(tmp_path: Path) -> None:
@@ -735,9 +735,12 @@ def test_a_file_larger_than_the_shard_size_asks_for_a_directory(tmp_path: Path) 
         ("-q.pt", "-q.safetensors"),
     ],
 )
-def test_without_an_output_it_stands_beside_the_input(name: str, output: str, tmp_path: Path) -> None:
+def test_without_an_output_it_stands_beside_the_input(
+    name: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     saved(tmp_path, {"a": torch.ones(1)}).rename(tmp_path / name)
-    run = ckptconv("pt2safetensors", "--json", "--", name, cwd=tmp_path)
+    run = ckptconv_here("pt2safetensors", "--json", "--", name)
     assert run.code == 0, run.err
     assert [written["path"] for written in run.json["outputs"]] == [output]
     assert sorted(os.listdir(tmp_path)) == sorted([name, output])
