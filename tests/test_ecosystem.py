@@ -101,13 +101,15 @@ def with_config(model: Any, directory: Path) -> Path:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_directory_that_was_converted_with_its_configuration_is_loaded_as_it_is(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     model = MODELS[name]().eval()
     source = tmp_path / "source"
     model.config.save_pretrained(source)
     model.generation_config.save_pretrained(source)
     torch.save(model.state_dict(), source / "pytorch_model.bin")
     library.convert(source, tmp_path / "out", copy_config=True, max_shard_size=20_000)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     words = torch.arange(12)[None]
     assert torch.equal(loaded(words).logits, model(words).logits)
 
