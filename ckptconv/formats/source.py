@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ckptconv.errors import CkptconvError
 from ckptconv.storage.records import Records
@@ -74,7 +75,7 @@ class Source:
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
     - `model_rank` is the tensor-parallel rank, if each rank is a source of its own.
     - `pieces` matches the names of tensors that are pieces of parameters; these are not converted.
-    - `metadata` is the metadata of safetensors files.
+    - `metadata` is the metadata of safetensors files; of a state dict in memory, that to write.
     - `default_dtype` and `default_shard_size` (bytes) apply unless the user asks for others.
     """
 
@@ -125,6 +126,18 @@ class Source:
         if self.states_error:
             raise self.states_error
         return self.optimizer
+
+
+class Opened(Protocol):
+    """What has been opened, and knows its `Source`."""
+
+    @property
+    def source(self) -> Source: ...
+
+
+def source_of(given: str | os.PathLike[str] | Source | Opened) -> str | os.PathLike[str] | Source:
+    """Return the `Source` of an opened checkpoint; a path or a `Source` itself as it is."""
+    return given if isinstance(given, (str, os.PathLike, Source)) else given.source
 
 
 def prefixed(names: Collection[str]) -> list[str]:

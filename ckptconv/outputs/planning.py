@@ -189,10 +189,12 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     del chosen, tensors, names
     limit = options.max_shard_size or source.default_shard_size
     groups = _as_in(kept, source.shards) if source.shards and limit is None else None
-    files = _file_plans(kept, aliases, structure, target, limit, groups)
+    # That of safetensors files says what they hold, which is written anew.
+    metadata = source.metadata if source.family != safetensors_input.FAMILY else {}
+    files = _file_plans(kept, aliases, structure, target, limit, groups, metadata)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
-        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups)
+        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, groups, metadata)
     return files, aliases, _told(source, described, structure, options, idle, fixed, warnings)
 
 
@@ -254,17 +256,22 @@ def _file_plans(
     target: Target,
     limit: int | None,
     groups: list[list[str]] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> tuple[FilePlan, ...]:
-    """Plan one file, files of at most `limit` bytes of tensors, or one file for each of `groups` of names."""
+    """Plan one file, files of at most `limit` bytes of tensors, or one file for each of `groups` of names.
+
+    Each has `metadata` beside what is always written.
+    """
+    always = {**(metadata or {}), "format": "pt"}
     record = {} if structure is None else {METADATA_KEY: structure}
     if target.is_file:
-        return (safetensors.file_plan(basename(target.path), tensors, {"format": "pt", **aliases, **record}),)
+        return (safetensors.file_plan(basename(target.path), tensors, {**always, **aliases, **record}),)
     if groups is None:
         groups = pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit)
     names = shard_names("model", safetensors.SUFFIX, groups)
     contents = {name: {key: tensors[key] for key in group} for name, group in zip(names, groups, strict=True)}
     extra = aliases if len(groups) == 1 else {}
-    files = [safetensors.file_plan(name, content, {"format": "pt", **extra}) for name, content in contents.items()]
+    files = [safetensors.file_plan(name, content, {**always, **extra}) for name, content in contents.items()]
     if structure is not None:
         data = structure.encode()
         files.append(FilePlan(FILE_NAME, len(data), (Literal(0, data),)))

@@ -69,7 +69,7 @@ class FormatSuite:
         return load_with_aliases(output)
 
     def test_it_is_recognised_by_any_command(self, checkpoint: Path) -> None:
-        assert ckptconv.open(checkpoint).family == self.family
+        assert ckptconv.open(checkpoint).source.family == self.family
         assert json.loads(ckptconv_here("inspect", checkpoint, "--json").out)["format"]
 
     def test_every_tensor_comes_out_and_verifies(self, checkpoint: Path, tmp_path: Path) -> None:
