@@ -97,8 +97,8 @@ class _Buffers:
         return Stored(file, facts.storage_offset * dtype.itemsize, dtype, tuple(data.shape), tuple(data.stride()))
 
     def without_arrays(self, state: Any) -> Any:
-        """Return `state` with lazy tensors in place of the numpy arrays and the tensors of checkpoints that mappings lead
-        to; `state` itself if there are none."""
+        """Return `state` with lazy tensors for the numpy arrays and tensors of checkpoints that dicts lead to; `state`
+        itself if there are none."""
         if not isinstance(state, Mapping):
             return state
         made = {id(state): dict(state)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeError, UnsupportedError, UsageError
@@ -46,15 +47,28 @@ class Written:
     structure_path: str = ""
 
 
-def read_file(path: str, options: Options | None = None, at: str = "") -> Written:
+def read_file(
+    path: str, options: Options | None = None, at: str = "", metadata: Mapping[str, str] = MappingProxyType({})
+) -> Written:
     """Read an output of one file named `path`, from the place `at` if that is given.
+
+    `metadata` is what a caller gave to be written there.
 
     Raise UsageError if the file does not exist, DifferenceError if it is no sound output.
     """
     found = Written(path, structure_path=path)
-    metadata = _add(found, path, at or path, options)
-    found.structure = metadata.pop(METADATA_KEY, None)
-    found.aliases = metadata
+    own = _without(_add(found, path, at or path, options), metadata, path)
+    found.structure = own.pop(METADATA_KEY, None)
+    found.aliases = own
+    return found
+
+
+def _without(found: dict[str, str], given: Mapping[str, str], path: str) -> dict[str, str]:
+    """Return the metadata `found` in a file without what was `given` to be written. Raise DifferenceError if it is not
+    that."""
+    for key, value in given.items():
+        if found.pop(key, None) != value:
+            raise _header(path, f"its metadata lacks {key!r}: {value!r}")
     return found
 
 
@@ -64,8 +78,11 @@ def read_directory(
     *,
     at: Mapping[str, str] | None = None,
     others: frozenset[str] = frozenset(),
+    metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> Written:
     """Read an output directory: a single file, or shards and their index. Raise as `read_file` does.
+
+    `metadata` is what a caller gave to be written in each safetensors file.
 
     `at` maps the names of an output's files to where they are read, if they are not in their place yet. Without it, the
     files of the directory are read, and a safetensors file that belongs neither to the output nor to `others` (paths)
@@ -74,9 +91,9 @@ def read_directory(
     places = dict(at) if at is not None else _listed(path, options)
     found = Written(path, structure_path=join(path, FILE_NAME))
     if INDEX in places:
-        shards, metadata = _index(join(path, INDEX), places[INDEX], options)
+        shards, told = _index(join(path, INDEX), places[INDEX], options)
     else:
-        shards, metadata = {SINGLE: frozenset()}, {}
+        shards, told = {SINGLE: frozenset()}, {}
         if SINGLE not in places:
             present = [name for name in sorted(places) if name.endswith(SUFFIX)]
             if not present:
@@ -100,22 +117,22 @@ def read_directory(
             "Programs may load that instead, or as well: remove it.",
         )
     for name in sorted(shards):
-        own = _add(found, join(path, name), places[name], options)
+        own = _without(_add(found, join(path, name), places[name], options), metadata, join(path, name))
         if INDEX not in places:
-            metadata = own
+            told = own
         elif own:
             key = next(iter(own))
             raise _header(join(path, name), f"its metadata has {key!r}, which nothing puts there")
-    if METADATA_KEY in metadata:
+    if METADATA_KEY in told:
         where = join(path, INDEX if INDEX in places else SINGLE)
         raise _header(where, f"it holds a structure record, which stands in {FILE_NAME} beside several files")
     if INDEX in places:
-        _check_index(join(path, INDEX), found, shards, metadata.pop("total_size", None))
+        _check_index(join(path, INDEX), found, shards, told.pop("total_size", None))
         found.files.append(look(places[INDEX], options).file._replace(path=join(path, INDEX)))
-    for key, value in metadata.items():
+    for key, value in told.items():
         if type(value) is not str:
             raise _in_index(join(path, INDEX), f"its metadata has {key!r}: {value!r}, which nothing puts there")
-    found.aliases = metadata
+    found.aliases = told
     if FILE_NAME in places:
         try:
             found.structure = read_text(places[FILE_NAME], _MAX_RECORD, options)

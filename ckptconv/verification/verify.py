@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
+from ckptconv.formats.safetensors import FAMILY as SAFETENSORS
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options import OPTIONS, Options, Rules, checked
@@ -380,10 +381,12 @@ def _compare(
             of_torch = target.manifest, source, dict(source.inputs), "weights", target.path, places, storage_options
             attested.checks.append(functools.partial(check_planned, *of_torch))
         return
+    # The metadata of a safetensors file is not carried over; that of a state dict was given to be written.
+    given = source.metadata if source.family != SAFETENSORS and target.made_of == "weights" else {}
     if target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None):
-        found = read_file(target.path, storage_options, here)
+        found = read_file(target.path, storage_options, here, given)
     elif entry.kind == "directory" or target.at is not None:
-        found = read_directory(target.path, storage_options, at=target.at, others=others)
+        found = read_directory(target.path, storage_options, at=target.at, others=others, metadata=given)
     else:
         raise UsageError(
             f"{target.path} is no output: a file ends in {SUFFIX}, {', '.join(TORCH_SUFFIXES)}, else it is a directory."
