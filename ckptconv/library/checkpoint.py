@@ -21,7 +21,8 @@ from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
 from ckptconv.storage.paths import normalize
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.structure import dtype_views
+from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.text import brief
 
 # How bytes of local files are read, as safetensors names it: by maps, or by copying what is read.
@@ -192,7 +193,7 @@ class Checkpoint(Tensors):
         return self.source.format
 
     def _selected(self) -> Selected:
-        return selected(self.source, Options(key=self.source.wanted.key))
+        return selected(self.source, Options(key=self._given["key"]))
 
     def metadata(self) -> dict[str, str] | None:
         self._memory.check_open()
@@ -217,9 +218,9 @@ class Checkpoint(Tensors):
         """
         self._memory.check_open()
         inert = bool(self._given.get("inert"))
-        whole = complete(self.source, key=self.source.wanted.key or ".", inert=inert)
-        key = whole.wanted.key if self.source.wanted.key else ""
-        tree = whole.tree(".") if not key else selection.subtree(whole.tree(key), key, whole.path)
+        key = self._given["key"] or "."
+        whole = complete(self.source, key=key, inert=inert)
+        tree = selection.subtree(whole.tree(key), key, whole.path)
         return _Branch(self, "").wrapped("", tree)
 
     def close(self) -> None:
@@ -268,6 +269,9 @@ class _Branch:
         ckpt = self._checkpoint
         name = f"{self._name}.{key}" if self._name else str(key)
         if isinstance(value, LazyTensor):
+            value = untagged(value)
+            if value.dtype.kind == "x":
+                value = dtype_views.stored(value)
             return Tensor(name, value, ckpt._memory, ckpt._framework, ckpt._device)
         if isinstance(value, Mapping):
             return _Node(ckpt, name, value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import mmap
-import threading
 import weakref
 from typing import Any, Protocol
 
@@ -43,7 +42,6 @@ class Torch:
         self._torch = _imported("torch")
         # The storages that are still in use, by address of the map, first byte and size.
         self._storages: weakref.WeakValueDictionary[tuple[int, int, int], Any] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
 
     def check(self, name: str, dtype: DType) -> None:
         if not hasattr(self._torch, dtype.name):
@@ -57,17 +55,18 @@ class Torch:
 
     def over(self, memory: mmap.mmap, stored: Stored, start: int, nbytes: int) -> Any:
         place = (id(memory), start, nbytes)
-        with self._lock:
-            storage = self._storages.get(place)
-            if storage is None:
-                flat = self._torch.frombuffer(memory, dtype=self._torch.uint8, count=nbytes, offset=start)
-                storage = self._storages[place] = flat.untyped_storage()
+        storage = self._storages.get(place)
+        if storage is None:
+            flat = self._torch.frombuffer(memory, dtype=self._torch.uint8, count=nbytes, offset=start)
+            storage = self._storages.setdefault(place, flat.untyped_storage())
         empty = self._torch.empty(0, dtype=self._dtype(stored))
         offset = (stored.offset - start) // stored.dtype.itemsize
         return empty.set_(storage, offset, stored.shape, stored.strides)
 
     def flipped(self, array: Any, dims: tuple[int, ...]) -> Any:
-        return array.flip(dims)
+        # Not every dtype can be flipped; integers of each size can.
+        bits = getattr(self._torch, f"int{8 * array.dtype.itemsize}")
+        return array.view(bits).flip(dims).view(array.dtype)
 
     def placed(self, array: Any, device: Any) -> Any:
         return array if device is None else array.to(device)
@@ -77,7 +76,7 @@ class Torch:
 
 
 class Numpy:
-    """Arrays of numpy; those over a map cannot be written. `raw`: elements are their bits, as unsigned integers."""
+    """Arrays of numpy, as `Torch` makes tensors. `raw`: elements are their bits, as unsigned integers."""
 
     def __init__(self, raw: bool = False) -> None:
         self._numpy = _imported("numpy")
@@ -98,9 +97,7 @@ class Numpy:
     def over(self, memory: mmap.mmap, stored: Stored, start: int, nbytes: int) -> Any:
         dtype = self._dtype(stored.dtype)
         strides = [stride * stored.dtype.itemsize for stride in stored.strides]
-        array = self._numpy.ndarray(stored.shape, dtype, memory, stored.offset, strides)
-        array.flags.writeable = False
-        return array
+        return self._numpy.ndarray(stored.shape, dtype, memory, stored.offset, strides)
 
     def flipped(self, array: Any, dims: tuple[int, ...]) -> Any:
         return self._numpy.flip(array, dims)
@@ -114,9 +111,10 @@ class Numpy:
         """Return the dtype of arrays of `dtype`; None if there is none."""
         if self._raw and dtype.itemsize <= _WIDEST:
             return self._numpy.dtype(f"u{dtype.itemsize}")
-        if hasattr(self._numpy, dtype.name):
+        try:
             return self._numpy.dtype(dtype.name)
-        return _of_ml_dtypes(dtype.name)
+        except TypeError:
+            return _of_ml_dtypes(dtype.name)
 
 
 _WIDEST = 8

@@ -26,9 +26,9 @@ class Tensor:
 
     `tensor[1:3, ..., 0]` reads only what that needs, and returns an array of the framework that the checkpoint was
     opened for; `torch()` and `numpy()` return all of it. An array is a view of the file, in memory only where it is
-    used, if the bytes lie there as they are needed, and else a copy. Views of torch can be written: that changes
-    neither the file nor what other processes see, but it does change other arrays of the same tensor. Those of numpy
-    are read-only. All of these raise CorruptError if a file has changed since the checkpoint was opened.
+    used, if the bytes lie there as they are needed, and else a copy. A view can be written: that changes neither the
+    file nor what other processes see, but it does change other views of the same bytes. All of these raise
+    CorruptError if a file has changed since the checkpoint was opened.
     """
 
     __slots__ = ("_device", "_framework", "_key", "_memory", "_tensor", "name")
@@ -168,7 +168,7 @@ class Tensor:
 
         Raise UsageError for anything else, and for an index out of range, which is an IndexError too.
         """
-        index = _parsed(self.name, key, self.shape)
+        index = parsed(self.name, key, self.shape)
         made = framework(self._framework)
         part = sliced(self._tensor, index.spans)
         # A part of a tensor is that tensor's only if it is all of it.
@@ -181,7 +181,7 @@ class Tensor:
         return made.placed(array, self._device)
 
 
-class _Index(NamedTuple):
+class Index(NamedTuple):
     """What a key selects: the span of each dimension, those to reverse afterwards, and the shape of the result."""
 
     spans: tuple[Span, ...]
@@ -189,7 +189,8 @@ class _Index(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _parsed(name: str, key: Any, shape: tuple[int, ...]) -> _Index:
+def parsed(name: str, key: Any, shape: tuple[int, ...]) -> Index:
+    """Return what `key` selects of a tensor of `shape`; `name` is for messages. Raise as `Tensor.__getitem__` does."""
     keys = key if isinstance(key, tuple) else (key,)
     used = sum(each is not None and each is not Ellipsis for each in keys)
     ellipses = sum(each is Ellipsis for each in keys)
@@ -215,7 +216,7 @@ def _parsed(name: str, key: Any, shape: tuple[int, ...]) -> _Index:
             result.append(span.length)
         else:
             spans.append(Span(_of_integer(name, each, shape[len(spans)]), 1, 1))
-    return _Index(tuple(spans), tuple(flipped), tuple(result))
+    return Index(tuple(spans), tuple(flipped), tuple(result))
 
 
 def _of_slice(name: str, part: slice, extent: int) -> tuple[Span, bool]:

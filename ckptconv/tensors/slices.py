@@ -22,7 +22,7 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import BLOCK, Assembled, File, Move, Order, Runs
+from ckptconv.tensors.moves import BLOCK, GAP, Assembled, File, Move, Order, Runs
 
 # Bytes of one move of a `Picked` tensor at most: it may consist of as many runs as elements.
 _PICKED_AT_ONCE = 1 << 16
@@ -64,7 +64,9 @@ class Picked(Derived):
         within = contiguous_strides(self.tensor.shape)
         origin = sum(span.start * stride for span, stride in zip(self.spans, within, strict=True))
         strides = tuple(span.step * stride for span, stride in zip(self.spans, within, strict=True))
-        for box in bands(self.shape, strides, start // item, -(-stop // item), max(limit // item, 1), item):
+        # Elements with small gaps between them are read together with these: make boxes of fewer.
+        most = max(int(limit / _density(self.shape, strides, item)) // item, 1)
+        for box in bands(self.shape, strides, start // item, -(-stop // item), most, item):
             for move in self._made(gather(_INNER, origin * item, box, item, 2 * limit), limit):
                 yield from trim(move, start, stop)
 
@@ -84,6 +86,18 @@ class Picked(Derived):
             distance = number * source.length - offset
             for move in self.tensor.moves(offset, offset + source.length, "output", limit):
                 yield move._replace(target=move.target.shifted(distance))
+
+
+def _density(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> float:
+    """Return the bytes from the first to the last of the elements that have small gaps between them, by their own."""
+    run, count = item, 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length > 1:
+            if stride * item - run > GAP:
+                break
+            run += (length - 1) * stride * item
+            count *= length
+    return run / (count * item)
 
 
 def sliced(tensor: LazyTensor, spans: Sequence[Span]) -> LazyTensor:
