@@ -15,8 +15,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.engine.execute import carry_out
-from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.errors import CorruptError, FailedError, LimitError, UsageError
 from ckptconv.library.frameworks import Framework
+from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.files import Options, check_unchanged, is_far, is_held, look
 from ckptconv.storage.spool import SpoolingReaders
@@ -69,7 +70,6 @@ class Memory:
         # Arrays of tied tensors that are still in use: the next of the same tensor is the same.
         self._arrays: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
         self._release = weakref.finalize(self, self._readers.close)
-        self.bytes_read = 0
 
     def __reduce__(self) -> tuple[Callable[..., Memory], tuple[Any, ...]]:
         self.check_open()
@@ -117,24 +117,27 @@ class Memory:
         UnsupportedError for a dtype that the framework lacks. Warn of values that a cast made infinite.
         """
         made: list[Any] = []
-        copied: list[LazyTensor] = []
-        buffers: list[memoryview] = []
         known: dict[Hashable, Any] = {}
         with self._reading() as readers:
             for each in wanted:
                 framework.check(each.name, each.tensor.dtype)
-                key = None if each.key is None else (id(framework), each.key)
-                array = None if key is None else known.get(key, self._arrays.get(key))
-                if array is None:
-                    array = self._over(each, framework)
-                if array is None:
-                    array, buffer = framework.blank(each.tensor)
-                    copied.append(each.tensor)
+                array = self._arrays.get(_key(each, framework))
+                made.append(self._over(each, framework) if array is None else array)
+            copied = [each for each, array in zip(wanted, made, strict=True) if array is None]
+            _check_growth(copied)
+            tensors: list[LazyTensor] = []
+            buffers: list[memoryview] = []
+            for index, each in enumerate(wanted):
+                key = _key(each, framework)
+                if made[index] is None:
+                    made[index] = known.get(key)
+                if made[index] is None:
+                    made[index], buffer = _blank(each, framework)
+                    tensors.append(each.tensor)
                     buffers.append(buffer)
                 if key is not None:
-                    known[key] = array
-                made.append(array)
-            self._fill(copied, buffers, readers)
+                    known.setdefault(key, made[index])
+            self._fill(tensors, buffers, readers)
             self._arrays.update(known)
         return made
 
@@ -154,7 +157,14 @@ class Memory:
         if start % item or stored.offset % item:
             return None
         memory = self._map(stored)
-        return None if memory is None else framework.over(memory, stored, start, nbytes)
+        if memory is None:
+            return None
+        try:
+            return framework.over(memory, stored, start, nbytes)
+        except (RuntimeError, ValueError) as error:
+            raise LimitError(
+                f"{wanted.name!r} has {stored.nbytes} bytes, more than an array can have: {error}."
+            ) from error
 
     def _map(self, stored: Stored) -> mmap.mmap | None:
         file = stored.file
@@ -180,11 +190,39 @@ class Memory:
         tally = carry_out(plan, _Buffers(buffers, starts), readers, jobs=None if shared else 1, memory=memory)
         # Each request for a remote file asks for the version that was opened.
         check_unchanged(file for file in files if not is_far(file.path))
-        with self._lock:
-            self.bytes_read += tally.bytes_read
         if tally.overflows:
             told = "1 value was" if tally.overflows == 1 else f"{tally.overflows:,} values were"
             warnings.warn(f"{told} too large for the dtype asked for and became infinite.", stacklevel=4)
+
+
+def _key(wanted: Wanted, framework: Framework) -> Hashable:
+    """Return the key of the array that all names tied to a tensor share; None if it has one of its own."""
+    return None if wanted.key is None else (id(framework), wanted.key)
+
+
+def _check_growth(copied: Sequence[Wanted]) -> None:
+    """Raise LimitError if tensors would take memory out of proportion to the files that they are made of."""
+    total = sum(each.tensor.nbytes for each in copied)
+    if total <= ROOM_TO_GROW:
+        return
+    files = dict.fromkeys(itertools.chain.from_iterable(each.tensor.inputs() for each in copied))
+    available = sum(file.size for file in files)
+    if total > MAX_GROWTH * available + ROOM_TO_GROW:
+        largest = max(copied, key=lambda each: each.tensor.nbytes)
+        raise LimitError(
+            f"{total} bytes of memory would be made of {available} in files: tensors such as {largest.name!r} of "
+            f"{largest.tensor.nbytes} bytes repeat the same elements. Nothing was read.",
+            "Read slices of it.",
+        )
+
+
+def _blank(wanted: Wanted, framework: Framework) -> tuple[Any, memoryview]:
+    """Return a new array for a tensor, and its bytes. Raise FailedError if there is not enough memory."""
+    try:
+        return framework.blank(wanted.tensor)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        needed = wanted.tensor.nbytes
+        raise FailedError(f"There is not enough memory for {wanted.name!r}, which has {needed} bytes.") from error
 
 
 class _Buffers(Writer):

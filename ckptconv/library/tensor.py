@@ -11,6 +11,7 @@ from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, Wanted
 from ckptconv.options import OPTIONS
 from ckptconv.outputs import selection
+from ckptconv.outputs.safetensors import shape_of
 from ckptconv.structure import live
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import LazyTensor
@@ -76,7 +77,7 @@ class Tensor:
 
     def get_shape(self) -> list[int]:
         """Return the shape as safetensors' slices do."""
-        return list(self._tensor.shape)
+        return shape_of(self._tensor)
 
     def get_dtype(self) -> str:
         """Return the dtype as safetensors' slices do, such as "F32"; torch's name for one that safetensors lacks."""
