@@ -77,11 +77,6 @@ class Memory:
             raise UsageError(f"{self._given[0]} cannot be read in another process: only this one has what it held.")
         return Memory, self._given
 
-    @property
-    def options(self) -> Options:
-        """The options of the store."""
-        return self._given[1]
-
     def close(self) -> None:
         """Close the files, once no thread reads them. Arrays stay as they are."""
         with self._lock:

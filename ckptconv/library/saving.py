@@ -83,11 +83,13 @@ class _Buffers:
         self.held: dict[str, memoryview] = {}
         self._files: dict[Hashable, File] = {}
         self._kept: list[Any] = []
+        self._others: set[File] = set()
         self._token = f"<state dict {os.getpid()}.{next(_numbers)}>"
 
     def tensor(self, value: Any) -> LazyTensor:
         """Return a lazy tensor of the elements of a torch tensor; a lazy one as it is."""
         if isinstance(value, LazyTensor):
+            self._others.update(file for file in value.inputs() if file.path not in self.held)
             return value
         torch = sys.modules["torch"]
         data, facts = live.bare(value.cpu())
@@ -138,4 +140,5 @@ class _Buffers:
     def inputs(self) -> dict[str, Hashable]:
         """Return what identifies the data: a run that was interrupted is resumed only with the same."""
         digests = ((len(data), hashlib.sha256(data).hexdigest()) for data in self.held.values())
-        return {str(number): digest for number, digest in enumerate(digests)}
+        others = {file.path: (file.size, file.stamp) for file in self._others}
+        return {**{str(number): digest for number, digest in enumerate(digests)}, **others}
