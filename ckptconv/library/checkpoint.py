@@ -29,6 +29,8 @@ from ckptconv.text import brief
 _BACKENDS = ("mmap", "pread")
 # Bytes of tensors that `forward` reads together.
 _BATCH = 16 << 20
+# Names at most among which one like a missing one is looked for.
+_SEARCHED = 10_000
 
 
 class NoTensorError(UsageError, KeyError):
@@ -102,7 +104,8 @@ class Tensors(Mapping[str, Tensor]):
         try:
             return self._tensors[name]
         except KeyError:
-            close = selection.candidates(str(name), list(self._tensors))
+            # A name is often asked for to see whether it is there: do not search a million for those like it.
+            close = selection.candidates(str(name), list(self._tensors)) if len(self) <= _SEARCHED else ""
             raise NoTensorError(f"There is no tensor {brief(name)} in {self._path}.", close) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -176,10 +179,10 @@ class Tensors(Mapping[str, Tensor]):
 class Checkpoint(Tensors):
     """An opened checkpoint of any format: a read-only mapping of the names of its weights to lazy tensors.
 
-    The names and dtypes are those that a conversion would write. `source` is the description that `convert`, `verify`
-    and `inspect` take; they take a Checkpoint too. It closes at the end of a `with` block, by `close()`, or when it is
-    collected; arrays that were read stay. It may be used by several threads, and in processes that are forked; pickled,
-    it is opened again.
+    The names and dtypes are those that a conversion would write. `source` is the description that conversions use;
+    `convert` and `verify` take a Checkpoint in its place. It closes at the end of a `with` block, by `close()`, or when
+    it is collected; arrays that were read stay. It may be used by several threads, and in processes that are forked;
+    pickled, it is opened again.
     """
 
     def __init__(self, source: Source, framework: str, device: Any, memory: Memory, given: Mapping[str, Any]) -> None:
@@ -205,7 +208,7 @@ class Checkpoint(Tensors):
     def optimizer(self) -> Tensors:
         """The optimizer's states, named <parameter>.<state>; read only when they are asked for.
 
-        Raise UsageError for a checkpoint without states, or whose states cannot be told by parameter.
+        Its first use raises UsageError for a checkpoint without states, or whose states cannot be told by parameter.
         """
         return _States(self)
 
