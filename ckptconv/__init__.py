@@ -19,9 +19,12 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
-    from ckptconv.formats.detect import open_source as open  # noqa: A004
     from ckptconv.formats.source import Source
-    from ckptconv.loading import load_state_dict
+    from ckptconv.library.checkpoint import Checkpoint
+    from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
+    from ckptconv.library.loading import load_state_dict
+    from ckptconv.library.saving import save_state_dict
+    from ckptconv.library.tensor import Tensor
     from ckptconv.options import Options
     from ckptconv.publish.finish import finish
     from ckptconv.result import Report
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
 # the name of a function: the import system would put the one in the place of the other.
 _HOMES = {
+    "Checkpoint": ("library.checkpoint", "Checkpoint"),
     "CkptconvError": ("errors", "CkptconvError"),
     "CorruptError": ("errors", "CorruptError"),
     "DifferenceError": ("errors", "DifferenceError"),
@@ -42,6 +46,7 @@ _HOMES = {
     "LimitError": ("errors", "LimitError"),
     "Options": ("options", "Options"),
     "Report": ("result", "Report"),
+    "Tensor": ("library.tensor", "Tensor"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
     "UnsafeError": ("errors", "UnsafeError"),
@@ -53,15 +58,17 @@ _HOMES = {
     "convert": ("conversion", "convert"),
     "finish": ("publish.finish", "finish"),
     "flatten": ("structure.keymap", "flatten"),
-    "load_state_dict": ("loading", "load_state_dict"),
-    "open": ("formats.detect", "open_source"),
+    "load_state_dict": ("library.loading", "load_state_dict"),
+    "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("rows.pack", "pack"),
+    "save_state_dict": ("library.saving", "save_state_dict"),
     "split_rows": ("rows.split", "split"),
     "unflatten": ("structure.keymap", "unflatten"),
     "verify": ("verification.verify", "verify"),
 }
 
 __all__ = [
+    "Checkpoint",
     "CkptconvError",
     "CorruptError",
     "DifferenceError",
@@ -71,6 +78,7 @@ __all__ = [
     "Report",
     "Source",
     "StoppedError",
+    "Tensor",
     "UnsafeError",
     "UnsupportedError",
     "UsageError",
@@ -83,6 +91,7 @@ __all__ = [
     "load_state_dict",
     "open",
     "pack_rows",
+    "save_state_dict",
     "split_rows",
     "unflatten",
     "verify",
@@ -98,3 +107,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f".{module}", __name__), attribute)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

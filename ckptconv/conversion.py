@@ -15,7 +15,7 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options import OPTIONS, Default, Options, checked
 from ckptconv.outputs.planning import (
     Output,
@@ -62,7 +62,7 @@ Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None]], int]
 
 @checked(OPTIONS)
 def convert(
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str] | Source | Opened,
     output: str | os.PathLike[str] | None = None,
     *,
     progress: Progress | None = None,
@@ -71,7 +71,7 @@ def convert(
     executor: Executor | None = None,
     **options: Any,
 ) -> Report:
-    """Convert `source`, a path or an opened `Source`, to safetensors at `output`, or from safetensors to a `.pt` file.
+    """Convert `source`, a path or an opened checkpoint, to safetensors at `output`, or from safetensors to a `.pt`.
 
     If `output` ends in ".safetensors" it is one file, else a directory; the default is beside the input. The name of a
     file for torch.load ends in .pt, .pth, .bin or .ckpt. `options` are the fields of `Options`.
@@ -85,6 +85,7 @@ def convert(
     Raises a `CkptconvError`; then nothing new has a final name.
     """
     started = time.monotonic()
+    source = source_of(source)
     chosen = Options(**options)
     # Check the outputs before reading a large input.
     named = {weights_output: output, optimizer_output: chosen.optimizer, universal_output: chosen.universal}

@@ -146,7 +146,7 @@ def library(place: Path) -> None:
     report = ckptconv.convert("model.pt", "library.safetensors", include=["a.*"])
     if report.tensors != 1 or ckptconv.verify("model.pt", "library.safetensors", include=["a.*"]).tensors != 1:
         raise SystemExit(f"The library converted {report}.")
-    source = ckptconv.open("model.pt")
+    source = ckptconv.open("model.pt").source
     flat, structure = ckptconv.flatten(source.weights)
     if set(ckptconv.unflatten(flat, structure)) != {"a.weight", "b"}:
         raise SystemExit("The library lost a tensor.")

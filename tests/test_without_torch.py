@@ -93,6 +93,6 @@ except ckptconv.UsageError as error:
 """
     said = run_without(["torch"], code, tmp_path)
     assert said == (
-        "load_state_dict needs torch, which cannot be imported: No module named torch. "
-        "Install it: pip install 'ckptconv[torch]'.\n"
+        "torch is needed for its tensors, and cannot be imported: No module named torch. "
+        "Install it: pip install 'ckptconv[torch]'. Or open with framework=\"np\".\n"
     )

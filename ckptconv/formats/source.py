@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ckptconv.errors import CkptconvError
 from ckptconv.storage.records import Records
@@ -147,6 +148,18 @@ class Source:
         if self.states_error:
             raise self.states_error
         return self.optimizer
+
+
+class Opened(Protocol):
+    """What has been opened, and knows its `Source`."""
+
+    @property
+    def source(self) -> Source: ...
+
+
+def source_of(given: str | os.PathLike[str] | Source | Opened) -> str | os.PathLike[str] | Source:
+    """Return the `Source` of an opened checkpoint; a path or a `Source` itself as it is."""
+    return given if isinstance(given, (str, os.PathLike, Source)) else given.source
 
 
 def prefixed(names: Collection[str]) -> list[str]:

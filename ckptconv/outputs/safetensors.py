@@ -49,7 +49,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
         kind = tensor.dtype, tensor.shape
         known = kinds.get(kind)
         if known is None:
-            shape = ",".join(map(str, _shape(tensor)))
+            shape = ",".join(map(str, shape_of(tensor)))
             text = f'"dtype":"{_code(name, key, tensor)}","shape":[{shape}],"data_offsets"'
             known = kinds[kind] = text, tensor.nbytes
         text, size = known
@@ -77,7 +77,8 @@ def _code(file: str, key: str, tensor: LazyTensor) -> str:
     return tensor.dtype.code
 
 
-def _shape(tensor: LazyTensor) -> list[int]:
+def shape_of(tensor: LazyTensor) -> list[int]:
+    """Return the shape as safetensors counts elements."""
     shape = list(tensor.shape)
     if tensor.dtype.code == "F4" and shape:
         shape[-1] *= 2  # torch counts bytes of two values each, safetensors counts values

@@ -36,7 +36,7 @@ def subtree(tree: Any, key: str, where: str) -> Any:
         match = max((name for name in children if rest == name or rest.startswith(name + ".")), key=len, default=None)
         if match is None:
             at = f"under {passed!r} of {where}" if passed else f"at the top of {where}"
-            raise UsageError(f"There is no key {rest!r} {at}.", _candidates(rest, list(children)))
+            raise UsageError(f"There is no key {rest!r} {at}.", candidates(rest, list(children)))
         tree = children[match]
         passed = f"{passed}.{match}" if passed else match
         rest = rest[len(match) + 1 :]
@@ -51,7 +51,8 @@ def _children(tree: Any) -> dict[str, Any]:
     return {}
 
 
-def _candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
+def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
+    """Return a hint that suggests those of `names` that are most like `wanted`, or lists what there is."""
     if not names:
         return "There are no keys there."
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
@@ -72,7 +73,7 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
     for pattern in choice.include:
         if not names or (pattern not in choice.used and not any(fnmatch.fnmatchcase(name, pattern) for name in names)):
             raise UsageError(
-                f"--include {pattern!r} matches none of the {len(names)} names.", _candidates(pattern, names)
+                f"--include {pattern!r} matches none of the {len(names)} names.", candidates(pattern, names)
             )
     return chosen
 
@@ -80,7 +81,7 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
 def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
     """Return the globs of `exclude` that matched nothing, and why: {option: reason}. `names` are all there are."""
     found = (pattern for pattern in choice.exclude if pattern not in choice.used)
-    return {f"--exclude {each!r}": f"matches nothing. {_candidates(each, names)[:-1]}" for each in found}
+    return {f"--exclude {each!r}": f"matches nothing. {candidates(each, names)[:-1]}" for each in found}
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:

@@ -38,13 +38,30 @@ MAX_BUFFERED = 1 << 20
 # --------------------------------------------------------------------------------------------------------- places
 
 
-# Open descriptors by the name under which they are read in place of a path.
+# Open descriptors, and bytes in memory, by the name under which they are read in place of a path.
 _held: dict[str, int] = {}
+_in_memory: dict[str, memoryview] = {}
 
 
 def hold(name: str, fd: int) -> None:
     """Make the open file `fd` readable under `name`, as if that were its path, for the lifetime of this process."""
     _held[name] = fd
+
+
+@contextlib.contextmanager
+def holding(buffers: Mapping[str, memoryview]) -> Iterator[None]:
+    """Make bytes in memory readable under their names, as if these were paths, while the block runs."""
+    _in_memory.update(buffers)
+    try:
+        yield
+    finally:
+        for name in buffers:
+            del _in_memory[name]
+
+
+def is_held(path: str) -> bool:
+    """Whether `path` is no path, but the name of something that this process holds."""
+    return path in _held or path in _in_memory
 
 
 def is_far(path: str) -> bool:
@@ -69,6 +86,8 @@ def look(path: str, options: Options | None = None) -> Entry:
     """Return what is at `path`, following symbolic links. Raises FailedError if that cannot be determined."""
     if is_far(path):
         return _look_remote(path, options)
+    if path in _in_memory:
+        return Entry("file", File(path, len(_in_memory[path])))
     try:
         found = os.stat(_held.get(path, path))
     except (FileNotFoundError, NotADirectoryError):
@@ -243,6 +262,19 @@ class LocalReader(DescriptorReader):
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+class MemoryReader(Reader):
+    """Reads bytes in memory."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self._data = _in_memory[file.path]
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        for buffer in buffers:
+            buffer[:] = self._data[offset : offset + len(buffer)]
+            offset += len(buffer)
 
 
 class RemoteReader(Reader):
@@ -442,6 +474,8 @@ class Readers:
 
     def open(self, file: File) -> Reader:
         """Return a new reader of `file`."""
+        if file.path in _in_memory:
+            return MemoryReader(file)
         return RemoteReader(file, self._options) if is_far(file.path) else LocalReader(file)
 
     def _shrink(self, keep: str) -> None:
@@ -509,6 +543,6 @@ def check_unchanged(files: Iterable[File], options: Options | None = None) -> No
 def _changed(file: File, now: Entry) -> CorruptError:
     found = f"now has {now.file.size}" if now.kind == "file" else "is gone now"
     return CorruptError(
-        f"{file.path} changed while it was read (it had {file.size} bytes, and {found}). The output was not written.",
-        "Convert it again once nothing writes to it.",
+        f"{file.path} changed while it was read (it had {file.size} bytes, and {found}). Nothing was made of it.",
+        "Try again once nothing writes to it.",
     )

@@ -27,7 +27,7 @@ from ckptconv.pickles.nodes import (
     Size,
     TorchConstant,
 )
-from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import is_contiguous
 from ckptconv.tensors.lazy import TensorFacts
 
@@ -45,6 +45,17 @@ def is_tensor(value: Any) -> bool:
     """Whether `value` is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is a numpy array of elements that a tensor can have."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and _is_number(value.dtype)
+
+
+def _is_number(dtype: Any) -> bool:
+    # ml_dtypes registers its dtypes with the kind of raw data, or of a float.
+    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.names is None and dtype.name in DTYPES)
 
 
 def dtype_name(tensor: Any) -> str:

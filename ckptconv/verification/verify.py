@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats.companions import beside, is_companion_name
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options import OPTIONS, Options, Rules, checked
 from ckptconv.outputs import selection, universal, writable
@@ -156,14 +156,14 @@ class _Piece(NamedTuple):
 
 @checked(OPTIONS)
 def verify(
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str] | Source | Opened,
     output: str | os.PathLike[str] | None = None,
     *,
     progress: Progress | None = None,
     on_total: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Verification:
-    """Compare `output` with what converting `source`, a path or an opened `Source`, gives with the same `options`.
+    """Compare `output` with what converting `source`, a path or an opened checkpoint, gives with the same `options`.
 
     `options` are those of the conversion, the fields of `Options`. Options not given are taken from the output's
     manifest, in its directory or at the path `manifest`. `output` may be omitted if `optimizer` or `universal` is
@@ -173,6 +173,7 @@ def verify(
     DifferenceError with the first difference, UsageError for a path that does not exist, and whatever opening the
     source raises.
     """
+    source = source_of(source)
     asked = Options(**options)
     targets = [] if output is None else [_target(_place(normalize(output)), asked)]
     if targets and targets[0].manifest:

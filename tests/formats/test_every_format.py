@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import pytest
 import torch
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases, seven_shards, tag_of, widened
 from dcp_checkpoints import checkpoint_of
+from reading import assert_reads
 from safetensors.torch import load_file, save_file
 from tar_writer import Writer, pack
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptconv
+from ckptconv import CorruptError
 
 QUIETLY = ("--no-fsync", "--quiet")
 IMPORTED = """
@@ -69,7 +72,7 @@ class FormatSuite:
         return load_with_aliases(output)
 
     def test_it_is_recognised_by_any_command(self, checkpoint: Path) -> None:
-        assert ckptconv.open(checkpoint).family == self.family
+        assert ckptconv.open(checkpoint).source.family == self.family
         assert json.loads(ckptconv_here("inspect", checkpoint, "--json").out)["format"]
 
     def test_every_tensor_comes_out_and_verifies(self, checkpoint: Path, tmp_path: Path) -> None:
@@ -106,6 +109,29 @@ class FormatSuite:
         far.mkdir()
         self.convert(f"memory:/{root}/{checkpoint.relative_to(tmp_path / 'in')}".removesuffix("/."), self.output(far))
         assert_same(self.loaded(self.output(far)), self.loaded(self.output(tmp_path)))
+        store.rm(root, recursive=True)
+
+    def test_it_reads_and_loads_as_it_is_converted(self, checkpoint: Path, tmp_path: Path) -> None:
+        expected = dict(self.expected(checkpoint))
+        with ckptconv.open(checkpoint) as ck:
+            assert_reads(ck, expected)
+        assert_same(ckptconv.load_state_dict(checkpoint), expected)
+        with ckptconv.open(checkpoint) as ck:
+            for path in contents(tmp_path / "in"):
+                os.utime(tmp_path / "in" / path, ns=(1, 1))
+            with pytest.raises(CorruptError, match="changed"):
+                ck.get_tensors()
+
+    def test_a_remote_checkpoint_reads_and_loads_alike(self, checkpoint: Path, tmp_path: Path) -> None:
+        store = fsspec.filesystem("memory")
+        root = f"/read/{type(self).__name__}"
+        for name, data in contents(tmp_path / "in").items():
+            store.pipe_file(f"{root}/{name}", data)
+        far = f"memory:/{root}/{checkpoint.relative_to(tmp_path / 'in')}".removesuffix("/.")
+        expected = dict(self.expected(checkpoint))
+        with ckptconv.open(far) as ck:
+            assert_reads(ck, expected)
+        assert_same(ckptconv.load_state_dict(far), expected)
         store.rm(root, recursive=True)
 
     def test_parts_make_what_one_process_makes(self, checkpoint: Path, tmp_path: Path) -> None:

@@ -88,22 +88,22 @@ def test_other_commands_name_the_one_that_takes_it(command: str, site: Path, tmp
 def test_who_asks_for_it_by_name_gets_it_whatever_the_file_is_called(site: Path, tmp_path: Path) -> None:
     install(site, MODULE.replace("CERTAIN", "POSSIBLE"))
     path = a_vector(tmp_path / "a.pt")
-    assert library.open(path, family="vector").family == "vector"
+    assert library.open(path, family="vector").source.family == "vector"
 
 
 def test_what_is_known_by_its_name_does_not_ask_for_it(site: Path, tmp_path: Path) -> None:
     install(site, "raise RuntimeError")
     torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
-    assert library.open(tmp_path / "model.pt").family == "torch"
+    assert library.open(tmp_path / "model.pt").source.family == "torch"
     torch.save({"w": torch.ones(2)}, tmp_path / "model")
-    assert library.open(tmp_path / "model").family == "torch"
-    assert library.open(DATA / "zero" / "z2_bf16_w2" / "checkpoint").family == "deepspeed"
+    assert library.open(tmp_path / "model").source.family == "torch"
+    assert library.open(DATA / "zero" / "z2_bf16_w2" / "checkpoint").source.family == "deepspeed"
 
 
 def test_the_surest_of_several_is_taken(site: Path, tmp_path: Path) -> None:
     install(site, MODULE)
     install(site, MODULE.replace("CERTAIN", "LIKELY"), "other")
-    assert library.open(a_vector(tmp_path / "a.vec")).family == "vector"
+    assert library.open(a_vector(tmp_path / "a.vec")).source.family == "vector"
 
 
 def test_a_name_that_nobody_has_is_told(site: Path, tmp_path: Path) -> None:

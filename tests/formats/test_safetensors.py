@@ -40,7 +40,7 @@ def entry(begin: int, end: int, dtype: str = "F32", shape: Any = None) -> dict[s
 
 
 def tensors_of(path: Path) -> Any:
-    return ckptconv.open(path).weights
+    return ckptconv.open(path).source.weights
 
 
 # --------------------------------------------------------------------------------------------------------- sound files
@@ -101,7 +101,7 @@ def test_a_header_may_be_padded_with_spaces_and_have_no_metadata_or_none(tmp_pat
 
 def test_no_data_is_read(tmp_path: Path) -> None:
     save_file({"w": torch.ones(1 << 20)}, tmp_path / "x.safetensors")
-    assert ckptconv.open(tmp_path / "x.safetensors").bytes_read < 1000
+    assert ckptconv.open(tmp_path / "x.safetensors").source.bytes_read < 1000
 
 
 def test_four_bit_elements_come_in_pairs(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_set_is_read_by_its_directory_or_its_index(tmp_path: Path) -> None:
 
 def test_one_file_of_a_set_is_read_with_a_warning(tmp_path: Path) -> None:
     a_set(tmp_path)
-    source = ckptconv.open(tmp_path / "model-00002-of-00002.safetensors")
+    source = ckptconv.open(tmp_path / "model-00002-of-00002.safetensors").source
     assert list(source.weights) == ["b"]
     assert any("one of 2 files" in warning for warning in source.warnings)
 

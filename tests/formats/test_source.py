@@ -21,7 +21,7 @@ CASE = "fsdp2_w2_nested"
 
 
 def test_no_field_can_be_set(tmp_path: Path) -> None:
-    source = ckptconv.open(copy_of(CASE, tmp_path))
+    source = ckptconv.open(copy_of(CASE, tmp_path)).source
     for field in dataclasses.fields(Source):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(source, field.name, None)
@@ -30,7 +30,7 @@ def test_no_field_can_be_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [Options(), Options(key="optim"), Options(key=".")], ids=["", "key", "all"])
 def test_outputs_are_planned_when_the_checkpoint_is_gone(options: Options, tmp_path: Path) -> None:
     checkpoint = copy_of(CASE, tmp_path)
-    source = ckptconv.open(checkpoint, key=options.key, states=True)
+    source = ckptconv.open(checkpoint, key=options.key, states=True).source
     shutil.rmtree(checkpoint)
     made = weights_output(source, Target(str(tmp_path / "model"), is_file=False), options)
     states = optimizer_output(source, Target(str(tmp_path / "states"), is_file=False), options)
@@ -40,7 +40,7 @@ def test_outputs_are_planned_when_the_checkpoint_is_gone(options: Options, tmp_p
 
 def test_converting_and_verifying_leave_a_source_as_it_was(tmp_path: Path) -> None:
     checkpoint, output = copy_of(CASE, tmp_path), tmp_path / "model.safetensors"
-    source = ckptconv.open(checkpoint, tag="none")
+    source = ckptconv.open(checkpoint, tag="none").source
     before = repr(source)
     report = ckptconv.convert(source, output, optimizer=tmp_path / "states.safetensors", spool_dir=tmp_path)
     ckptconv.verify(source, output, optimizer=tmp_path / "states.safetensors")
@@ -50,7 +50,7 @@ def test_converting_and_verifying_leave_a_source_as_it_was(tmp_path: Path) -> No
 
 def test_what_was_left_out_of_an_opened_source_is_read_for_who_asks(tmp_path: Path) -> None:
     checkpoint = copy_of(CASE, tmp_path)
-    source = ckptconv.open(checkpoint)
+    source = ckptconv.open(checkpoint).source
     assert source.optimizer is None
     for options in ({}, {"key": "optim"}):
         for given, name in ((source, "opened"), (checkpoint, "path")):
@@ -65,7 +65,7 @@ def test_what_was_left_out_of_an_opened_source_is_read_for_who_asks(tmp_path: Pa
 
 def test_weights_alone_cost_nothing_that_the_optimizer_needs(tmp_path: Path) -> None:
     checkpoint = copy_of(CASE, tmp_path)
-    alone, together = ckptconv.open(checkpoint), ckptconv.open(checkpoint, states=True)
+    alone, together = ckptconv.open(checkpoint).source, ckptconv.open(checkpoint, states=True).source
     assert alone.bytes_read < together.bytes_read
     assert alone.inputs == together.inputs
     assert not alone.state_inputs
@@ -73,7 +73,7 @@ def test_weights_alone_cost_nothing_that_the_optimizer_needs(tmp_path: Path) -> 
 
 def test_what_is_read_anyway_is_not_read_again(tmp_path: Path) -> None:
     checkpoint = copy_of_zero("z3_bf16_w2", tmp_path)
-    source = ckptconv.open(checkpoint)
+    source = ckptconv.open(checkpoint).source
     assert source.optimizer
     shutil.rmtree(checkpoint)
     states = optimizer_output(source, Target(str(tmp_path / "states"), is_file=False), Options())

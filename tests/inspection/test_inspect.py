@@ -75,7 +75,7 @@ def layered(path: Path, layers: int = 24) -> Path:
 
 def lines_of(path: Path, **options: Any) -> list[str]:
     """The overview as plain lines."""
-    summary = summarize(library.open(path))
+    summary = summarize(library.open(path).source)
     return ["".join(span.text for span in line) for line in overview(str(path), summary, **options)]
 
 
@@ -338,7 +338,7 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
 
 def test_the_title_is_escaped(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
-    text = page_of("/x/<b>&\"'", summarize(library.open(tmp_path / "a.safetensors")))
+    text = page_of("/x/<b>&\"'", summarize(library.open(tmp_path / "a.safetensors").source))
     (title,) = re.findall("<title>(.*?)</title>", text)
     assert html.unescape(title).startswith("<b>&\"'")
     assert "<b>" not in text

@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from checkpoints import ckptconv_here
 from counting import counted
 from safetensors.torch import load_file
 
+import ckptconv
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import Global, Opaque
 
@@ -124,6 +126,45 @@ def test_every_file_ends_as_it_should(family: str, tmp_path: Path) -> None:
             output.unlink()
         path.unlink()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out"]
+
+
+def read_all(path: Path) -> int:
+    """Read, slice, walk and load a checkpoint by the library. Return the exit code of the error, 0 for none."""
+    try:
+        with ckptconv.open(path) as ck:
+            list(ck.tree) if isinstance(ck.tree, (Mapping, Sequence)) else ck.tree
+            for tensor in ck.values():
+                tensor[tuple(slice(1, 3) for _ in tensor.shape)]
+            ck.get_tensors()
+        ckptconv.load_state_dict(path)
+    except ckptconv.CkptconvError as error:
+        return error.exit_code
+    return 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_library_reads_no_file_that_a_conversion_refuses(family: str, tmp_path: Path) -> None:
+    for case in ALL:
+        if case.family == family:
+            path = written(case, tmp_path)
+            code = read_all(path)
+            assert not (tmp_path / "canary").exists(), case.file
+            # A file for torch.load is not written with objects that are harmless to read, and views take no memory.
+            if case.command == "pt2safetensors" and case.file != "tensor_gigabytes_twice.pt":
+                assert code == case.exit, case.file
+            path.unlink()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", sorted({directory.family for directory in SETS_OF_FILES}))
+def test_the_library_reads_no_directory_that_a_conversion_refuses(family: str, tmp_path: Path) -> None:
+    for directory in SETS_OF_FILES:
+        if directory.family == family:
+            code = read_all(filled(directory, tmp_path))
+            assert not (tmp_path / "canary").exists(), directory.file
+            if directory.command != "safetensors2pt":
+                assert code == directory.exit, directory.file
 
 
 @pytest.mark.parametrize("family", sorted({directory.family for directory in SETS_OF_FILES}))
@@ -342,3 +383,11 @@ def test_a_function_is_data_and_a_call_of_it_an_attack() -> None:
 
 def test_odd_payloads_are_few() -> None:
     assert {"load_from_bytes", "graph_module"} == ODD
+
+
+def test_tensors_that_repeat_their_elements_are_not_copied_into_memory(tmp_path: Path) -> None:
+    path = written(CASES["tensor_gigabytes_twice.pt"], tmp_path)
+    with ckptconv.open(path, backend="pread") as ck, pytest.raises(ckptconv.LimitError, match="repeat the same"):
+        ck.get_tensors()
+    with pytest.raises(ckptconv.LimitError, match="repeat the same"):
+        ckptconv.load_state_dict(path, dtype="bf16")

@@ -29,6 +29,7 @@ from ckptconv.tensors.lazy import (
     same_bytes,
 )
 from ckptconv.tensors.moves import Bits, File, Join, Swap
+from ckptconv.tensors.slices import Picked, Span, sliced
 
 SIZE = 40_000
 CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, dtype="u1")
@@ -64,9 +65,28 @@ def reference(tensor: LazyTensor) -> np.ndarray:
         return reference(tensor.tensor)[..., ::-1]
     if isinstance(tensor, Joined):
         return np.concatenate([reference(part) for part in tensor.parts], axis=-1)
+    if isinstance(tensor, Picked):
+        return at(reference(tensor.tensor), tensor.spans)
     if isinstance(tensor, Zeros):
         return np.zeros((*tensor.shape, item), "u1")
     raise TypeError(tensor)
+
+
+def at(array: np.ndarray, spans: tuple[Span, ...]) -> np.ndarray:
+    """The elements of an array at these indices of its first dimensions."""
+    for dim, (start, step, length) in enumerate(spans):
+        array = array.take([start + step * index for index in range(length)], axis=dim)
+    return array
+
+
+@st.composite
+def slices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Span, ...]:
+    spans = []
+    for extent in shape:
+        step = draw(st.integers(1, 3))
+        start = draw(st.integers(0, max(extent - 1, 0)))
+        spans.append(Span(start, step, draw(st.integers(0, -(-(extent - start) // step)))))
+    return tuple(spans)
 
 
 @st.composite
@@ -92,10 +112,13 @@ def leaves(draw: st.DrawFn, file: File) -> LazyTensor:
     return Stored(file, draw(st.integers(0, 1000)), dtype, shape, strides)
 
 
+STEPS = ("concat", "narrow", "view", "swap", "last byte", "join", "pick", "slice")
+
+
 @st.composite
 def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
     tensor = draw(leaves(file))
-    for step in draw(st.lists(st.sampled_from(["concat", "narrow", "view", "swap", "last byte", "join"]), max_size=3)):
+    for step in draw(st.lists(st.sampled_from(STEPS), max_size=3)):
         if step in ("concat", "narrow") and tensor.shape:
             dim = draw(st.integers(0, len(tensor.shape) - 1))
             cuts = []
@@ -105,6 +128,10 @@ def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
             tensor = Concat((tensor, *cuts), dim) if step == "concat" else cuts[0]
         elif step == "view":
             tensor = View(tensor, tensor.dtype, (tensor.numel,))
+        elif step == "pick":
+            tensor = Picked(tensor, draw(slices(tensor.shape)))
+        elif step == "slice":
+            tensor = sliced(tensor, draw(slices(tensor.shape)))
         elif step == "swap":
             tensor = Convert(tensor, Swap(tensor.dtype.itemsize), tensor.dtype)
         elif step == "last byte":
@@ -130,6 +157,17 @@ def test_moves_make_every_byte_of_any_interval_exactly_once(file: File, data: st
     limit = data.draw(st.sampled_from([16, 64, 256, 1 << 20]))
     assert tensor.shape == reference(tensor).shape[:-1]
     assert evaluate(tensor, start, stop, order, limit) == whole[start:stop]
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_slice_is_the_elements_at_its_indices(file: File, data: st.DataObject) -> None:
+    tensor = data.draw(expressions(file))
+    spans = data.draw(slices(tensor.shape))
+    part = sliced(tensor, spans)
+    expected = at(reference(tensor), spans)
+    assert (part.dtype, part.shape) == (tensor.dtype, expected.shape[:-1])
+    assert evaluate(part) == np.ascontiguousarray(expected).tobytes()
 
 
 def test_columns_are_cut_within_an_element_where_the_interval_is(file: File) -> None:

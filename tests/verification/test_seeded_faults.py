@@ -353,7 +353,7 @@ def code_of_another(patch: Patch) -> None:
 
 
 def shape_backwards(patch: Patch) -> None:
-    patch.setattr(safetensors, "_shape", lambda tensor: list(tensor.shape)[::-1])
+    patch.setattr(safetensors, "shape_of", lambda tensor: list(tensor.shape)[::-1])
 
 
 def index(change: Callable[[str], str]) -> Plant:

@@ -60,7 +60,7 @@ def described(tensor: torch.Tensor) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_tensor_is_what_torch_reads(case: str) -> None:
-    tree = ckptconv.open(checkpoint_of(case), key=".").tree(".")
+    tree = ckptconv.open(checkpoint_of(case), key=".").source.tree(".")
     found = {
         ".".join(map(str, path)): {
             "dtype": leaf.dtype.name,

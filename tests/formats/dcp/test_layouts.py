@@ -55,7 +55,7 @@ def content(tensor: LazyTensor, memory: int = 1 << 20) -> bytes:
 
 
 def opened(checkpoint: Checkpoint, directory: Path) -> Any:
-    return ckptconv.open(checkpoint.write(directory)).weights
+    return ckptconv.open(checkpoint.write(directory)).source.weights
 
 
 def assert_holds(found: LazyTensor, tensor: torch.Tensor, memory: int = 1 << 20) -> None:
@@ -516,9 +516,9 @@ def test_archives_that_are_alike_are_found_where_a_full_reading_finds_them(
             (name,), tensors[name], save=(lambda part: part.t().contiguous().t()) if number % 2 else lambda p: p
         )
     directory = checkpoint.write(tmp_path / "c")
-    quick = ckptconv.open(directory)
+    quick = ckptconv.open(directory).source
     monkeypatch.setattr(archive_templates.Patterns, "find", lambda *_: None)
-    slow = ckptconv.open(directory)
+    slow = ckptconv.open(directory).source
     assert quick.weights == slow.weights
     assert {path: list(records) for path, records in quick.records.items()} == {
         path: list(records) for path, records in slow.records.items()
@@ -548,6 +548,6 @@ def test_an_archive_that_differs_anywhere_else_is_read_in_full(tmp_path: Path) -
 
 def _outcome(directory: Path) -> Any:
     try:
-        return ckptconv.open(directory).weights
+        return ckptconv.open(directory).source.weights
     except ckptconv.CkptconvError as error:
         return str(error)

@@ -90,7 +90,7 @@ def test_lightning_s_directory_that_is_called_like_a_file(tmp_path: Path) -> Non
     directory = model().write(tmp_path / "epoch=1-step=10.ckpt")
     torch.save({"epoch": 1}, directory / "meta.pt")
     assert weights(directory, tmp_path) == ONES
-    assert ckptconv.open(directory).family == "dcp"
+    assert ckptconv.open(directory).source.family == "dcp"
 
 
 def test_a_directory_that_holds_none(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_what_is_no_part_of_the_save_is_left_alone(tmp_path: Path) -> None:
 def test_a_model_in_one_file_is_not_mistaken_for_what_lies_below_it(tmp_path: Path) -> None:
     model().write(tmp_path / "hub" / "checkpoint")
     torch.save({"other": torch.zeros(2)}, tmp_path / "hub" / "pytorch_model.bin")
-    assert set(ckptconv.open(tmp_path / "hub").weights) == {"other"}
+    assert set(ckptconv.open(tmp_path / "hub").source.weights) == {"other"}
     assert weights(tmp_path / "hub", tmp_path) == ONES
 
 
@@ -167,7 +167,7 @@ def test_the_directory_of_the_optimizer_is_told_of_unless_it_is_converted(tmp_pa
 
 
 def test_a_wrapper_s_prefix_is_told_and_kept(tmp_path: Path) -> None:
-    assert "module.l1.weight" in ckptconv.open(checkpoint_of("ddp_w2")).weights
+    assert "module.l1.weight" in ckptconv.open(checkpoint_of("ddp_w2")).source.weights
     assert "--strip-prefix module." in ckptconv_here("inspect", checkpoint_of("ddp_w2")).out
     assert "--strip-prefix module." in converted(checkpoint_of("ddp_w2"), tmp_path / "out.safetensors").out
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ckptconv_here
+from checkpoints import ZERO, ckptconv_here, load_with_aliases
+from checkpoints import assert_same as assert_same_tensors
+from dcp_checkpoints import DCP
 from safetensors.torch import load_file, save_file
 from states import STATES
 from strict import assert_same
@@ -189,6 +191,50 @@ def test_an_optimizer_takes_its_state(tmp_path: Path) -> None:
         other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
         other.load_state_dict(ckptconv.load_state_dict(file))
         assert_same(optimizer.state_dict(), other.state_dict())
+
+
+STEPS = {
+    "ZeRO-3": ZERO / "z3_bf16_w2" / "checkpoint",
+    "ZeRO-2": ZERO / "z2_bf16_w2" / "checkpoint",
+    "DCP": DCP / "fsdp2_w2_nested" / "checkpoint",
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("dtype", [None, "bf16", torch.float16])
+def test_a_step_of_training_is_loaded_as_its_conversion(step: str, dtype: Any, tmp_path: Path) -> None:
+    ckptconv.convert(STEPS[step], tmp_path / "x.safetensors", dtype=dtype, fsync=False)
+    loaded = ckptconv.load_state_dict(STEPS[step], dtype=dtype, device="cpu")
+    assert_same_tensors(loaded, load_with_aliases(tmp_path / "x.safetensors"))
+
+
+def test_tied_weights_of_a_step_share_their_memory() -> None:
+    loaded = ckptconv.load_state_dict(STEPS["ZeRO-3"])
+    pointers = [tensor.data_ptr() for tensor in loaded.values() if tensor.numel()]
+    assert loaded["head.weight"].data_ptr() == loaded["emb.weight"].data_ptr()
+    assert len(set(pointers)) == len(pointers) - 1
+
+
+def test_a_cast_keeps_what_was_tied_and_no_other(tmp_path: Path) -> None:
+    shared = torch.arange(8.0)
+    path = saved(tmp_path, {"a": shared, "b": shared, "n": torch.arange(3), "c": torch.ones(2)})
+    loaded = ckptconv.load_state_dict(path, dtype=torch.bfloat16)
+    assert loaded["a"].dtype == torch.bfloat16
+    assert loaded["n"].dtype == torch.int64
+    assert loaded["a"].tolist() == loaded["b"].tolist() == shared.tolist()
+    assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
+
+
+def test_all_is_moved_to_a_device(tmp_path: Path) -> None:
+    for path in (saved(tmp_path, a_model().state_dict()), STEPS["ZeRO-3"]):
+        assert all(tensor.is_meta for tensor in ckptconv.load_state_dict(path, device="meta").values())
+
+
+def test_the_example_runs() -> None:
+    example = Path(__file__).parents[2] / "examples" / "load_zero.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "without a file in between" in done.stdout
 
 
 # -------------------------------------------------------------------------------- files that cannot be used as they lie

@@ -1,0 +1,5 @@
+"""Reading, loading and saving: checkpoints as mappings of lazy tensors, and state dicts.
+
+In: a path, or a state dict. Out: arrays of torch or numpy, which are maps of the files where the bytes lie as they are
+needed, and copies otherwise; or, saved, what a conversion writes. One mechanism, `memory`, makes all arrays.
+"""

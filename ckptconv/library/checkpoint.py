@@ -1,0 +1,379 @@
+"""An opened checkpoint: a mapping of names to tensors, for every format."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from typing import Any, overload
+
+from ckptconv.errors import UsageError
+from ckptconv.formats.detect import complete, open_source
+from ckptconv.formats.safetensors import FAMILY as SAFETENSORS
+from ckptconv.formats.source import Source
+from ckptconv.library.frameworks import framework as framework_named
+from ckptconv.library.frameworks import named
+from ckptconv.library.memory import Memory, batches
+from ckptconv.library.tensor import Tensor
+from ckptconv.options import OPENING, Options, checked
+from ckptconv.outputs import selection
+from ckptconv.outputs.selected import Selected, selected, selected_states
+from ckptconv.process import no_garbage
+from ckptconv.storage.files import is_held
+from ckptconv.storage.paths import normalize
+from ckptconv.structure import dtype_views
+from ckptconv.tensors.lazy import LazyTensor, untagged
+from ckptconv.text import brief
+
+# How bytes of local files are read, as safetensors names it: by maps, or by copying what is read.
+_BACKENDS = ("mmap", "pread")
+# Bytes of tensors that `forward` reads together.
+_BATCH = 16 << 20
+# Names at most among which one like a missing one is looked for.
+_SEARCHED = 10_000
+
+
+class NoTensorError(UsageError, KeyError):
+    """A name that a checkpoint does not have."""
+
+
+class Names(KeysView[str], Sequence[str]):
+    """The names of tensors, as a view of a mapping's keys that also has an order, as the list of safetensors has."""
+
+    def __init__(self, names: Mapping[str, object]) -> None:
+        super().__init__(names)
+        self._names = names
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return list(self._names)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == other if isinstance(other, list) else super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: Iterable[str]) -> list[str]:
+        return [*self, *other]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by name, in the order in which they lie in the files. Nothing of them is read before it is asked for.
+
+    It has the methods of safetensors' `safe_open` beside those of a mapping.
+    """
+
+    def __init__(self, path: str, memory: Memory, framework: str, device: Any) -> None:
+        self._path, self._memory, self._framework, self._device = path, memory, framework, device
+
+    def _selected(self) -> Selected:
+        """Return the tensors, and what is known of them."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        self._memory.check_open()
+        with no_garbage():
+            return self._made(self._selected())
+
+    def _made(self, chosen: Selected) -> dict[str, Tensor]:
+        all_apart = chosen.described.apart and not chosen.owners
+        tied = {} if all_apart else selection.untie(chosen.tensors, chosen.owners)
+        shared = {*tied, *tied.values()}
+        lazy: dict[str, LazyTensor] = {name: chosen.cast(tied.get(name, name)) for name in chosen.tensors}
+        names = sorted(lazy, key=lambda name: lazy[name].origin())
+        return {
+            name: Tensor(
+                name,
+                lazy[name],
+                self._memory,
+                self._framework,
+                self._device,
+                (id(self), tied.get(name, name)) if name in shared else None,
+            )
+            for name in names
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            # A name is often asked for to see whether it is there: do not search a million for those like it.
+            close = selection.candidates(str(name), list(self._tensors)) if len(self) <= _SEARCHED else ""
+            raise NoTensorError(f"There is no tensor {brief(name)} in {self._path}.", close) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{name!r}: {tensor!r}' for name, tensor in self._tensors.items())}}}"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._tensors)
+
+    # ---- as safetensors' safe_open
+
+    def keys(self) -> Names:
+        """Return the names, in the order in which the tensors lie in the files."""
+        return Names(self._tensors)
+
+    def offset_keys(self) -> list[str]:
+        """Return the names as a list, in the same order."""
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> Any:
+        """Return all of a tensor, as an array of the framework, on the device that the checkpoint was opened for."""
+        return self.get_tensors([name])[name]
+
+    def get_slice(self, name: str) -> Tensor:
+        """Return a tensor to be sliced: `get_slice(name)[a:b, ...]`."""
+        return self[name]
+
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Return arrays by name, of all tensors or of `names`. What has to be copied is read together."""
+        chosen = [self[name] for name in (self._tensors if names is None else names)]
+        return dict(zip([each.name for each in chosen], self._arrays(chosen), strict=True))
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the metadata of a safetensors file; of others, what a conversion would write; None for none."""
+        return {"format": "pt"}
+
+    # ---- forward
+
+    def forward(self) -> Iterator[tuple[str, Any]]:
+        """Yield each name and array in the order in which they lie in the files.
+
+        Small tensors are read together, at most 16 MiB at a time: of a store, this takes few requests. Nothing that was
+        yielded is kept.
+        """
+        for batch in batches((tensor.wanted() for tensor in self._tensors.values()), _BATCH):
+            chosen = [self._tensors[each.name] for each in batch]
+            arrays = self._arrays(chosen)
+            names = [each.name for each in chosen]
+            for index, name in enumerate(names):
+                array, arrays[index] = arrays[index], None
+                yield name, array
+                del array
+
+    def _arrays(self, chosen: Sequence[Tensor]) -> list[Any]:
+        made = framework_named(self._framework)
+        arrays = self._memory.arrays([each.wanted() for each in chosen], made)
+        return [made.placed(array, self._device) for array in arrays]
+
+
+class Checkpoint(Tensors):
+    """An opened checkpoint of any format: a read-only mapping of the names of its weights to lazy tensors.
+
+    The names and dtypes are those that a conversion would write. `source` is the description that conversions use;
+    `convert` and `verify` take a Checkpoint in its place. It closes at the end of a `with` block, by `close()`, or when
+    it is collected; arrays that were read stay. It may be used by several threads, and in processes that are forked;
+    pickled, it is opened again.
+    """
+
+    def __init__(self, source: Source, framework: str, device: Any, memory: Memory, given: Mapping[str, Any]) -> None:
+        super().__init__(source.path, memory, framework, device)
+        self.source = source
+        self._given = given
+
+    @property
+    def format(self) -> str:
+        """The format, for people: "DeepSpeed ZeRO-3"."""
+        return self.source.format
+
+    def _selected(self) -> Selected:
+        return selected(self.source, Options(key=self._given["key"]))
+
+    def metadata(self) -> dict[str, str] | None:
+        self._memory.check_open()
+        if self.source.family != SAFETENSORS:
+            return super().metadata()
+        return dict(self.source.metadata) or None
+
+    @functools.cached_property
+    def optimizer(self) -> Tensors:
+        """The optimizer's states, named <parameter>.<state>; read only when they are asked for.
+
+        Its first use raises UsageError for a checkpoint without states, or whose states cannot be told by parameter.
+        """
+        return _States(self)
+
+    @functools.cached_property
+    def tree(self) -> Any:
+        """All that was saved, nested as it was, with lazy tensors as leaves: mappings, sequences and plain values.
+
+        Objects of classes that are known by name only, and constants of torch and numpy, are the nodes that stand for
+        them.
+        """
+        self._memory.check_open()
+        inert = bool(self._given.get("inert"))
+        key = self._given["key"] or "."
+        whole = complete(self.source, key=key, inert=inert)
+        tree = selection.subtree(whole.tree(key), key, whole.path)
+        return _Branch(self, "").wrapped("", tree)
+
+    def close(self) -> None:
+        """Close the files. What was read stays; reading more raises UsageError."""
+        self._memory.close()
+
+    def __enter__(self) -> Checkpoint:
+        self._memory.check_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        known = self.__dict__.get("_tensors")
+        count = "" if known is None else f", {len(known)} tensors"
+        return f"<Checkpoint {self._path!r}: {self.format}{count}>"
+
+    def __reduce__(self) -> Any:
+        self._memory.check_open()
+        if is_held(self._given["path"]) or is_held(self._path):
+            raise UsageError(f"{self._path} cannot be opened in another process: it came through a pipe.")
+        return _reopened, (dict(self._given),)
+
+
+class _States(Tensors):
+    """The states of a checkpoint's optimizer."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint._path, checkpoint._memory, checkpoint._framework, checkpoint._device)
+        self._checkpoint = checkpoint
+
+    def _selected(self) -> Selected:
+        inert = bool(self._checkpoint._given.get("inert"))
+        return selected_states(complete(self._checkpoint.source, states=True, inert=inert), Options())
+
+
+class _Branch:
+    """Makes views of a tree whose leaves are tensors."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self._checkpoint, self._name = checkpoint, name
+
+    def wrapped(self, key: object, value: Any) -> Any:
+        """Return `value`, which is at `key` of this branch, as it is shown."""
+        ckpt = self._checkpoint
+        name = f"{self._name}.{key}" if self._name else str(key)
+        if isinstance(value, LazyTensor):
+            value = untagged(value)
+            if value.dtype.kind == "x":
+                value = dtype_views.stored(value)
+            return Tensor(name, value, ckpt._memory, ckpt._framework, ckpt._device)
+        if isinstance(value, Mapping):
+            return _Node(ckpt, name, value)
+        if type(value) in (list, tuple):
+            return _List(ckpt, name, value)
+        return value
+
+
+class _Node(_Branch, Mapping[Any, Any]):
+    """A mapping of a tree."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str, items: Mapping[Any, Any]) -> None:
+        super().__init__(checkpoint, name)
+        self._items = items
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.wrapped(key, self._items[key])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"<{type(self._items).__name__} of {', '.join(map(brief, self._items))}>"
+
+    def _ipython_key_completions_(self) -> list[Any]:
+        return list(self._items)
+
+
+class _List(_Branch, Sequence[Any]):
+    """A list or tuple of a tree."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str, items: Sequence[Any]) -> None:
+        super().__init__(checkpoint, name)
+        self._items = items
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        return self.wrapped(index, self._items[index])
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"<{type(self._items).__name__} of {len(self._items)}>"
+
+
+@checked(OPENING)
+def open_checkpoint(
+    path: str | os.PathLike[str],
+    framework: str = "pt",
+    device: Any = None,
+    *,
+    key: str = "",
+    tag: str = "",
+    exclude_frozen: bool = False,
+    model_rank: int | None = None,
+    states: bool = False,
+    inert: bool = False,
+    family: str = "",
+    backend: str = "mmap",
+    spool_dir: str = "",
+    storage_options: Mapping[str, Any] | None = None,
+) -> Checkpoint:
+    """Open the checkpoint at `path`, whatever its format, as safetensors' `safe_open` opens a file.
+
+    Only descriptions are read, no tensor data. `framework` is "pt" for torch or "np" for numpy, which are imported with
+    the first array; `device` is where torch's arrays go. `key` selects a subtree, as in "state_dict". `tag`,
+    `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `states` reads the
+    description of the optimizer's states now, not when they are asked for. A file that is an attack raises UnsafeError;
+    with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
+    raises UsageError. `backend` "pread" copies what is read, where "mmap" maps it. "-" is standard input; what comes
+    through a pipe, or is compressed, is kept in a temporary file in `spool_dir`. Raise a CkptconvError.
+    """
+    kind = named(framework)
+    if backend not in _BACKENDS:
+        raise UsageError(f"There is no backend {backend!r}.", f"There are {' and '.join(_BACKENDS)}.")
+    options = dict(storage_options or {})
+    path = normalize(path)
+    reading = {
+        "family": family,
+        "tag": tag,
+        "exclude_frozen": exclude_frozen,
+        "model_rank": model_rank,
+        "key": key,
+        "states": states,
+        "inert": inert,
+        "spool_dir": spool_dir,
+        "storage_options": options,
+    }
+    with no_garbage():
+        source = open_source(path, **reading)  # type: ignore[arg-type]
+    memory = Memory(source.path, options, backend == "mmap", spool_dir)
+    given = {"path": path, "framework": framework, "device": device, "backend": backend, **reading}
+    return Checkpoint(source, kind, device, memory, given)
+
+
+def _reopened(given: Mapping[str, Any]) -> Checkpoint:
+    return open_checkpoint(**given)

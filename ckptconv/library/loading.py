@@ -1,0 +1,112 @@
+"""Load state dicts as torch tensors: maps of the checkpoint's files where possible, and no code named in it runs."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.formats.detect import open_source
+from ckptconv.formats.source import Source
+from ckptconv.formats.torch import file as torch_file
+from ckptconv.library.frameworks import framework
+from ckptconv.library.memory import Memory, Wanted
+from ckptconv.options import OPENING, checked
+from ckptconv.outputs import selection
+from ckptconv.outputs.targets import TORCH_SUFFIXES
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
+from ckptconv.structure import keymap
+from ckptconv.tensors.lazy import LazyTensor, Tagged, View, untagged
+
+
+@checked(OPENING)
+def load_state_dict(
+    path: str | os.PathLike[str],
+    *,
+    key: str = "",
+    device: Any = None,
+    dtype: str | None = None,
+    tag: str = "",
+    storage_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the state dict in a checkpoint of any format, with torch tensors.
+
+    The tensors are in a private map of the files: they are read, and take memory, only when used. They can be changed
+    in place; that does not change the file. They share memory as the saved tensors did. Data that cannot be used in
+    place (cast, other byte order, unaligned, in pieces on several ranks, compressed, remote) is copied into memory.
+    From a safetensors file, tensors that overlap in part are copied too, and all others are in C order, whatever their
+    strides were.
+
+    With a structure record, or from a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
+    name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed. Floating-point tensors are cast to
+    `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only stay
+    `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns if a `.pt` file beside `path` is newer.
+    """
+    torch = framework("pt")
+    path = normalize(path)
+    _warn_of_newer(path)
+    options = dict(storage_options or {})
+    source = open_source(path, key=key, tag=tag, storage_options=options)
+    tree = selection.subtree(source.tree(key), key, path) if key else source.weights
+    described = keymap.describe(tree, tagged=True)
+    wanted = _wanted(source, described, dtype)
+    memory = Memory(source.path, options)
+    try:
+        with warnings.catch_warnings():
+            # torch warns that the buffer is read-only where a private map was refused.
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            arrays = memory.arrays(wanted, torch)
+    finally:
+        memory.close()
+    if device is not None:
+        # Tied tensors are one array, and stay one.
+        placed = {id(array): torch.placed(array, device) for array in arrays}
+        arrays = [placed[id(array)] for array in arrays]
+    flat = dict(zip(described.tensors, arrays, strict=True))
+    return keymap.unflatten(flat, described.structure, live_values=True, lay_out=False)
+
+
+def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> list[Wanted]:
+    """Return what to make arrays of: the tensors as they are cast, and the memory that they share."""
+    # In torch files, tensors share memory as they did when saved; in other formats each has its own elements.
+    in_place = source.family == torch_file.FAMILY
+    plain = {name: untagged(tensor) for name, tensor in described.tensors.items()}
+    tied = {} if in_place else selection.untie(plain, source.owners)
+    shared = {*tied, *tied.values()}
+    wanted = []
+    for name, leaf in described.tensors.items():
+        tensor = plain[tied.get(name, name)]
+        if name not in described.fixed:
+            widen_only = dtype is None
+            tensor = selection.converted(name, tensor, dtype or source.default_dtype, widen_only)
+        before, storage = 0, None
+        facts = leaf.facts if isinstance(leaf, Tagged) else None
+        if in_place and facts is not None and facts.storage is not None:
+            before, storage = facts.storage_offset * _itemsize(plain[name]), facts.storage_nbytes
+        wanted.append(Wanted(name, tensor, before, storage, tied.get(name, name) if name in shared else None))
+    return wanted
+
+
+def _itemsize(tensor: LazyTensor) -> int:
+    """Return the bytes of one element; for a complex number stored as a pair, of both."""
+    pair = isinstance(tensor, View) and tensor.tensor.dtype.kind == "c"
+    return 2 * tensor.dtype.itemsize if pair else tensor.dtype.itemsize
+
+
+def _warn_of_newer(path: str) -> None:
+    """Warn if a torch file beside the safetensors file `path` is newer."""
+    stem, suffix = os.path.splitext(path)
+    if suffix != ".safetensors" or is_remote(path):
+        return
+    stems = [stem, join(dirname(path), "pytorch_model")] if basename(stem) == "model" else [stem]
+    for original in (before + ending for before in stems for ending in TORCH_SUFFIXES):
+        try:
+            newer = os.stat(original).st_mtime_ns > os.stat(path).st_mtime_ns
+        except OSError:
+            continue
+        if newer:
+            warnings.warn(
+                f"{original} is newer than {path}, which is loaded: convert it again if they should be the same.",
+                stacklevel=4,
+            )

@@ -1,0 +1,270 @@
+"""Arrays of lazy tensors: maps of local files where the bytes lie as they are needed, else copies of what is read."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import mmap
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ckptconv.engine.execute import carry_out
+from ckptconv.errors import CorruptError, FailedError, LimitError, UsageError
+from ckptconv.library.frameworks import Framework
+from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
+from ckptconv.plan import Data, FilePlan
+from ckptconv.storage.files import Options, check_unchanged, is_far, is_held, look
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.writing import Writer, reason
+from ckptconv.tensors.lazy import LazyTensor, Stored
+from ckptconv.tensors.moves import File
+from ckptconv.tensors.slices import as_stored, extent
+
+# Without MAP_NORESERVE, Linux counts a whole private map against the available memory; with it, only written pages.
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+# Bytes of buffers beside the arrays, for local and for remote files; that of local reads that one thread does.
+_BUFFERS, _FAR_BUFFERS, _ALONE = 8 << 20, 24 << 20, 2 << 20
+# Bytes from which on several threads read.
+_SHARED = 32 << 20
+
+
+class Wanted(NamedTuple):
+    """A tensor of which an array is wanted, with its name for messages.
+
+    `before` and `storage` are the bytes before its first element and of all of the storage that its array shares with
+    others; without them it has a storage of its own. `key`, if any, is that of all names that are tied to it.
+    """
+
+    name: str
+    tensor: LazyTensor
+    before: int = 0
+    storage: int | None = None
+    key: Hashable = None
+
+
+class Memory:
+    """What is open of a checkpoint: readers and maps of its files. For any number of threads.
+
+    It may be used in a process that was forked, which opens the files anew, and can be pickled. `mapped`: use maps.
+    """
+
+    def __init__(self, path: str, options: Options, mapped: bool = True, spool_dir: str = "") -> None:
+        self._given = (path, options, mapped, spool_dir)
+        self._mapped = mapped
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        _, options, _, spool_dir = self._given
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._users = 0
+        self._readers = SpoolingReaders(options, spool_dir)
+        self._maps: dict[File, mmap.mmap | None] = {}
+        # Arrays of tied tensors that are still in use: the next of the same tensor is the same.
+        self._arrays: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
+        self._release = weakref.finalize(self, self._readers.close)
+
+    def __reduce__(self) -> tuple[Callable[..., Memory], tuple[Any, ...]]:
+        self.check_open()
+        if is_held(self._given[0]):
+            raise UsageError(f"{self._given[0]} cannot be read in another process: only this one has what it held.")
+        return Memory, self._given
+
+    def close(self) -> None:
+        """Close the files, once no thread reads them. Arrays stay as they are."""
+        with self._lock:
+            self._closed = True
+            self._maps.clear()
+            if not self._users:
+                self._release()
+
+    def check_open(self) -> None:
+        """Raise UsageError after `close`."""
+        if self._closed:
+            raise UsageError(f"{self._given[0]} was closed, and is read only while it is open.", "Open it again.")
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[SpoolingReaders]:
+        if self._process != os.getpid():
+            self._begin()  # locks and temporary files are the parent's
+        with self._lock:
+            self.check_open()
+            self._users += 1
+        try:
+            yield self._readers
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._closed and not self._users:
+                    self._release()
+
+    def arrays(self, wanted: Sequence[Wanted], framework: Framework) -> list[Any]:
+        """Return an array for each of `wanted`. What has to be copied is read together.
+
+        Raise CorruptError for a file that has changed since it was opened, FailedError for one that cannot be read, and
+        UnsupportedError for a dtype that the framework lacks. Warn of values that a cast made infinite.
+        """
+        made: list[Any] = []
+        known: dict[Hashable, Any] = {}
+        with self._reading() as readers:
+            for each in wanted:
+                framework.check(each.name, each.tensor.dtype)
+                array = self._arrays.get(_key(each, framework))
+                made.append(self._over(each, framework) if array is None else array)
+            copied = [each for each, array in zip(wanted, made, strict=True) if array is None]
+            _check_growth(copied)
+            tensors: list[LazyTensor] = []
+            buffers: list[memoryview] = []
+            for index, each in enumerate(wanted):
+                key = _key(each, framework)
+                if made[index] is None:
+                    made[index] = known.get(key)
+                if made[index] is None:
+                    made[index], buffer = _blank(each, framework)
+                    tensors.append(each.tensor)
+                    buffers.append(buffer)
+                if key is not None:
+                    known.setdefault(key, made[index])
+            self._fill(tensors, buffers, readers)
+            self._arrays.update(known)
+        return made
+
+    def fill(self, tensor: LazyTensor, buffer: memoryview) -> None:
+        """Read `tensor` into `buffer`, in C order. Raise and warn as `arrays` does."""
+        with self._reading() as readers:
+            self._fill([tensor], [buffer], readers)
+
+    def _over(self, wanted: Wanted, framework: Framework) -> Any:
+        """Return an array over a map of the file; None if the tensor cannot be used as it lies there."""
+        stored = as_stored(wanted.tensor) if self._mapped and wanted.tensor.numel else None
+        if stored is None:
+            return None
+        start = stored.offset - wanted.before
+        nbytes = extent(stored) if wanted.storage is None else wanted.storage
+        item = stored.dtype.itemsize
+        if start % item or stored.offset % item:
+            return None
+        memory = self._map(stored)
+        if memory is None:
+            return None
+        try:
+            return framework.over(memory, stored, start, nbytes)
+        except (RuntimeError, ValueError) as error:
+            raise LimitError(
+                f"{wanted.name!r} has {stored.nbytes} bytes, more than an array can have: {error}."
+            ) from error
+
+    def _map(self, stored: Stored) -> mmap.mmap | None:
+        file = stored.file
+        with self._lock:
+            if file in self._maps:
+                known = self._maps[file]
+                if known is not None:
+                    check_unchanged([file])
+                return known
+            memory = self._maps[file] = _map(file)
+            return memory
+
+    def _fill(self, tensors: Sequence[LazyTensor], buffers: Sequence[memoryview], readers: SpoolingReaders) -> None:
+        if not tensors:
+            return
+        starts = list(itertools.accumulate((len(buffer) for buffer in buffers), initial=0))
+        parts = tuple(Data(start, tensor, "") for start, tensor in zip(starts, tensors, strict=False))
+        plan = FilePlan("", starts[-1], parts)
+        files = list(dict.fromkeys(file.stored for file in plan.inputs()))
+        far = any(is_far(file.path) for file in files)
+        shared = plan.size >= _SHARED
+        memory = _FAR_BUFFERS if far else _BUFFERS if shared else _ALONE
+        tally = carry_out(plan, _Buffers(buffers, starts), readers, jobs=None if shared else 1, memory=memory)
+        # Each request for a remote file asks for the version that was opened.
+        check_unchanged(file for file in files if not is_far(file.path))
+        if tally.overflows:
+            told = "1 value was" if tally.overflows == 1 else f"{tally.overflows:,} values were"
+            warnings.warn(f"{told} too large for the dtype asked for and became infinite.", stacklevel=4)
+
+
+def _key(wanted: Wanted, framework: Framework) -> Hashable:
+    """Return the key of the array that all names tied to a tensor share; None if it has one of its own."""
+    return None if wanted.key is None else (id(framework), wanted.key)
+
+
+def _check_growth(copied: Sequence[Wanted]) -> None:
+    """Raise LimitError if tensors would take memory out of proportion to the files that they are made of."""
+    total = sum(each.tensor.nbytes for each in copied)
+    if total <= ROOM_TO_GROW:
+        return
+    files = dict.fromkeys(itertools.chain.from_iterable(each.tensor.inputs() for each in copied))
+    available = sum(file.size for file in files)
+    if total > MAX_GROWTH * available + ROOM_TO_GROW:
+        largest = max(copied, key=lambda each: each.tensor.nbytes)
+        raise LimitError(
+            f"{total} bytes of memory would be made of {available} in files: tensors such as {largest.name!r} of "
+            f"{largest.tensor.nbytes} bytes repeat the same elements. Nothing was read.",
+            "Read slices of it.",
+        )
+
+
+def _blank(wanted: Wanted, framework: Framework) -> tuple[Any, memoryview]:
+    """Return a new array for a tensor, and its bytes. Raise FailedError if there is not enough memory."""
+    try:
+        return framework.blank(wanted.tensor)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        needed = wanted.tensor.nbytes
+        raise FailedError(f"There is not enough memory for {wanted.name!r}, which has {needed} bytes.") from error
+
+
+class _Buffers(Writer):
+    """Writes to buffers as if they were one file; the first byte of each is in `starts`."""
+
+    positioned = True
+
+    def __init__(self, buffers: Sequence[memoryview], starts: Sequence[int]) -> None:
+        self._buffers, self._starts = buffers, starts
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        index = bisect.bisect_right(self._starts, offset) - 1
+        while data:
+            buffer, at = self._buffers[index], offset - self._starts[index]
+            count = min(len(buffer) - at, len(data))
+            buffer[at : at + count] = data[:count]
+            data, offset, index = data[count:], offset + count, index + 1
+
+
+def _map(file: File) -> mmap.mmap | None:
+    """Return a private map of a whole file; None if the file is packed, remote, or not a regular file."""
+    if file.packed or is_far(file.path) or is_held(file.path) or look(file.path).kind != "file":
+        return None
+    check_unchanged([file])
+    try:
+        # Opening a pipe would otherwise wait for a writer.
+        with open(file.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
+            if os.fstat(opened.fileno()).st_size != file.size:
+                raise CorruptError(f"{file.path} changed while it was opened.", "Open it again.")
+            try:
+                protection = mmap.PROT_READ | mmap.PROT_WRITE
+                return mmap.mmap(opened.fileno(), file.size, mmap.MAP_PRIVATE | _NO_RESERVE, protection)
+            except OSError:
+                return mmap.mmap(opened.fileno(), file.size, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise FailedError(f"{file.path} cannot be mapped: {reason(error)}.") from error
+
+
+def batches(wanted: Iterable[Wanted], nbytes: int) -> Iterator[list[Wanted]]:
+    """Yield `wanted` in batches of at most `nbytes` bytes, but at least one tensor."""
+    batch: list[Wanted] = []
+    size = 0
+    for each in wanted:
+        if batch and size + each.tensor.nbytes > nbytes:
+            yield batch
+            batch, size = [], 0
+        batch.append(each)
+        size += each.tensor.nbytes
+    if batch:
+        yield batch

@@ -1,0 +1,260 @@
+"""A tensor of an opened checkpoint, which is read when its elements are asked for."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UsageError
+from ckptconv.library.frameworks import framework
+from ckptconv.library.memory import Memory, Wanted
+from ckptconv.options import OPTIONS
+from ckptconv.outputs import selection
+from ckptconv.outputs.safetensors import shape_of
+from ckptconv.structure import live
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.slices import Span, sliced
+
+
+class OutOfRangeError(UsageError, IndexError):
+    """An index that a tensor does not have."""
+
+
+class Tensor:
+    """A tensor that is not loaded: a name, a dtype, a shape, and where its bytes are.
+
+    `tensor[1:3, ..., 0]` reads only what that needs, and returns an array of the framework that the checkpoint was
+    opened for; `torch()` and `numpy()` return all of it. An array is a view of the file, in memory only where it is
+    used, if the bytes lie there as they are needed, and else a copy. A view can be written: that changes neither the
+    file nor what other processes see, but it does change other views of the same bytes. All of these raise
+    CorruptError if a file has changed since the checkpoint was opened.
+    """
+
+    __slots__ = ("_device", "_framework", "_key", "_memory", "_tensor", "name")
+    name: str
+
+    def __init__(
+        self,
+        name: str,
+        tensor: LazyTensor,
+        memory: Memory,
+        framework: str,
+        device: Any = None,
+        key: Hashable = None,
+    ) -> None:
+        self.name = name
+        self._tensor = tensor
+        self._memory = memory
+        self._framework = framework
+        self._device = device
+        self._key = key
+
+    # ---- what it is
+
+    @property
+    def dtype(self) -> DType:
+        """The element type: its `name` is torch's, its `itemsize` in bytes."""
+        return self._tensor.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._tensor.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self._tensor.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._tensor.numel
+
+    @property
+    def nbytes(self) -> int:
+        return self._tensor.nbytes
+
+    def get_shape(self) -> list[int]:
+        """Return the shape as safetensors' slices do."""
+        return shape_of(self._tensor)
+
+    def get_dtype(self) -> str:
+        """Return the dtype as safetensors' slices do, such as "F32"; torch's name for one that safetensors lacks."""
+        return self.dtype.code or self.dtype.name
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.dtype}, {list(self.shape)}, {self.nbytes:,} bytes)"
+
+    def __reduce__(self) -> tuple[type[Tensor], tuple[Any, ...]]:
+        return Tensor, (self.name, self._tensor, self._memory, self._framework, self._device, self._key)
+
+    # ---- all of it
+
+    def numpy(self, *, raw: bool = False) -> Any:
+        """Return it as a numpy array. `raw`: elements are their bits, as unsigned integers of the same size.
+
+        Raise UnsupportedError for a dtype that numpy lacks, such as bfloat16 without the package ml_dtypes.
+        """
+        return self._array("np", raw=raw)
+
+    def torch(self, *, device: Any = None) -> Any:
+        """Return it as a torch tensor, on `device` if that is given."""
+        return self._array("pt", device=device if device is not None else self._device)
+
+    def to(self, dtype: Any) -> Tensor:
+        """Return it cast to float32, bfloat16 or float16, as a conversion casts: lazily, with one correct rounding.
+
+        Reading it warns of values that became infinite. Raise UsageError if elements cannot be cast to `dtype`.
+        """
+        name = OPTIONS["dtype"].parse(dtype)
+        if self.dtype.kind != "f" and name not in (None, "keep", self.dtype.name):
+            raise UsageError(
+                f"{self.name!r} is a tensor of {self.dtype}, and only floating-point tensors are cast.",
+                "Take the array, and cast that.",
+            )
+        cast = selection.converted(self.name, self._tensor, name or "keep")
+        key = None if self._key is None else (self._key, name)
+        return Tensor(self.name, cast, self._memory, self._framework, self._device, key)
+
+    def read_into(self, buffer: Any) -> None:
+        """Read all elements into `buffer`, in C order: a contiguous array, or any writable buffer of `nbytes` bytes.
+
+        Raise UsageError for another size, or a buffer that cannot be written.
+        """
+        try:
+            view = memoryview(_bytes_of(buffer)).cast("B")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{self.name!r} cannot be read into {type(buffer).__name__}: {error}.") from error
+        if view.readonly or view.nbytes != self.nbytes:
+            found = "is read-only" if view.readonly else f"has {view.nbytes} bytes"
+            raise UsageError(f"{self.name!r} has {self.nbytes} bytes, and the buffer to read it into {found}.")
+        self._memory.fill(self._tensor, view)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self.name!r} has no dimensions, and so no length.")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"Whether the tensor {self.name!r} is true is ambiguous: read its elements.")
+
+    @property
+    def lazy(self) -> LazyTensor:
+        """The expression that says where its bytes are."""
+        return self._tensor
+
+    def wanted(self) -> Wanted:
+        """Return what `Memory.arrays` makes arrays of."""
+        return Wanted(self.name, self._tensor, key=self._key)
+
+    def _array(self, name: str, *, raw: bool = False, device: Any = None) -> Any:
+        made = framework(name, raw)
+        (array,) = self._memory.arrays([self.wanted()], made)
+        return made.placed(array, device)
+
+    # ---- slices
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the elements at `key`: integers, slices with any step, an Ellipsis, None for a new dimension.
+
+        Raise UsageError for anything else, and for an index out of range, which is an IndexError too.
+        """
+        index = parsed(self.name, key, self.shape)
+        made = framework(self._framework)
+        part = sliced(self._tensor, index.spans)
+        # A part of a tensor is that tensor's only if it is all of it.
+        whole = part is self._tensor
+        (array,) = self._memory.arrays([Wanted(self.name, part, key=self._key if whole else None)], made)
+        if index.flipped:
+            array = made.flipped(array, index.flipped)
+        if index.shape != part.shape:
+            array = array.reshape(index.shape)
+        return made.placed(array, self._device)
+
+
+class Index(NamedTuple):
+    """What a key selects: the span of each dimension, those to reverse afterwards, and the shape of the result."""
+
+    spans: tuple[Span, ...]
+    flipped: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def parsed(name: str, key: Any, shape: tuple[int, ...]) -> Index:
+    """Return what `key` selects of a tensor of `shape`; `name` is for messages. Raise as `Tensor.__getitem__` does."""
+    keys = key if isinstance(key, tuple) else (key,)
+    used = sum(each is not None and each is not Ellipsis for each in keys)
+    ellipses = sum(each is Ellipsis for each in keys)
+    if used > len(shape) or ellipses > 1:
+        what = "more than one Ellipsis" if ellipses > 1 else f"{used} indices"
+        raise OutOfRangeError(f"{name!r} has {len(shape)} dimensions, and was given {what}.")
+    if not ellipses:
+        keys = (*keys, Ellipsis)
+    spans: list[Span] = []
+    flipped: list[int] = []
+    result: list[int] = []
+    for each in keys:
+        if each is None:
+            result.append(1)
+        elif each is Ellipsis:
+            rest = shape[len(spans) : len(spans) + len(shape) - used]
+            spans.extend(Span(0, 1, extent) for extent in rest)
+            result.extend(rest)
+        elif isinstance(each, slice):
+            span, reverse = _of_slice(name, each, shape[len(spans)])
+            flipped.extend([len(spans)] if reverse else [])
+            spans.append(span)
+            result.append(span.length)
+        else:
+            spans.append(Span(_of_integer(name, each, shape[len(spans)]), 1, 1))
+    return Index(tuple(spans), tuple(flipped), tuple(result))
+
+
+def _of_slice(name: str, part: slice, extent: int) -> tuple[Span, bool]:
+    """Return the span of a slice, and whether its indices are to be reversed."""
+    try:
+        indices = range(extent)[part]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name!r} cannot be sliced by {part}: {error}.") from error
+    if not indices:
+        return Span(0, 1, 0), False
+    if indices.step > 0:
+        return Span(indices[0], indices.step, len(indices)), False
+    return Span(indices[-1], -indices.step, len(indices)), True
+
+
+def _of_integer(name: str, key: Any, extent: int) -> int:
+    try:
+        index = -1 if isinstance(key, bool) else operator.index(key)
+    except TypeError:
+        index = None
+    if index is None or isinstance(key, bool) or bool(getattr(key, "shape", None)):
+        raise UsageError(
+            f"{name!r} cannot be indexed by a {type(key).__name__}: only integers, slices, an Ellipsis and None are "
+            "read from the file.",
+            "Take the slice that holds it, and index that.",
+        )
+    if not -extent <= index < extent:
+        raise OutOfRangeError(f"Index {index} is out of range: {name!r} has {extent} there.")
+    return index % extent
+
+
+def _bytes_of(buffer: Any) -> Any:
+    """Return what gives the bytes of an array: a torch tensor has no buffer of its own."""
+    if live.is_tensor(buffer):
+        import torch
+
+        return buffer.detach().view(-1).view(torch.uint8).numpy()
+    dtype = getattr(buffer, "dtype", None)
+    # Python knows no buffers of dtypes from other packages than numpy.
+    return buffer.reshape(-1).view("u1") if dtype is not None and buffer.flags.c_contiguous else buffer

@@ -1,0 +1,496 @@
+"""An opened checkpoint of any format reads as safetensors' safe_open reads its conversion."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import pickle
+import random
+import shutil
+import threading
+import tracemalloc
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import DATA, ZERO, load_with_aliases, seven_shards
+from dcp_checkpoints import DCP
+from reading import KIB, assert_reads, bits, converted, counted, random_key
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch_reference import Attack
+from zero_writer import Model, Save, write
+
+import ckptconv
+from ckptconv import CorruptError, UnsupportedError, UsageError
+
+CASES = sorted(
+    [path for path in (*ZERO.glob("*/checkpoint"), *DCP.glob("*/checkpoint")) if path.is_dir()]
+    + [path for path in (DATA / "torch").rglob("*") if path.suffix in (".pt", ".pth", ".bin")]
+)
+# Tensor-parallel ranks that nothing tells how to join.
+APART = ZERO / "tp_z2_mp2_w4" / "checkpoint"
+CASES.remove(APART)
+Z3 = ZERO / "z3_fp32_w4" / "checkpoint"
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: str(path.relative_to(DATA).with_suffix("")))
+def test_every_tensor_and_slice_is_that_of_the_conversion(path: Path, tmp_path: Path) -> None:
+    expected = converted(path, tmp_path / "model.safetensors")
+    with ckptconv.open(path) as ck:
+        assert_reads(ck, expected)
+        for name, array in ck.forward():
+            assert np.array_equal(bits(array), bits(expected[name]))
+        assert list(ck.get_tensors()) == list(ck)
+
+
+def test_tensor_parallel_ranks_are_opened_one_by_one(tmp_path: Path) -> None:
+    ckptconv.convert(APART, tmp_path / "out", per_rank=True, fsync=False)
+    for rank in (0, 1):
+        with ckptconv.open(APART, model_rank=rank) as ck:
+            assert_reads(ck, load_with_aliases(tmp_path / "out" / f"mp_rank_{rank:02}"))
+    with pytest.raises(UnsupportedError, match="tensor parallel"):
+        ckptconv.open(APART)
+
+
+@pytest.mark.parametrize("case", ["z3_bf16_w2", "z2_bf16_w2", "z1_fp32_empty_w2"])
+def test_the_states_of_the_optimizer_are_those_of_the_conversion(case: str, tmp_path: Path) -> None:
+    path = ZERO / case / "checkpoint"
+    ckptconv.convert(path, optimizer=tmp_path / "states.safetensors", fsync=False)
+    with ckptconv.open(path) as ck, safe_open(tmp_path / "states.safetensors", "pt") as states:
+        assert_reads(ck.optimizer, states.get_tensors())
+
+
+# ------------------------------------------------------------------------------------- a program written for safe_open
+
+
+def a_program(open_file: Any, path: Path) -> list[Any]:
+    """What programs do with safe_open: of transformers, accelerate and vllm."""
+    told: list[Any] = []
+    with open_file(path, framework="pt", device="cpu") as f:
+        metadata = f.metadata()
+        told.append(metadata and metadata.get("format"))
+        for name in f.keys():  # noqa: SIM118
+            part = f.get_slice(name)
+            told.append((name, part.get_shape(), part.get_dtype()))
+            told.append(f.get_tensor(name))
+            if len(part.get_shape()) == 2:
+                rows, columns = part.get_shape()
+                told += [part[: rows // 2], part[rows // 2 :, ...], part[:, columns // 2 :], part[0], part[-1, 1:3]]
+                told.append(part[:])
+            told.append(part[...])
+        told.append(sorted(f.keys()) == sorted(f.offset_keys()))
+        told += [(name, tensor.sum().item()) for name, tensor in f.get_tensors().items()]
+    return told
+
+
+def by_name(told: list[Any]) -> list[str]:
+    return sorted(map(repr, told))
+
+
+def test_a_program_written_for_safe_open_runs_unchanged(tmp_path: Path) -> None:
+    state = {"b": torch.randn(6, 8), "a": torch.arange(5).to(torch.bfloat16), "s": torch.tensor(2.0)}
+    save_file(state, tmp_path / "x.safetensors", {"format": "pt"})
+    assert by_name(a_program(ckptconv.open, tmp_path / "x.safetensors")) == by_name(
+        a_program(safe_open, tmp_path / "x.safetensors")
+    )
+
+
+def test_the_same_program_reads_a_zero_step_as_its_conversion(tmp_path: Path) -> None:
+    # A conversion stores a tied tensor under one of its names.
+    step = ZERO / "z3_bf16_untied_w2" / "checkpoint"
+    converted(step, tmp_path / "x.safetensors")
+    ours, theirs = a_program(ckptconv.open, step), a_program(safe_open, tmp_path / "x.safetensors")
+    assert by_name(ours) == by_name(theirs)
+
+
+# -------------------------------------------------------------------------------------------------- what a tensor tells
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    state = {
+        "w": torch.arange(24.0).reshape(4, 6),
+        "half": torch.ones(3).bfloat16(),
+        "ids": torch.arange(5),
+        "one": torch.tensor(2.0),
+    }
+    save_file(state, tmp_path / "x.safetensors", {"format": "pt", "who": "me"})
+    return tmp_path / "x.safetensors"
+
+
+def test_a_lazy_tensor_says_what_it_is(plain: Path) -> None:
+    with ckptconv.open(plain, "np") as ck:
+        w = ck["w"]
+        assert (w.name, str(w.dtype), w.shape, w.ndim, w.size, w.nbytes, len(w)) == (
+            "w",
+            "float32",
+            (4, 6),
+            2,
+            24,
+            96,
+            4,
+        )
+        assert repr(w) == "Tensor('w', float32, [4, 6], 96 bytes)"
+        assert isinstance(w[1], np.ndarray)
+        assert isinstance(w.torch(), torch.Tensor)
+        assert np.array_equal(np.asarray(w, dtype="f8"), np.arange(24.0).reshape(4, 6))
+        assert [row[0] for row in w] == [0, 6, 12, 18]
+        assert ck.metadata() == {"format": "pt", "who": "me"}
+        for without in (lambda: len(ck["one"]), lambda: bool(w)):
+            with pytest.raises(TypeError, match=r"'(one|w)'"):
+                without()
+
+
+@pytest.mark.parametrize("key", [[0, 1], np.array([1]), True, "a", 1.5, slice("a"), (slice(None), [1])])
+def test_what_cannot_be_read_by_slices_is_refused(key: Any, plain: Path) -> None:
+    with ckptconv.open(plain) as ck, pytest.raises(UsageError, match="'w' cannot be"):
+        ck["w"][key]
+
+
+@pytest.mark.parametrize("key", [4, -5, (0, 0, 0), (..., ...), (0, 6)])
+def test_an_index_out_of_range_is_an_index_error_too(key: Any, plain: Path) -> None:
+    with ckptconv.open(plain) as ck, pytest.raises(IndexError) as caught:
+        ck["w"][key]
+    assert isinstance(caught.value, UsageError)
+
+
+def test_a_name_that_is_not_there_is_a_key_error_too(plain: Path) -> None:
+    with ckptconv.open(plain) as ck:
+        assert "v" not in ck
+        assert ck.get("v") is None
+        for read in (ck.get_tensor, ck.get_slice, ck.__getitem__):
+            with pytest.raises(KeyError) as caught:
+                read("wei")
+            assert isinstance(caught.value, UsageError)
+            assert "There are: " in str(caught.value)
+
+
+def test_it_tells_people_and_completers_what_is_in_it(plain: Path) -> None:
+    with ckptconv.open(plain) as ck:
+        assert f"<Checkpoint '{plain}': safetensors" in repr(ck)
+        assert {"keys", "get_tensor", "optimizer", "tree", "source", "close"} <= set(dir(ck))
+        assert ck._ipython_key_completions_() == list(ck)
+        assert ck.keys() == list(ck)
+        assert ck.keys()[0] in {*ck.keys()}
+    assert {*ckptconv.__all__} <= set(dir(ckptconv))
+
+
+def test_numpy_without_bfloat16_says_what_to_do(plain: Path) -> None:
+    with ckptconv.open(plain, "np") as ck:
+        if importlib.util.find_spec("ml_dtypes") is None:
+            with pytest.raises(UnsupportedError, match=r"framework=\"pt\".*raw=True"):
+                ck["half"].numpy()
+        assert ck["half"].numpy(raw=True).dtype == "u2"
+        assert ck["half"].to("float32").numpy().tolist() == [1, 1, 1]
+
+
+def test_a_cast_is_lazy_and_told_of(plain: Path, tmp_path: Path) -> None:
+    torch.save({"a": torch.tensor([1e6, 2.0, 70000.0]), "n": torch.arange(2)}, tmp_path / "x.pt")
+    with ckptconv.open(tmp_path / "x.pt") as ck:
+        half = ck["a"].to(torch.float16)
+        assert str(half.dtype) == "float16"
+        with pytest.warns(UserWarning, match="2 values were too large"):
+            assert half.torch().tolist() == [float("inf"), 2, float("inf")]
+        assert half[1:2].tolist() == [2]
+        with pytest.raises(UsageError, match="only floating-point"):
+            ck["n"].to("float32")
+        with pytest.raises(UsageError, match="no dtype"):
+            ck["a"].to("int8")
+
+
+@pytest.mark.parametrize("make", [bytearray, lambda n: np.empty(n // 4, "f4"), lambda n: torch.empty(n // 4)])
+def test_it_is_read_into_a_buffer(make: Any) -> None:
+    with ckptconv.open(Z3) as ck:
+        tensor = max(ck.values(), key=lambda each: each.nbytes)
+        buffer = make(tensor.nbytes)
+        tensor.read_into(buffer)
+        got = buffer if isinstance(buffer, bytearray) else bytes(memoryview(np.asarray(buffer)))
+        assert bytes(got) == tensor.numpy().tobytes()
+        for wrong in (bytearray(3), bytes(tensor.nbytes), 3):
+            with pytest.raises(UsageError, match=r"buffer|read into"):
+                tensor.read_into(wrong)
+
+
+@pytest.mark.parametrize(("name", "value"), [("framework", "tf"), ("backend", "dma"), ("key", "none"), ("device", "x")])
+def test_what_there_is_not_is_a_usage_error(name: str, value: str, plain: Path) -> None:
+    with pytest.raises(UsageError):
+        ckptconv.open(plain, **{"framework": "np", name: value}).get_tensor("w")
+
+
+def test_the_tree_is_nested_as_it_was_saved(tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"model": {"w": torch.arange(4.0), "l": [torch.ones(2), (1, None)]}, "epoch": 3}
+    whole["self"] = whole
+    torch.save(whole, tmp_path / "x.pt")
+    with ckptconv.open(tmp_path / "x.pt") as ck:
+        assert ck.tree["epoch"] == 3
+        assert ck.tree["self"]["self"]["model"]["w"][1:3].tolist() == [1, 2]
+        assert ck.tree["model"]["l"][0].torch().tolist() == [1, 1]
+        assert list(ck.tree["model"]["l"][1]) == [1, None]
+        assert ck.tree["model"]["w"].name == "model.w"
+    with ckptconv.open(DCP / "fsdp2_w2_nested" / "checkpoint") as ck:
+        assert set(ck.tree) == {"model", "optim"}
+        assert set(ck.tree["model"]) == set(ck)
+
+
+def test_a_key_selects_a_subtree(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"w": torch.ones(2)}, "other": torch.ones(3)}, tmp_path / "x.pt")
+    with ckptconv.open(tmp_path / "x.pt", key="state_dict") as ck:
+        assert list(ck) == ["w"]
+        assert list(ck.tree) == ["w"]
+
+
+def test_convert_and_verify_take_it(tmp_path: Path) -> None:
+    with ckptconv.open(Z3) as ck:
+        ckptconv.convert(ck, tmp_path / "x.safetensors", fsync=False)
+        assert ckptconv.verify(ck, tmp_path / "x.safetensors").tensors
+
+
+# --------------------------------------------------------------------------------------------------- one memory for all
+
+
+def mapped(tensor: torch.Tensor) -> bool:
+    with open("/proc/self/maps") as maps:
+        spans = [line.split()[0].split("-") for line in maps if line.rstrip().endswith((".safetensors", ".pt"))]
+    return any(int(low, 16) <= tensor.data_ptr() < int(high, 16) for low, high in spans)
+
+
+def test_what_lies_as_it_is_needed_is_mapped_and_not_read(plain: Path) -> None:
+    with ckptconv.open(plain) as ck, ckptconv.open(plain, backend="pread") as copied:
+        ck.get_tensor("w"), copied.get_tensor("w")  # what is done once
+        with counted() as reads:
+            assert mapped(ck["w"].torch())
+            assert mapped(ck["w"][1:3, ::2])
+            assert reads.nbytes == 0
+            assert not mapped(copied["w"].torch())
+            assert reads.nbytes == 96
+        ck["w"].torch()[0, 0] = 9  # private to this process
+    assert safe_open(plain, "pt").get_tensor("w")[0, 0] == 0
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_tied_tensors_are_one_storage(framework: str, backend: str, tmp_path: Path) -> None:
+    shared = torch.randn(50, 40)
+    torch.save({"a": shared, "b": torch.ones(2), "c": shared}, tmp_path / "x.pt")
+    with ckptconv.open(tmp_path / "x.pt", framework, backend=backend) as ck:
+        for arrays in (ck.get_tensors(), {name: ck.get_tensor(name) for name in ck}):
+            a, b, c = (np.asarray(arrays[name]) for name in "abc")
+            assert np.shares_memory(a, c)
+            assert not np.shares_memory(a, b)
+
+
+def test_arrays_outlive_the_checkpoint_and_reads_do_not(plain: Path) -> None:
+    ck = ckptconv.open(plain)
+    w, tensor = ck["w"], ck["w"].torch()
+    ck.close()
+    ck.close()
+    gc.collect()
+    assert tensor.sum() == 276
+    for read in (w.torch, lambda: w[0], lambda: ck.get_tensor("w"), ck.__enter__, lambda: ck.tree, ck.metadata):
+        with pytest.raises(UsageError, match="was closed"):
+            read()
+
+
+def test_a_checkpoint_that_is_collected_keeps_no_file_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        ckptconv.open(Z3).get_tensors()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_threads_read_at_once(tmp_path: Path) -> None:
+    expected = converted(Z3, tmp_path / "x.safetensors")
+    with ckptconv.open(Z3) as ck:
+
+        def work(seed: int) -> None:
+            rng = random.Random(seed)
+            for _ in range(40):
+                name = rng.choice(list(expected))
+                key = random_key(rng, ck[name].shape)
+                assert np.array_equal(bits(ck[name][key]), bits(expected[name])[key])
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+
+
+def test_it_closes_when_the_last_reader_is_done(plain: Path) -> None:
+    ck = ckptconv.open(plain, backend="pread")
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while True:
+                assert ck["w"].torch().sum() == 276
+        except UsageError:
+            pass
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    ck.close()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_it_is_read_after_a_fork(tmp_path: Path) -> None:
+    with ckptconv.open(Z3) as ck:
+        name = max(ck, key=lambda each: ck[each].nbytes)
+        whole = ck.get_tensor(name)
+        child = os.fork()
+        if not child:
+            os._exit(0 if torch.equal(ck.get_tensor(name), whole) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(ck.get_tensor(name), whole)
+
+
+def test_it_is_pickled_and_opened_again() -> None:
+    with ckptconv.open(Z3, "np") as ck:
+        name = list(ck)[-1]
+        again, tensor, cast = pickle.loads(pickle.dumps((ck, ck[name], ck[name].to("bf16"))))
+        assert np.array_equal(again.get_tensor(name), ck.get_tensor(name))
+        assert np.array_equal(tensor.numpy(), ck.get_tensor(name))
+        assert str(cast.dtype) == "bfloat16"
+    with pytest.raises(UsageError, match="was closed"):
+        pickle.dumps(ck)
+
+
+# ------------------------------------------------------------------------------------------------- bytes that are read
+
+
+ROWS, COLUMNS, RANKS = 1000, 700, 4
+PIECE = ROWS * COLUMNS // RANKS
+MATRIX = torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A matrix, cut into the partitions of a ZeRO-3 step of four ranks, as DeepSpeed lays it out."""
+    return write(tmp_path_factory.mktemp("pieces"), Model([{"w": MATRIX}]), Save(3, RANKS))
+
+
+# What is asked for, and the partitions that have it.
+PARTS: list[tuple[Any, int]] = [
+    (slice(None), 4),
+    (0, 1),
+    (slice(10, 200), 1),
+    (slice(240, 260), 2),
+    ((slice(None), 0), 4),
+    ((slice(100, 120), slice(5, 9)), 1),
+    ((slice(-1, None), slice(None, None, -1)), 1),
+    (slice(0, 1000, 250), 4),
+    ((slice(None, None, 100), 3), 4),
+]
+
+
+@pytest.mark.parametrize(("key", "count"), PARTS, ids=lambda each: str(each).replace("None", ""))
+def test_a_slice_through_partitions_reads_only_its_bytes(key: Any, count: int, pieces: Path) -> None:
+    with ckptconv.open(pieces, backend="pread") as ck:
+        ck["w"][0, 0]
+        with counted() as reads:
+            part = ck["w"][key]
+        assert torch.equal(part, torch.from_numpy(MATRIX.numpy()[key].copy()))
+        assert part.nbytes <= reads.nbytes <= part.nbytes + 64 * KIB * count
+
+
+def test_short_runs_near_each_other_are_read_in_few_calls(pieces: Path) -> None:
+    with ckptconv.open(pieces) as ck:
+        with counted() as reads:
+            part = ck["w"][:, ::2]
+        assert torch.equal(part, MATRIX[:, ::2])
+        assert reads.nbytes <= MATRIX.nbytes + 64 * KIB * RANKS
+        assert reads.calls < 100
+
+
+def test_a_slice_of_one_partition_is_mapped(pieces: Path) -> None:
+    with ckptconv.open(pieces) as ck:
+        ck["w"][0, 0]
+        with counted() as reads:
+            assert mapped(ck["w"][10:200])
+        assert reads.nbytes == 0
+
+
+def test_many_runs_take_bounded_memory(pieces: Path) -> None:
+    with ckptconv.open(pieces, "np") as ck:
+        tensor = ck["w"]
+        tensor[0, 0]
+        tracemalloc.start()
+        part = tensor[:, 1::9]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < part.nbytes + 16 * KIB * KIB
+
+
+def test_all_tensors_are_read_forward_in_bounded_memory(tmp_path: Path) -> None:
+    seven_shards(tmp_path / "x.pt")
+    with ckptconv.open(tmp_path / "x.pt", "np", backend="pread") as ck:
+        names = [name for name, _ in ck.forward()]
+        assert names == list(ck) == ck.offset_keys()
+        offsets = [ck[name].lazy.origin() for name in names]
+        assert offsets == sorted(offsets)
+        tracemalloc.start()
+        for _, array in ck.forward():
+            del array
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 24 * KIB * KIB
+
+
+# --------------------------------------------------------------------------------------------- files that are not right
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_a_file_that_changes_while_it_is_open_is_corrupt(backend: str, plain: Path) -> None:
+    with ckptconv.open(plain, backend=backend) as ck:
+        ck.get_tensor("w")
+        os.utime(plain, ns=(1, 1))
+        for read in (lambda: ck.get_tensor("w"), lambda: ck["w"][0], ck.get_tensors, lambda: [*ck.forward()]):
+            with pytest.raises(CorruptError, match=r"x\.safetensors changed while it was read"):
+                read()
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_a_file_that_is_cut_while_it_is_open_is_corrupt(backend: str, plain: Path) -> None:
+    with ckptconv.open(plain, backend=backend) as ck:
+        assert len(ck) == 4
+        os.truncate(plain, plain.stat().st_size // 2)
+        with pytest.raises(CorruptError, match=r"x\.safetensors"):
+            ck.get_tensors()
+
+
+def test_a_step_whose_rank_is_cut_is_corrupt(tmp_path: Path) -> None:
+    step = Path(shutil.copytree(Z3, tmp_path / "step"))
+    largest = max((path for path in step.rglob("*_optim_states.pt")), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    with pytest.raises(CorruptError, match=largest.name):
+        ckptconv.open(step)
+
+
+def test_an_attack_is_unsafe(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1), "b": Attack(tmp_path / "canary")}, tmp_path / "x.pt")
+    with pytest.raises(ckptconv.UnsafeError, match="this file is an attack"):
+        ckptconv.open(tmp_path / "x.pt")
+    with ckptconv.open(tmp_path / "x.pt", inert=True) as ck:
+        assert ck["a"][0] == 1
+    assert not (tmp_path / "canary").exists()
+
+
+def test_packed_tensors_are_unpacked_once(tmp_path: Path) -> None:
+    torch.save({"a": MATRIX}, tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "x.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with ckptconv.open(tmp_path / "x.pt") as ck:
+        assert torch.equal(ck["a"][5:9, 3], MATRIX[5:9, 3])
+        assert torch.equal(ck["a"].torch(), MATRIX)

@@ -1,0 +1,150 @@
+"""save_state_dict: what load_state_dict returns as it was, and a conversion would have written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ZERO
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from states import STATES
+from strict import assert_same
+
+import ckptconv
+from ckptconv import CkptconvError, UsageError
+
+# Tensors made of several, and objects, are tested with the mapper; arrays of numpy come back as tensors.
+TREES = [name for name in STATES if not name.startswith(("1000-deep", "root", "bits", "quantized", "numpy"))]
+# In safetensors, tensors lie in C order, and to bring them into another they would have to be copied.
+LAID_OUT = ("strides", "parameters, gradients, attributes")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("output", ["x.safetensors", "x"])
+@pytest.mark.parametrize("name", TREES)
+def test_any_state_comes_back_and_is_what_a_conversion_writes(name: str, output: str, tmp_path: Path) -> None:
+    state = STATES[name]()
+    sharded = {} if output.endswith(".safetensors") else {"max_shard_size": "1kB"}
+    ckptconv.save_state_dict(state, tmp_path / output, fsync=False, verify=True, **sharded)
+    loaded = ckptconv.load_state_dict(tmp_path / output)
+    if name in LAID_OUT:
+        assert all(torch.equal(state[key], loaded[key]) for key in state)
+    else:
+        assert_same(state, loaded)
+    (tmp_path / "other").mkdir()
+    torch.save(state, tmp_path / "x.pt")
+    other = ckptconv.convert(tmp_path / "x.pt", tmp_path / "other" / output, fsync=False, **sharded)
+    if sharded:
+        files = sorted(path.name for path in (tmp_path / output).glob("model*"))
+        assert [Path(file.path).name for file in other.outputs if "model" in file.path] == files
+    elif name != "sparse":  # what torch.save writes of one is not in the order of its parts
+        assert (tmp_path / output).read_bytes() == (tmp_path / "other" / output).read_bytes()
+
+
+def test_a_model_with_tied_weights_is_stored_once(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(500, 8), torch.nn.Linear(8, 500, bias=False))
+    model[1].weight = model[0].weight  # type: ignore[union-attr,assignment]
+    report = ckptconv.save_state_dict(model.state_dict(), tmp_path / "x.safetensors", metadata={"who": "me"})
+    assert report.aliases == {"1.weight": "0.weight"}
+    assert (tmp_path / "x.safetensors").stat().st_size < 500 * 8 * 4 + 1000
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert {"who": "me", "format": "pt"}.items() <= file.metadata().items()
+    loaded = ckptconv.load_state_dict(tmp_path / "x.safetensors")
+    assert loaded["0.weight"].data_ptr() == loaded["1.weight"].data_ptr()
+
+
+def test_arrays_of_numpy_are_tensors_without_torch(tmp_path: Path) -> None:
+    script = """
+import sys, numpy as np, ckptconv
+state = {"a": np.arange(6.0).reshape(2, 3).T, "be": np.arange(3, dtype=">i4"), "n": {"b": np.ones(4, "f2")}, "step": 3}
+ckptconv.save_state_dict(state, sys.argv[1], fsync=False)
+with ckptconv.open(sys.argv[1], "np") as ck:
+    assert np.array_equal(ck["a"].numpy(), state["a"]), ck["a"].numpy()
+    assert ck.tree["step"] == 3 and ck.tree["n"]["b"][0] == 1
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script, tmp_path / "x.safetensors"], check=True)
+    found = load_file(tmp_path / "x.safetensors")
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "a": [[0, 3], [1, 4], [2, 5]],
+        "be": [0, 1, 2],
+        "n.b": [1] * 4,
+    }
+
+
+def test_tensors_of_a_checkpoint_are_written_without_being_loaded(tmp_path: Path) -> None:
+    with ckptconv.open(ZERO / "z3_fp32_w4" / "checkpoint") as ck:
+        chosen = {"mine": ck["l1.weight"], "half": ck["l1.weight"].to("bf16")}
+        ckptconv.save_state_dict(chosen, tmp_path / "x.safetensors", fsync=False)
+        loaded = ckptconv.load_state_dict(tmp_path / "x.safetensors")
+        assert torch.equal(loaded["mine"], ck.get_tensor("l1.weight"))
+        assert torch.equal(loaded["half"], ck.get_tensor("l1.weight").bfloat16())
+
+
+def test_options_of_a_conversion_apply(tmp_path: Path) -> None:
+    state = {"a": torch.ones(3), "b.bias": torch.ones(2)}
+    ckptconv.save_state_dict(state, tmp_path / "x.safetensors", dtype="bf16", exclude="*.bias", fsync=False)
+    assert ckptconv.load_state_dict(tmp_path / "x.safetensors")["a"].dtype == torch.bfloat16
+    assert list(ckptconv.open(tmp_path / "x.safetensors")) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("x.pt", {}),
+        ("x.safetensors", {"metadata": {"format": "tf"}}),
+        ("x.safetensors", {"metadata": {"b": "a"}}),
+        ("x.safetensors", {"metadata": {"b": 3}}),
+        ("x.safetensors", {"max_shard_sise": 3}),
+        ("x.safetensors", {"max_shard_size": 3}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_written(name: str, options: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        ckptconv.save_state_dict({"a": torch.ones(3), "c": torch.ones(2)}, tmp_path / name, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_object_that_cannot_be_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CkptconvError):
+        ckptconv.save_state_dict({"a": torch.ones(3), "f": (each for each in ())}, tmp_path / "x.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import sys, os, torch, ckptconv
+from ckptconv.publish import publish
+def end(*_): os._exit(9)
+if sys.argv[2] == "kill": publish.commit = end
+state = {f"w{n}": torch.full((300,), float(n + int(sys.argv[3]))) for n in range(5)}
+report = ckptconv.save_state_dict(state, sys.argv[1], max_shard_size=1500)
+print(report.reused)
+"""
+
+
+def test_a_save_that_is_killed_leaves_nothing_and_is_resumed_with_the_same_data_only(tmp_path: Path) -> None:
+    def run(how: str, shift: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "x"), how, str(shift)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run("kill", 0).returncode == 9
+    assert not [path for path in (tmp_path / "x").glob("*") if not path.name.startswith(".")]
+    assert run("finish", 0).stdout == "5\n"
+    assert run("kill", 1).returncode == 9
+    assert run("finish", 2).stdout == "0\n"
+    loaded = ckptconv.load_state_dict(tmp_path / "x")
+    assert [loaded[f"w{n}"][0].item() for n in range(5)] == [2, 3, 4, 5, 6]
+
+
+def test_the_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
+    made = []
+    for number in range(2):
+        state = {"b": torch.arange(6.0), "a": [torch.ones(2), 3]}
+        ckptconv.save_state_dict(state, tmp_path / str(number), fsync=False)
+        made.append({path.name: path.read_bytes() for path in (tmp_path / str(number)).iterdir()})
+    assert made[0] == made[1]
