@@ -463,6 +463,8 @@ class _Command:
         DTYPE_TEXT, "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.", flags=("--as",), metavar="DTYPE"
     )
     html = Option(PATH, "Write a page that shows it: one file, without links.", metavar="FILE")
+    host = Option(TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1")
+    port = Option(_count(0, 65535), "Listen at this port; default: any that is free.", metavar="N")
 
 
 # The table, in parts: one name may be different options in different parts.

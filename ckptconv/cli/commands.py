@@ -13,6 +13,7 @@ from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, SHOWING, TENSORS, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
 from ckptconv.cli.typer_compat import Command, Group
+from ckptconv.cli.virtual import serve, virtual
 from ckptconv.errors import UsageError
 from ckptconv.options import OPTIONS
 from ckptconv.version import __version__
@@ -199,6 +200,8 @@ def verify_(
     shown.verified(done)
 
 
+for each in (virtual, serve):
+    app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows)
 
 

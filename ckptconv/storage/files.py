@@ -47,6 +47,11 @@ def hold(name: str, fd: int) -> None:
     _held[name] = fd
 
 
+def is_held(path: str) -> bool:
+    """Whether `path` is no path, but the name of something that this process holds."""
+    return path in _held
+
+
 def is_far(path: str) -> bool:
     """Whether `path` is read through fsspec: it is remote, and was not already read and held here."""
     return is_remote(path) and path not in _held
