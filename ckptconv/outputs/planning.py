@@ -171,7 +171,7 @@ def check_output(output: Output, spared: Spared, options: Options) -> None:
     else:
         spared.check_directory(target, (file.name for file in output.plan.files), "The output")
     size, most = output.plan.nbytes, options.max_shard_size
-    if output.target.is_file and most and size > most:
+    if target.is_file and not target.is_virtual and most and size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT: it may hold several files.",
