@@ -76,14 +76,18 @@ class Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            if len(self._connections) >= MAX_CONNECTIONS and not self._end_idle():
-                with contextlib.suppress(OSError):
-                    request.settimeout(0)
-                    request.send(_BUSY)
-                self.shutdown_request(request)
-                return
-            self._connections[request] = time.monotonic()
-        super().process_request(request, client_address)
+            has_room = len(self._connections) < MAX_CONNECTIONS or self._end_idle()
+            if has_room:
+                self._connections[request] = time.monotonic()
+        if has_room:
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.settimeout(0.05)
+            request.sendall(_BUSY)
+            # What is closed with a request unread is reset, and the answer may be lost.
+            request.recv(1 << 16)
+        self.shutdown_request(request)
 
     def _end_idle(self) -> bool:
         """End the connection that has been idle for longest. Return whether there was one."""
@@ -178,6 +182,7 @@ class Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer an unreadable request, or an unknown method."""
         self.close_connection = True
+        self.request_version = self.protocol_version  # of an unreadable request, it would be one without headers
         code = 405 if code == 501 else code
         self._refuse(code, f"{message or self.responses[code][0]}.", {"Allow": "GET, HEAD"} if code == 405 else {})
 
