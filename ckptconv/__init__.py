@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from ckptconv.formats.detect import open_source as open  # noqa: A004
     from ckptconv.formats.source import Source
+    from ckptconv.library.virtual import VirtualFiles
     from ckptconv.loading import load_state_dict
     from ckptconv.options import Options
     from ckptconv.publish.finish import finish
@@ -49,6 +50,7 @@ _HOMES = {
     "UsageError": ("errors", "UsageError"),
     "__version__": ("version", "__version__"),
     "Verification": ("verification.verify", "Verification"),
+    "VirtualFiles": ("library.virtual", "VirtualFiles"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
     "finish": ("publish.finish", "finish"),
@@ -75,6 +77,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "Verification",
+    "VirtualFiles",
     "__version__",
     "check_rows",
     "convert",

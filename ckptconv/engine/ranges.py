@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Task, Window
 from ckptconv.engine.worker import Worker
@@ -33,7 +33,9 @@ class FileBytes:
         self._far = any(map(is_read_far, file.inputs()))
         self._readers, self._options = readers, options
 
-    def read(self, start: int, stop: int, *, unit: int, memory: int, requests: int) -> Iterator[memoryview]:
+    def read(
+        self, start: int, stop: int, *, unit: int, memory: int, requests: int
+    ) -> Generator[memoryview, None, None]:
         """Yield bytes `start` to `stop`, at most about `unit` at a time, each piece valid until the next.
 
         It takes up to four buffers of `unit`. For remote inputs, `memory` (bytes) bounds what is prefetched, with at

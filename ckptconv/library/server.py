@@ -260,7 +260,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             self._begin(code, headers)
             return
-        with contextlib.closing(self.server.files.read(name, start, stop)) as pieces:  # type: ignore[type-var]
+        with contextlib.closing(self.server.files.read(name, start, stop)) as pieces:
             self._stream(code, headers, pieces)
 
     def _stream(self, code: int, headers: dict[str, str], pieces: Iterator[memoryview]) -> None:

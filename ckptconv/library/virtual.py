@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
@@ -82,7 +82,9 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         copied = [each.stamp for each in file.inputs()] if not isinstance(file.parts[0], Literal) else []
         return VirtualFile(FileBytes(file, self._readers, options), _hash(self.version, file.name, *copied))
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, unit: int = UNIT) -> Iterator[memoryview]:
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, unit: int = UNIT
+    ) -> Generator[memoryview, None, None]:
         """Yield bytes `start` to `stop` of a file, at most about `unit` at a time, each piece valid until the next."""
         file = self[name].bytes
         stop = file.size if stop is None else min(stop, file.size)
@@ -92,7 +94,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 
     def read_bytes(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes `start` to `stop` of a file."""
-        with contextlib.closing(self.read(name, start, stop)) as pieces:  # type: ignore[type-var]
+        with contextlib.closing(self.read(name, start, stop)) as pieces:
             return b"".join(map(bytes, pieces))
 
     def close(self) -> None:

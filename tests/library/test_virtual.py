@@ -8,8 +8,11 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +27,7 @@ from dcp_checkpoints import checkpoint_of
 from hypothesis import given
 from hypothesis import strategies as st
 from remote import a_model
+from safetensors import safe_open
 from safetensors.torch import load
 
 import ckptconv
@@ -259,3 +263,44 @@ class TestFileSystem:
             data = file.read(told["data_offsets"][1] - told["data_offsets"][0])
         expected = a_model()["transposed"].contiguous().numpy()
         assert np.array_equal(np.frombuffer(data, "<f4").reshape(told["shape"]), expected)
+
+
+def test_a_source_on_a_store_is_read_by_ranges(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/virtual/model.pt", (place() / "model.pt").read_bytes())
+    whole = written("torch in bfloat16, in shards")
+    ckptconv.convert("memory://virtual/model.pt", tmp_path / "x.virtual.json", dtype="bf16", **SHARDED)
+    for files in (
+        VirtualFiles("memory://virtual/model.pt", dtype="bf16", **SHARDED),
+        VirtualFiles(tmp_path / "x.virtual.json"),
+    ):
+        with files:
+            assert {name: files.read_bytes(name) for name in files} == whole
+            name = max(whole, key=lambda each: len(whole[each]))
+            assert files.read_bytes(name, 1_000_001, 1_400_003) == whole[name][1_000_001:1_400_003]
+            pieces = files.read(name)  # what is not read to its end leaves no thread behind
+            next(pieces)
+            pieces.close()
+    store.rm("/virtual", recursive=True)
+
+
+def test_safetensors_opens_what_is_mounted(tmp_path: Path) -> None:
+    pytest.importorskip("fuse", reason="fusepy is not installed", exc_type=Exception)
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK) or not shutil.which("fusermount"):
+        pytest.skip("there is no FUSE here")
+    program = (
+        "import sys; from fsspec.fuse import run; from ckptconv.library.filesystem import VirtualFileSystem\n"
+        "run(VirtualFileSystem(sys.argv[1]), '', sys.argv[2], foreground=True, threads=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, place() / "zero3", tmp_path])
+    try:
+        while not os.path.ismount(tmp_path):
+            assert process.poll() is None
+            time.sleep(0.05)
+        with safe_open(tmp_path / "model.safetensors", "pt") as opened:
+            got = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    finally:
+        subprocess.run(["fusermount", "-u", tmp_path], check=False)
+        process.wait()
+    expected = load(written("zero3")["model.safetensors"])
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in got.items())
