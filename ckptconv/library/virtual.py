@@ -28,7 +28,7 @@ from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import File
 
 # Bytes made at a time, unless a reader asks for others; of remote inputs, bytes that are prefetched.
-UNIT, FAR_MEMORY = 256 << 10, 16 << 20
+UNIT, FAR_MEMORY = 256 << 10, 8 << 20
 
 
 class VirtualFile(NamedTuple):
