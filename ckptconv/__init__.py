@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckptconv.library.loading import load_state_dict
     from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
+    from ckptconv.library.virtual import VirtualFiles
     from ckptconv.options import Options
     from ckptconv.publish.finish import finish
     from ckptconv.result import Report
@@ -54,6 +55,7 @@ _HOMES = {
     "UsageError": ("errors", "UsageError"),
     "__version__": ("version", "__version__"),
     "Verification": ("verification.verify", "Verification"),
+    "VirtualFiles": ("library.virtual", "VirtualFiles"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
     "finish": ("publish.finish", "finish"),
@@ -83,6 +85,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "Verification",
+    "VirtualFiles",
     "__version__",
     "check_rows",
     "convert",

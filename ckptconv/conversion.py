@@ -164,7 +164,7 @@ def produce(
     return Report(
         input=sources[0].path,
         outputs=[
-            OutputFile(final_path(each.target, file), file.size, each.tensors if each.restored else file.tensors)
+            OutputFile(final_path(each.target, file), file.size, each.tensors_of(file))
             for each, files in zip(outputs, mine, strict=True)
             for file in files
         ],

@@ -14,6 +14,7 @@ from ckptconv.cli.convert import ConvertCommand, convert_
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
 from ckptconv.cli.typer_compat import Command, Group
+from ckptconv.cli.virtual import serve, virtual
 from ckptconv.errors import UsageError
 from ckptconv.options import OPTIONS, TENSORS
 from ckptconv.version import __version__
@@ -203,6 +204,8 @@ def verify_(
     shown.verified(done)
 
 
+for each in (virtual, serve):
+    app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows)
 
 

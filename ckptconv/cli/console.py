@@ -23,7 +23,7 @@ from ckptconv.storage.writing import reason
 from ckptconv.text import format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tqdm import tqdm
     from typing_extensions import Self
@@ -139,6 +139,18 @@ class Output:
                 self.warn(warning)
             if not self.quiet:
                 self._show(overview(path, summary, width=_width(), depth=depth, verbose=self.verbose))
+
+    def serving(self, source: str, url: str, files: Mapping[str, int]) -> None:
+        """Report that `files`, {name: bytes}, made from `source`, are served at `url`."""
+        if self.json:
+            self._print_json(True, {"input": source, "url": url, "files": files})
+        elif not self.quiet:
+            self._print([url])
+
+    def request(self, line: str) -> None:
+        """Print a line for a request that was served, if verbose."""
+        if self.verbose:
+            say(line)
 
     def _show(self, lines: Iterable[Line]) -> None:
         """Print styled lines: in colours on a terminal that has them, else as plain text."""

@@ -145,7 +145,7 @@ class Worker:
         return size
 
     def _fill(self, window: Window) -> int:
-        out = self._assemble(window)
+        out = self.assemble(window)
         self._write(window.start, out)
         if self.digests is not None:
             for part, start, stop in window.pieces:
@@ -170,14 +170,14 @@ class Worker:
 
     def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
         """Return bytes `start` to `stop` of a tensor, valid until the next call."""
-        return self._assemble(Window(part.offset + start, part.offset + stop, [Piece(part, start, stop)]))
+        return self.assemble(Window(part.offset + start, part.offset + stop, [Piece(part, start, stop)]))
 
     def _write(self, offset: int, data: memoryview) -> None:
         assert self.writer is not None
         self.writer.write_at(offset, data)
 
-    def _assemble(self, window: Window) -> memoryview:
-        """Return the bytes of `window`, in this worker's buffer."""
+    def assemble(self, window: Window) -> memoryview:
+        """Return the bytes of `window`, in this worker's buffer: valid until the next call."""
         out = self.window[: window.stop - window.start]
         reads: dict[File, list[tuple[int, memoryview]]] = {}
         near: File | None = None

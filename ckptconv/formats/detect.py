@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, UsageError
-from ckptconv.formats import safetensors
+from ckptconv.formats import safetensors, virtual
 from ckptconv.formats.dcp import below as dcp_below
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
@@ -30,7 +30,7 @@ from ckptconv.text import some
 
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins.
-FORMATS: tuple[Format, ...] = (dcp, deepspeed, dcp_below, safetensors, sharded, torch_file)
+FORMATS: tuple[Format, ...] = (dcp, deepspeed, dcp_below, virtual, safetensors, sharded, torch_file)
 _Found: TypeAlias = tuple[Format, Guess]
 # Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
 _LOOKED_AT, _FEW = 50, 5

@@ -138,16 +138,16 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         beside = place.name == f"model{SUFFIX}" or asked != place
     if found_set.record is None and beside:
         found_set.record, found_set.record_path = _record_beside(place.parent)
-    return _source(asked, found_set, warnings, wanted or Wanted())
+    return source_of(asked, found_set, warnings, wanted or Wanted())
 
 
 @dataclass
-class _Set:
+class FileSet:
     """What the files of an output hold together: tensors in order, metadata, the record, and the path of its file.
     `shards` are the paths of the files if there is an index."""
 
     path: str
-    tensors: dict[str, Stored] = field(default_factory=dict)
+    tensors: dict[str, LazyTensor] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     record: str | None = None
     record_path: str = ""
@@ -157,7 +157,8 @@ class _Set:
     shards: list[str] = field(default_factory=list)
 
 
-def _source(place: Location, found: _Set, warnings: list[str], wanted: Wanted) -> Source:
+def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Wanted) -> Source:
+    """Return the source that the files `found` at `place` are together."""
     opaque: list[str] = []
     aliases = _aliases(found)
     flat: dict[str, LazyTensor] = {**found.tensors, **{name: found.tensors[kept] for name, kept in aliases.items()}}
@@ -170,7 +171,7 @@ def _source(place: Location, found: _Set, warnings: list[str], wanted: Wanted) -
         equal = list(keymap.claimed_equal(found.tensors, found.record))
         if '["opaque"' in found.record:
             opaque = list(dict.fromkeys(node.name for node in walk(tree) if type(node) is Opaque))
-    elif olmo.is_olmo(found.tensors):
+    elif all(type(tensor) is Stored for tensor in found.tensors.values()) and olmo.is_olmo(found.tensors):
         name = "safetensors with OLMo's map"
         tree, opaque = _olmo(found, place)
     else:
@@ -203,7 +204,7 @@ def _source(place: Location, found: _Set, warnings: list[str], wanted: Wanted) -
     )
 
 
-def _restored(found: _Set, wanted: Wanted, warnings: list[str]) -> Any:
+def _restored(found: FileSet, wanted: Wanted, warnings: list[str]) -> Any:
     """Return the tree that the record describes. Without one that fits, remove it if no structure is wanted."""
     try:
         return keymap.unflatten(found.tensors, found.record, live_values=False)
@@ -216,7 +217,7 @@ def _restored(found: _Set, wanted: Wanted, warnings: list[str]) -> Any:
         raise type(error)(f"{found.record_path}: {error.message}", hint) from error
 
 
-def _aliases(found: _Set) -> dict[str, str]:
+def _aliases(found: FileSet) -> dict[str, str]:
     """Return the aliases, {removed: kept}: metadata entries whose value names a tensor and whose key does not."""
     return {
         removed: kept
@@ -225,7 +226,7 @@ def _aliases(found: _Set) -> dict[str, str]:
     }
 
 
-def _olmo(found: _Set, place: Location) -> tuple[dict[Any, Any], list[str]]:
+def _olmo(found: FileSet, place: Location) -> tuple[dict[Any, Any], list[str]]:
     """Return the tree of a file whose tensor names are pickled paths; the pickles are read, never run."""
 
     def content(tensor: Stored) -> bytes:
@@ -252,14 +253,14 @@ def _olmo(found: _Set, place: Location) -> tuple[dict[Any, Any], list[str]]:
 # ------------------------------------------------------------------------------------------------- files and indices
 
 
-def _read_single(place: Location, warnings: list[str]) -> _Set:
+def _read_single(place: Location, warnings: list[str]) -> FileSet:
     header = _read_file(place)
     shard = _SHARD.search(place.name)
     if shard and int(shard[1]) > 1:
         warnings.append(f"{place} is one of {int(shard[1])} files; give their directory or index for all of them.")
-    return _Set(
+    return FileSet(
         place.path,
-        header.tensors,
+        header.tensors,  # type: ignore[arg-type]  # this set's alone from here on
         header.metadata,
         header.metadata.get(METADATA_KEY),
         place.path,
@@ -269,7 +270,7 @@ def _read_single(place: Location, warnings: list[str]) -> _Set:
     )
 
 
-def _read_set(place: Location, warnings: list[str]) -> _Set:
+def _read_set(place: Location, warnings: list[str]) -> FileSet:
     index = read_index(place)
     if index is None:
         raise CorruptError(f"{place} is no index: it has no weight_map from the names of tensors to those of files.")
@@ -285,7 +286,7 @@ def _read_set(place: Location, warnings: list[str]) -> _Set:
             f"{place} names {len(names)} files, of which {len(missing)} are not there: {some(missing)}.",
             "Copy or download them too.",
         )
-    found = _Set(place.path, shards=[members[name].path for name in names], bytes_read=index.size)
+    found = FileSet(place.path, shards=[members[name].path for name in names], bytes_read=index.size)
     differing: dict[str, None] = {}
     for name in names:
         header = _read_file(members[name])

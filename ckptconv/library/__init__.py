@@ -2,4 +2,7 @@
 
 In: a path, or a state dict. Out: arrays of torch or numpy, which are maps of the files where the bytes lie as they are
 needed, and copies otherwise; or, saved, what a conversion writes. One mechanism, `memory`, makes all arrays.
+
+`virtual` gives the files of a conversion without writing them, for a file system and a server: bytes at any range,
+which are those that a conversion writes.
 """

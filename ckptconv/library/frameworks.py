@@ -140,7 +140,7 @@ def _imported(name: str) -> Any:
     except ImportError as error:
         raise UsageError(
             f"{name} is needed for its tensors, and cannot be imported: {error}.",
-            f'{install(name)} Or open with framework="np".' if name == "torch" else f"Install {name}.",
+            f'{install("torch")} Or open with framework="np".' if name == "torch" else f"Install {name}.",
         ) from error
 
 

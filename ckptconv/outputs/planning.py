@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
+from ckptconv.formats import virtual
 from ckptconv.formats.source import Source
 from ckptconv.options import TENSORS, Options
 from ckptconv.outputs import safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, resolved_name
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
-from ckptconv.storage.paths import basename, is_remote, normalize
+from ckptconv.storage.paths import basename, dirname, is_remote, normalize
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, whole
@@ -56,7 +57,8 @@ class Told:
 class Output:
     """An output of a conversion: where it goes, its plan, and its aliases {removed: kept}.
 
-    `heading` is its manifest without the files. `restored` holds further facts of a `.pt` file.
+    `heading` is its manifest without the files. `restored` holds further facts of a `.pt` file. `described` is the
+    number of tensors that a virtual checkpoint describes.
     """
 
     target: Target
@@ -65,10 +67,17 @@ class Output:
     heading: dict[str, Any]
     restored: Restored | None = None
     told: Told = field(default_factory=Told)
+    described: int | None = None
 
     @property
     def tensors(self) -> int:
-        return self.restored.tensors if self.restored else sum(file.tensors for file in self.plan.files)
+        return sum(map(self.tensors_of, self.plan.files))
+
+    def tensors_of(self, file: FilePlan) -> int:
+        """Return the number of tensors in one of the files."""
+        if self.described is not None:
+            return self.described
+        return self.restored.tensors if self.restored else file.tensors
 
 
 # One function for each kind of output.
@@ -88,6 +97,8 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
         restored = plan_restored(source, target.path, options)
         told = Told(idle=restored.idle)
         return output_of("weights", [source], target, options, (restored.file,), {}, told, restored)
+    if target.is_virtual:
+        return virtual_output(source, target, options)
     if target.is_file:
         return output_of("weights", [source], target, options, *weights_files(source, target, options))
     source = replace(source, inputs=source.with_companions())
@@ -100,7 +111,22 @@ def _whole(file: File) -> tuple[Copied, ...]:
     return (Copied(0, whole(file)),) if file.size else ()
 
 
+def virtual_output(source: Source, target: Target, options: Options) -> Output:
+    """Plan the description of the files that a conversion of the weights to a directory would write."""
+    if options.verify or options.part:
+        given = "--verify" if options.verify else "--part"
+        raise UsageError(f"{target.path} is a virtual checkpoint, which holds no data: {given} is of no use.")
+    meant = Target(dirname(target.path), is_file=False)
+    real = output_of("weights", [source], meant, options, *weights_files(source, meant, options))
+    data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
+    file = FilePlan(basename(target.path), len(data), (Literal(0, data),))
+    made = output_of("virtual", [source], target, options, (file,), real.aliases, real.told)
+    return replace(made, described=real.tensors)
+
+
 def optimizer_output(source: Source, target: Target, options: Options) -> Output:
+    if target.is_virtual:
+        raise UsageError(f"{target.path} is the name of a virtual checkpoint, and those are made of weights only.")
     source = replace(source, inputs={**source.inputs, **source.state_inputs})
     return output_of("optimizer", [source], target, options, *optimizer_files(source, target, options))
 
@@ -158,7 +184,7 @@ def check_output(output: Output, spared: Spared, options: Options) -> None:
     else:
         spared.check_directory(target, (file.name for file in output.plan.files), "The output")
     size, most = output.plan.nbytes, options.max_shard_size
-    if output.target.is_file and most and size > most:
+    if target.is_file and not target.is_virtual and most and size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT: it may hold several files.",

@@ -11,6 +11,7 @@ from typing import Any
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
+from ckptconv.formats import virtual
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
@@ -50,8 +51,8 @@ _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 class Target:
     """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`).
 
-    `is_torch`: the file is one for torch.load; otherwise all files are safetensors. `replaces` are files in the
-    directory that an earlier output has copied there.
+    `is_torch`: the file is one for torch.load. `is_virtual`: it describes safetensors files, which are not written.
+    Otherwise all files are safetensors. `replaces` are files in the directory that an earlier output has copied there.
     """
 
     path: str
@@ -59,6 +60,7 @@ class Target:
     is_tree: bool = False
     is_torch: bool = False
     replaces: frozenset[str] = frozenset()
+    is_virtual: bool = False
 
 
 def resolve_output(path: str, options: Options) -> Target:
@@ -77,7 +79,8 @@ def resolve_output(path: str, options: Options) -> Target:
     storage_options = dict(options.storage_options)
     entry = look(path, storage_options)
     is_torch = path.endswith(TORCH_SUFFIXES) and options.family in ("", safetensors_input.FAMILY)
-    is_file = is_torch or path.endswith(safetensors.SUFFIX)
+    is_virtual = path.endswith(virtual.SUFFIX) and options.family != safetensors_input.FAMILY
+    is_file = is_torch or is_virtual or path.endswith(safetensors.SUFFIX)
     if options.family == safetensors_input.FAMILY and not is_torch:
         raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
     if entry.kind == "other":
@@ -103,7 +106,7 @@ def resolve_output(path: str, options: Options) -> Target:
             present = next((join(path, name) for name in names if OUTPUT_NAMES.fullmatch(name)), "")
         if present:
             raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
-    return Target(path, is_file, is_torch=is_torch)
+    return Target(path, is_file, is_torch=is_torch, is_virtual=is_virtual)
 
 
 def check_file(path: str, option: str) -> None:

@@ -317,7 +317,7 @@ class _PackedReader(Reader):
 def _unpack(file: File, packed: Packed, reader: Reader, start: int, spool: Spool) -> None:
     """Unpack `packed` to `start` of the spool. Raises CorruptError if its size or CRC-32 is not as recorded."""
     done = crc = 0
-    for made in _METHODS[packed.method](file, packed, reader):
+    for made in UNPACKING[packed.method](file, packed, reader):
         if done + len(made) > file.size:
             raise _damaged(file, f"it inflates to more than the {file.size} bytes it is said to have")
         spool.write_at(start + done, made)
@@ -346,7 +346,7 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
     assert file.packed is not None
     head, tail = bytearray(), b""
     size = crc = 0
-    for made in _METHODS[file.packed.method](file, file.packed, reader):
+    for made in UNPACKING[file.packed.method](file, file.packed, reader):
         size += len(made)
         if size > most:
             raise LimitError(f"{file.path} is damaged: it unpacks to more than the {most} bytes that it can have.")
@@ -407,7 +407,7 @@ class _Chunks(io.BytesIO):
         return next(self._chunks, b"")
 
 
-_METHODS: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {
+UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {
     "deflate": _deflated,
     "zstandard": _zstandard,
 }

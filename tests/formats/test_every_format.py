@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptconv
 from ckptconv import CorruptError
+from ckptconv.library.virtual import VirtualFiles
 
 QUIETLY = ("--no-fsync", "--quiet")
 IMPORTED = """
@@ -133,6 +134,16 @@ class FormatSuite:
             assert_reads(ck, expected)
         assert_same(ckptconv.load_state_dict(far), expected)
         store.rm(root, recursive=True)
+
+    def test_its_files_are_the_same_without_being_written(self, checkpoint: Path, tmp_path: Path) -> None:
+        options = {"max_shard_size": "300KB", "dtype": "fp16"}
+        ckptconv.convert(checkpoint, tmp_path / "plain", fsync=False, **options)
+        ckptconv.convert(checkpoint, tmp_path / "x.virtual.json", fsync=False, **options)
+        written = contents(tmp_path / "plain")
+        del written[".ckptconv-manifest.json"]
+        with VirtualFiles(checkpoint, **options) as one, VirtualFiles(tmp_path / "x.virtual.json") as other:
+            for files in (one, other):
+                assert {name: files.read_bytes(name) for name in files} == written
 
     def test_parts_make_what_one_process_makes(self, checkpoint: Path, tmp_path: Path) -> None:
         if self.command == "safetensors2pt":
@@ -287,3 +298,14 @@ class TestSafetensors(FormatSuite):
 
     def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
         return load_file(checkpoint)
+
+
+class TestVirtual(TestShardedSet):
+    family, weights = "safetensors", "*.bin"
+
+    def write(self, place: Path) -> Path:
+        ckptconv.convert(super().write(place), place / "x.virtual.json", fsync=False)
+        return place / "x.virtual.json"
+
+    def test_a_remote_checkpoint_is_read_alike(self, checkpoint: Path, tmp_path: Path) -> None:
+        pytest.skip("a copy is not what was described: tests/formats/test_virtual.py describes what is on a store")

@@ -1,0 +1,78 @@
+"""The commands for virtual checkpoints: `virtual` writes one, `serve` offers the files of one over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli import signals
+from ckptconv.cli.options import SHOWING, named, output_of, taking
+from ckptconv.errors import StoppedError, UsageError
+from ckptconv.options import TENSORS
+
+Checkpoint = Annotated[
+    str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint of any format: a path or a URL.")
+]
+
+
+@taking(
+    *named("tag exclude_frozen_parameters"),
+    *TENSORS,
+    *named("fsync clobber manifest depfile dry_run spool_dir"),
+    *SHOWING,
+)
+def virtual(
+    source: Checkpoint,
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .virtual.json.")
+    ],
+    **options: Any,
+) -> None:
+    """Describe the safetensors files of a conversion, without writing them.
+
+    OUTPUT is a small file that says which bytes of SOURCE, cast how, make up each file. Every command reads it like the
+    files themselves, as long as SOURCE stays as it is.
+
+    \b
+    Examples:
+      ckptconv virtual runs/7b/checkpoints step.virtual.json
+      ckptconv virtual --dtype bf16 --max-shard-size 5GB dcp/step-1000 step.virtual.json
+    """
+    from ckptconv.conversion import convert
+    from ckptconv.formats.virtual import SUFFIX
+
+    if not output.endswith(SUFFIX):
+        raise UsageError(f"{output} is no name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}.")
+    shown = output_of("virtual", options)
+    with shown.progress() as progress:
+        report = convert(
+            source, output, progress=progress, on_total=progress.begin, before_commit=signals.ignore, **options
+        )
+    signals.ignore()
+    shown.done(report)
+
+
+@taking(*named("host port tag exclude_frozen_parameters"), *TENSORS, *named("spool_dir"), *SHOWING)
+def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> None:
+    """Offer the safetensors files of a conversion over HTTP, without writing them.
+
+    SOURCE may be a virtual checkpoint. The files are at http://HOST:PORT/NAME, and where huggingface_hub looks for
+    them, in a repository of any name. Ctrl-C ends it.
+
+    \b
+    Examples:
+      ckptconv serve runs/7b/checkpoints --port 8000
+      HF_ENDPOINT=http://127.0.0.1:8000 python -c '... from_pretrained("any/name")'
+    """
+    from ckptconv.library.server import Server
+    from ckptconv.library.virtual import VirtualFiles
+    from ckptconv.process import settled
+
+    shown = output_of("serve", options)
+    with VirtualFiles(source, **options) as files, Server(files, host, port, shown.request) as server, settled():
+        shown.serving(source, server.url, {name: file.size for name, file in files.items()})
+        try:
+            server.serve_forever()
+        except StoppedError:
+            signals.ignore()  # this is how it ends

@@ -1,0 +1,339 @@
+"""Serves the files that a conversion would write over HTTP, under the paths by which huggingface_hub downloads.
+
+Source of the paths: huggingface_hub's `file_download` and `hf_api`. Read-only. Every repository and every revision is
+this checkpoint; the commit is a hash of what decides its bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from ckptconv.errors import CkptconvError, FailedError
+from ckptconv.library.virtual import VirtualFile, VirtualFiles
+from ckptconv.storage.writing import reason
+from ckptconv.version import __version__
+
+# Connections at a time: each has a thread and its buffers. One more takes the place of an idle one.
+MAX_CONNECTIONS = 32
+# Seconds that a connection may be idle, and that a client may take to accept a piece of data.
+IDLE, ACCEPTING = 60.0, 120.0
+# Names of a repository and of a revision: anything that is one part of a path, or two for a repository.
+_RESOLVE = re.compile(r"/(?:[^/]+/)?[^/]+/resolve/[^/]+/(?P<name>.+)")
+_MODEL = re.compile(r"/api/models/(?:[^/]+/)?[^/]+(?:/revision/[^/]+)?")
+_TREE = re.compile(r"/api/models/(?:[^/]+/)?[^/]+/tree/[^/]+(?P<below>/.*)?")
+_RANGE = re.compile(r"bytes=\s*(?:(\d{1,19})-(\d{0,19})|-(\d{1,19}))\s*")
+_NAMES = ("localhost", "localhost.localdomain")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files` at `host` and `port` (0: any that is free) until `stop`. `log` is called with a line for each
+    request.
+
+    Raise FailedError if the address cannot be used.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    # Many threads of a client connect at once.
+    request_queue_size = 128
+
+    def __init__(
+        self, files: VirtualFiles, host: str = "127.0.0.1", port: int = 0, log: Callable[[str], None] | None = None
+    ) -> None:
+        self.files, self.host, self.log = files, host, log
+        self._connections: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            why = reason(error) if isinstance(error, OSError) else str(error)
+            raise FailedError(f"{host}:{port} cannot be listened at: {why}.", "Give another --port.") from error
+
+    @property
+    def url(self) -> str:
+        """The address, as HF_ENDPOINT takes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.server_address[1]}"
+
+    def server_bind(self) -> None:
+        # HTTPServer would look its own name up, which can take seconds.
+        if self.allow_reuse_address:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            has_room = len(self._connections) < MAX_CONNECTIONS or self._end_idle()
+            if has_room:
+                self._connections[request] = time.monotonic()
+        if has_room:
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.settimeout(0.05)
+            request.sendall(_BUSY)
+            # What is closed with a request unread is reset, and the answer may be lost.
+            request.recv(1 << 16)
+        self.shutdown_request(request)
+
+    def _end_idle(self) -> bool:
+        """End the connection that has been idle for longest. Return whether there was one."""
+        idle = {connection: since for connection, since in self._connections.items() if since}
+        if not idle:
+            return False
+        chosen = min(idle, key=lambda connection: idle[connection])
+        del self._connections[chosen]
+        with contextlib.suppress(OSError):
+            chosen.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def note(self, connection: socket.socket, idle: bool) -> None:
+        """Note that a connection waits for a request, or has one."""
+        with self._lock:
+            if connection in self._connections:
+                self._connections[connection] = time.monotonic() if idle else 0.0
+
+    def close_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().close_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what ended a connection, unless the client went away."""
+        error = sys.exc_info()[1]
+        if self.log and not isinstance(error, OSError):
+            self.log(f"{type(error).__name__}: {error}")
+
+    def is_own_name(self, host: str | None) -> bool:
+        """Whether a request for `host` is meant for this server.
+
+        A page on the Web can have a browser ask for names of its own that lead to 127.0.0.1.
+        """
+        if not _is_loopback(self.host) or host is None:
+            return True
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name in (*_NAMES, self.host) or _is_loopback(name)
+
+
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 41\r\n"
+    b"Content-Type: text/plain\r\n\r\nThere are too many clients. Ask again.  \n"
+)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in _NAMES
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers the requests of one connection, one after another."""
+
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = f"ckptconv/{__version__}", ""
+    disable_nagle_algorithm = True
+    timeout = IDLE
+    server: Server
+
+    def handle_one_request(self) -> None:
+        self.server.note(self.connection, idle=True)
+        super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        """Read the headers, and refuse what is not meant for this server."""
+        # Until its headers are there, a connection counts as idle, however slowly they come.
+        sound = super().parse_request()
+        self.server.note(self.connection, idle=False)
+        self.connection.settimeout(ACCEPTING)
+        if not sound:
+            return False
+        if self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
+            self.close_connection = True  # a body would be taken for the next request
+        if not self.server.is_own_name(self.headers.get("Host")):
+            self.close_connection = True
+            self._refuse(421, "This server has another name.")
+            return False
+        return True
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer an unreadable request, or an unknown method."""
+        self.close_connection = True
+        self.request_version = self.protocol_version  # of an unreadable request, it would be one without headers
+        code = 405 if code == 501 else code
+        self._refuse(code, f"{message or self.responses[code][0]}.", {"Allow": "GET, HEAD"} if code == 405 else {})
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        if self.server.log:
+            self.server.log(f"{self.address_string()} {format % args}")
+
+    def _answer(self) -> None:
+        try:
+            # An absolute form, as a proxy gets it, has its path too.
+            path = urlsplit(self.path).path
+        except ValueError:
+            path = ""
+        files, name = self.server.files, unquote(path).removeprefix("/")
+        resolved = _RESOLVE.fullmatch(path)
+        tree = _TREE.fullmatch(path)
+        if resolved:
+            name = unquote(resolved["name"])
+        try:
+            if name in files:
+                self._send_file(name, files[name])
+            elif path == "/" or (not resolved and _MODEL.fullmatch(path)):
+                self._send_json(self._model(path))
+            elif tree and (tree["below"] or "/") == "/":
+                self._send_json([self._entry(each, file) for each, file in files.items()])
+            else:
+                # So that huggingface_hub can tell an absent file from an absent repository.
+                self._refuse(404, f"There is no file {name[:200]!r} here.", {"X-Error-Code": "EntryNotFound"})
+        except CkptconvError as error:
+            self._refuse(500, str(error))
+        self.connection.settimeout(IDLE)
+
+    def _model(self, path: str) -> dict[str, Any]:
+        parts = path.removeprefix("/api/models/").split("/revision/")[0].strip("/") or "checkpoint"
+        files = self.server.files
+        return {
+            "id": parts,
+            "modelId": parts,
+            "sha": files.version,
+            "private": False,
+            "tags": [],
+            "siblings": [{"rfilename": name} for name in files],
+        }
+
+    @staticmethod
+    def _entry(name: str, file: VirtualFile) -> dict[str, Any]:
+        return {"type": "file", "path": name, "size": file.size, "oid": file.tag}
+
+    def _send_file(self, name: str, file: VirtualFile) -> None:
+        size, tag = file.size, f'"{file.tag}"'
+        headers = {
+            "ETag": tag,
+            "Accept-Ranges": "bytes",
+            "Content-Type": "application/octet-stream",
+            "Content-Disposition": f"inline; filename*=UTF-8''{quote(name)}",
+            "X-Repo-Commit": self.server.files.version,
+            "X-Linked-Etag": tag,
+            "X-Linked-Size": str(size),
+            "X-Content-Type-Options": "nosniff",
+        }
+        if _lists(self.headers.get("If-None-Match"), tag):
+            self._begin(304, headers)
+            return
+        start, stop, code = 0, size, 200
+        asked = self.headers.get("Range")
+        if asked is not None and self.command == "GET" and self.headers.get("If-Range", tag) == tag:
+            found = _range(asked, size)
+            if found == ():
+                self._refuse(416, f"{name} has {size} bytes.", {**headers, "Content-Range": f"bytes */{size}"})
+                return
+            if found:
+                start, stop, code = *found, 206
+                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        headers["Content-Length"] = str(stop - start)
+        if self.command == "HEAD":
+            self._begin(code, headers)
+            return
+        with contextlib.closing(self.server.files.read(name, start, stop)) as pieces:
+            self._stream(code, headers, pieces)
+
+    def _stream(self, code: int, headers: dict[str, str], pieces: Iterator[memoryview]) -> None:
+        """Send `pieces`. An error that comes before the first of them becomes an answer; one that comes later ends the
+        connection, so that the client knows that bytes are missing."""
+        piece = next(pieces, None)
+        self._begin(code, headers)
+        try:
+            while piece is not None:
+                self.wfile.write(piece)
+                piece = next(pieces, None)
+        except CkptconvError as error:
+            self.log_message("%s", error)
+            self._break()
+        except OSError:
+            self.close_connection = True  # the client went away
+
+    def _break(self) -> None:
+        self.close_connection = True
+        _shut(self.connection)
+
+    def _send_json(self, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self._begin(200, {"Content-Type": "application/json", "Content-Length": str(len(data))})
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _refuse(self, code: int, message: str, headers: dict[str, str] | None = None) -> None:
+        data = f"{message}\n".encode(errors="replace")
+        told = {
+            **(headers or {}),
+            "Content-Type": "text/plain; charset=utf-8",
+            "Content-Length": str(len(data)),
+            # A header is one line of Latin-1.
+            "X-Error-Message": "".join(each if " " <= each <= "~" else "?" for each in message)[:1000],
+        }
+        with contextlib.suppress(OSError):
+            self._begin(code, told)
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+    def _begin(self, code: int, headers: dict[str, str]) -> None:
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _lists(told: str | None, tag: str) -> bool:
+    """Whether an If-None-Match header names `tag`."""
+    named = [each.strip().removeprefix("W/") for each in (told or "").split(",")]
+    return tag in named or named == ["*"]
+
+
+def _range(asked: str, size: int) -> tuple[int, int] | tuple[()] | None:
+    """Return the start and stop of the asked range; () if nothing of it is there, None if all is to be sent.
+
+    All is sent for what is no range of bytes, and for several ranges at once, as RFC 9110 allows.
+    """
+    found = _RANGE.fullmatch(asked)
+    if found is None:
+        return None
+    first, last, suffix = found.groups()
+    if suffix is not None:
+        return (max(size - int(suffix), 0), size) if int(suffix) and size else ()
+    start, stop = int(first), min(int(last) + 1, size) if last else size
+    if last and int(last) < start:
+        return None
+    return (start, stop) if start < size else ()

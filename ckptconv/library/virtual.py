@@ -1,0 +1,142 @@
+"""The files that a conversion would write, as a read-only file system: nothing is written anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.engine.ranges import FileBytes
+from ckptconv.errors import UsageError
+from ckptconv.formats import virtual
+from ckptconv.formats.companions import beside
+from ckptconv.formats.detect import open_source
+from ckptconv.formats.source import Source
+from ckptconv.options import OPTIONS, Options, checked
+from ckptconv.outputs.planning import weights_output
+from ckptconv.outputs.targets import Target
+from ckptconv.plan import Data, FilePlan, Literal
+from ckptconv.process import no_garbage
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import normalize
+from ckptconv.storage.prefetch import REQUESTS
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.lazy import whole
+from ckptconv.tensors.moves import File
+
+# Bytes made at a time, unless a reader asks for others; of remote inputs, bytes that are prefetched.
+UNIT, FAR_MEMORY = 256 << 10, 8 << 20
+
+
+class VirtualFile(NamedTuple):
+    """A file that would be written: its bytes, and a tag (40 hexadecimal digits) that no other version of it has."""
+
+    bytes: FileBytes
+    tag: str
+
+    @property
+    def size(self) -> int:
+        return self.bytes.size
+
+
+class VirtualFiles(Mapping[str, VirtualFile]):
+    """The files that a conversion of a source would write to a directory, by name, and those that belong beside them.
+
+    `source` is what `convert` takes, or a virtual checkpoint, and `options` are those of `convert` that choose, name,
+    cast and shard. Only descriptions are read. Bytes are made when they are read, by any number of threads, and equal
+    those that `convert` writes. `version` is a hash of all that decides them. Raise a `CkptconvError` as `convert`
+    does; CorruptError from `read` for an input that has changed since.
+    """
+
+    version: str
+
+    @checked(OPTIONS)
+    def __init__(self, source: str | os.PathLike[str], **options: Any) -> None:
+        chosen = Options(**options)
+        path = normalize(source)
+        known = dict(chosen.storage_options)
+        place = Location(path, known)
+        self.path = path
+        with no_garbage():
+            if path.endswith(virtual.SUFFIX) and place.kind == "file" and not chosen.recorded():
+                # The very files that it describes, however they would be divided today.
+                described = virtual.load(place)
+                files, self.format, decided = described.files, described.called, repr(described.identity)
+                opened = Source(self.format, virtual.FAMILY, path, {})
+            else:
+                opened = _opened(path, chosen)
+                plan = weights_output(opened, Target(path, is_file=False), chosen).plan
+                files, self.format, decided = plan.files, opened.format, plan.plan_id
+        inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
+        self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
+        companions = beside(opened, known).files
+        names = {file.name for file in files}
+        copies = [_copy(name, file) for name, file in sorted(companions.items()) if name not in names]
+        self._readers = SpoolingReaders(known, chosen.spool_dir)
+        self._files = {file.name: self._file(file, known) for file in (*files, *copies)}
+
+    def _file(self, file: FilePlan, options: dict[str, Any]) -> VirtualFile:
+        copied = [each.stamp for each in file.inputs()] if not isinstance(file.parts[0], Literal) else []
+        return VirtualFile(FileBytes(file, self._readers, options), _hash(self.version, file.name, *copied))
+
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, unit: int = UNIT
+    ) -> Generator[memoryview, None, None]:
+        """Yield bytes `start` to `stop` of a file, at most about `unit` at a time, each piece valid until the next."""
+        file = self[name].bytes
+        stop = file.size if stop is None else min(stop, file.size)
+        if not 0 <= start <= stop:
+            raise UsageError(f"{name} has {file.size} bytes, and no bytes {start} to {stop}.")
+        return file.read(start, stop, unit=unit, memory=FAR_MEMORY, requests=REQUESTS)
+
+    def read_bytes(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes `start` to `stop` of a file."""
+        with contextlib.closing(self.read(name, start, stop)) as pieces:
+            return b"".join(map(bytes, pieces))
+
+    def close(self) -> None:
+        """Close the inputs."""
+        self._readers.close()
+
+    def __getitem__(self, name: str) -> VirtualFile:
+        return self._files[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __enter__(self) -> VirtualFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _opened(path: str, options: Options) -> Source:
+    if options.per_rank or options.optimizer or options.universal:
+        raise UsageError("A virtual checkpoint is made of the weights of one rank or all together.")
+    return open_source(
+        path,
+        family=options.family,
+        tag=options.tag,
+        exclude_frozen=options.exclude_frozen_parameters,
+        key=options.key,
+        inert=options.inert,
+        structure=options.structure,
+        spool_dir=options.spool_dir,
+        storage_options=options.storage_options,
+    )
+
+
+def _copy(name: str, file: File) -> FilePlan:
+    """Return the plan of a copy of `file`."""
+    return FilePlan(name, file.size, (Data(0, whole(file), name),))
+
+
+def _hash(*told: str) -> str:
+    """Return 40 hexadecimal digits, as a commit has."""
+    return hashlib.sha256("\0".join(told).encode(errors="surrogateescape")).hexdigest()[:40]

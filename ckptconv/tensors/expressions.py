@@ -1,0 +1,374 @@
+"""Lazy tensors as JSON and back. One table names every expression and kernel, and serves both directions.
+
+An expression is a list: its name, then its fields in the order of the table. Files are indices into a list of files.
+Long lists of numbers that many tensors share, such as the files of all ranks, are stored once and named by their index.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import (
+    Concat,
+    Convert,
+    Inline,
+    Joined,
+    LazyTensor,
+    Narrow,
+    Partitioned,
+    Stored,
+    Tagged,
+    View,
+    Zeros,
+)
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Join, Kernel, Negate, Swap
+
+# Expressions inside one another, dimensions, and elements of a tensor: no more than any real checkpoint has.
+MAX_DEPTH, MAX_DIMS, MAX_ELEMENTS = 32, 64, 1 << 63
+_WORDS = (1, 2, 4, 8)
+_SIGNED = frozenset("iufc")
+
+
+class Kind(NamedTuple):
+    """An expression: its class, and its fields with the form of each."""
+
+    made: type[LazyTensor]
+    fields: tuple[tuple[str, str], ...]
+
+
+EXPRESSIONS: dict[str, Kind] = {
+    "stored": Kind(
+        Stored,
+        (("file", "file"), ("offset", "count"), ("dtype", "dtype"), ("shape", "shape"), ("strides", "strides")),
+    ),
+    "partitioned": Kind(
+        Partitioned,
+        (
+            ("files", "files"),
+            ("bases", "counts"),
+            ("offset", "count"),
+            ("piece", "count"),
+            ("dtype", "dtype"),
+            ("shape", "shape"),
+        ),
+    ),
+    "concat": Kind(Concat, (("parts", "tensors"), ("dim", "count"))),
+    "narrow": Kind(Narrow, (("tensor", "tensor"), ("dim", "count"), ("start", "count"), ("length", "count"))),
+    "view": Kind(View, (("tensor", "tensor"), ("dtype", "dtype"), ("shape", "shape"))),
+    "convert": Kind(Convert, (("tensor", "tensor"), ("kernel", "kernel"), ("dtype", "dtype"))),
+    "joined": Kind(Joined, (("parts", "tensors"), ("kernel", "kernel"), ("dtype", "dtype"))),
+    "inline": Kind(Inline, (("data", "data"), ("dtype", "dtype"), ("shape", "shape"))),
+    "zeros": Kind(Zeros, (("dtype", "dtype"), ("shape", "shape"))),
+}
+# A kernel is a list too: its name, then its fields.
+KERNELS: dict[str, type[Kernel]] = {
+    "cast": Cast,
+    "swap": Swap,
+    "negate": Negate,
+    "conjugate": Conjugate,
+    "bits": Bits,
+    "join": Join,
+}
+_NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
+_KERNEL_NAMES = {made: name for name, made in KERNELS.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+class Encoder:
+    """Makes JSON of expressions. `files` and `lists` are what they refer to by index."""
+
+    def __init__(self) -> None:
+        self._files: dict[File, int] = {}
+        self._lists: dict[tuple[int, ...], int] = {}
+        # The list of each tuple of files, which many tensors share; the tuple is kept so that its id stays its own.
+        self._known: dict[int, tuple[tuple[File, ...], int]] = {}
+
+    @property
+    def files(self) -> list[File]:
+        """The files by index; a file that contains another comes before it."""
+        return list(self._files)
+
+    @property
+    def lists(self) -> list[list[int]]:
+        return [list(each) for each in self._lists]
+
+    def encode(self, tensor: LazyTensor) -> list[Any]:
+        """Return `tensor` as JSON, without facts that its bytes do not tell. Raise TypeError for an unknown class."""
+        if isinstance(tensor, Tagged):
+            return self.encode(tensor.tensor)
+        name = _NAMES.get(type(tensor))
+        if name is None:
+            raise TypeError(f"{type(tensor).__name__} has no form in JSON")
+        if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
+            return [name, self.file(tensor.file), tensor.offset, tensor.dtype.name, list(tensor.shape), None]
+        fields = EXPRESSIONS[name].fields
+        return [name, *(_ENCODE[form](self, getattr(tensor, field)) for field, form in fields)]
+
+    def file(self, file: File) -> int:
+        """Return the index of `file`."""
+        if file.packed:
+            self.file(file.packed.file)
+        return self._files.setdefault(file, len(self._files))
+
+    def files_index(self, files: tuple[File, ...]) -> int:
+        known = self._known.get(id(files))
+        if known is None:
+            known = self._known[id(files)] = files, self.list_index(tuple(map(self.file, files)))
+        return known[1]
+
+    def list_index(self, numbers: tuple[int, ...]) -> int:
+        return self._lists.setdefault(numbers, len(self._lists))
+
+
+_ENCODE: dict[str, Callable[[Encoder, Any], Any]] = {
+    "file": Encoder.file,
+    "files": Encoder.files_index,
+    "counts": Encoder.list_index,
+    "count": lambda _, number: number,
+    "dtype": lambda _, dtype: dtype.name,
+    "shape": lambda _, shape: list(shape),
+    "strides": lambda _, strides: list(strides),
+    "tensor": Encoder.encode,
+    "tensors": lambda self, parts: [self.encode(part) for part in parts],
+    "kernel": lambda _, kernel: [_KERNEL_NAMES[type(kernel)], *kernel],
+    "data": lambda _, data: base64.b64encode(data).decode(),
+}
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+class Decoder:
+    """Makes expressions of JSON that is not trusted. Every number is checked against the files it refers to.
+
+    `decode` raises ValueError, which says what is wrong, for anything that `Encoder` cannot have made.
+    """
+
+    def __init__(self, files: Sequence[File], lists: Any) -> None:
+        self._files = files
+        if type(lists) is not list or not all(type(each) is list for each in lists):
+            raise ValueError("its lists are no lists")
+        self._lists: list[tuple[int, ...]] = [tuple(map(_count, each)) for each in lists]
+        self._file_lists: dict[int, tuple[File, ...]] = {}
+        # Bytes after the base in the rank that has least, by the tuples of files and bases.
+        self._least: dict[Hashable, int] = {}
+
+    def decode(self, told: Any, depth: int = 0) -> LazyTensor:
+        """Return the expression that `told` describes."""
+        if depth == MAX_DEPTH:
+            raise ValueError(f"expressions are nested more than {MAX_DEPTH} levels deep")
+        if type(told) is not list or not told or type(told[0]) is not str or told[0] not in EXPRESSIONS:
+            raise ValueError(f"{_shown(told)} is no known expression")
+        made, fields = EXPRESSIONS[told[0]]
+        if len(told) != len(fields) + 1:
+            raise ValueError(f"{_shown(told)} has {len(told) - 1} fields, where {told[0]} has {len(fields)}")
+        values: dict[str, Any] = {}
+        for (field, form), value in zip(fields, told[1:], strict=True):
+            values[field] = self._field(form, value, values, depth)
+        if made is Narrow:
+            _check_dim(values["tensor"], values["dim"])
+        elif made is Concat:
+            _check_dim(values["parts"][0], values["dim"])
+        tensor = made(**values)
+        _check_elements(tensor.shape)
+        check = _CHECKS.get(made)
+        if check:
+            check(self, tensor)
+        return tensor
+
+    def _field(self, form: str, value: Any, before: dict[str, Any], depth: int) -> Any:
+        if form == "tensor":
+            return self.decode(value, depth + 1)
+        if form == "tensors":
+            if type(value) is not list or not value:
+                raise ValueError(f"{_shown(value)} is no list of expressions")
+            return tuple(self.decode(each, depth + 1) for each in value)
+        if form == "strides" and value is None:
+            return contiguous_strides(before["shape"])
+        return _DECODE[form](self, value)
+
+    def file(self, value: Any) -> File:
+        index = _count(value)
+        if index >= len(self._files):
+            raise ValueError(f"it names source {index}, and has {len(self._files)}")
+        return self._files[index]
+
+    def numbers(self, value: Any) -> tuple[int, ...]:
+        index = _count(value)
+        if index >= len(self._lists):
+            raise ValueError(f"it names list {index}, and has {len(self._lists)}")
+        return self._lists[index]
+
+    def files(self, value: Any) -> tuple[File, ...]:
+        numbers = self.numbers(value)
+        if value not in self._file_lists:
+            self._file_lists[value] = tuple(map(self.file, numbers))
+        return self._file_lists[value]
+
+    def check_stored(self, tensor: Stored) -> None:
+        if len(tensor.strides) != len(tensor.shape):
+            raise ValueError(f"{len(tensor.shape)} dimensions have {len(tensor.strides)} strides")
+        if tensor.numel:
+            last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
+            _check_within(tensor.file, tensor.offset + (last + 1) * tensor.dtype.itemsize)
+
+    def check_partitioned(self, tensor: Partitioned) -> None:
+        files, bases, item = tensor.files, tensor.bases, tensor.dtype.itemsize
+        if not files or len(files) != len(bases) or len(files) * tensor.piece < tensor.numel:
+            raise ValueError(
+                f"{tensor.numel} elements are not {len(bases)} pieces of {tensor.piece} in {len(files)} files"
+            )
+        key = id(files), id(bases)
+        if key not in self._least:
+            self._least[key] = min(file.size - base for file, base in zip(files, bases, strict=True))
+        if tensor.offset + tensor.piece * item > self._least[key]:
+            left = tensor.numel
+            for file, base in zip(files, bases, strict=True):
+                taken = min(left, tensor.piece)
+                if taken:
+                    _check_within(file, base + tensor.offset + taken * item)
+                left -= taken
+
+    def check_convert(self, tensor: Convert) -> None:
+        kernel: Kernel = tensor.kernel
+        fits = _FITS.get(type(kernel))
+        if fits is None or not fits(kernel, tensor.tensor.dtype, tensor.dtype):
+            raise ValueError(f"{kernel} does not make {tensor.dtype} of {tensor.tensor.dtype}")
+
+    def check_joined(self, tensor: Joined) -> None:
+        kernel, parts = tensor.kernel, tensor.parts
+        sizes = [part.dtype.itemsize for part in parts]
+        if (
+            type(kernel) is not Join
+            or sizes != [size for size, _, _ in kernel.kinds]
+            or any(part.shape != parts[0].shape for part in parts)
+            or kernel.result != tensor.dtype.itemsize
+            or kernel.result not in _WORDS
+            or any(
+                size not in _WORDS or not 0 < width <= 8 * size or shift + width > 8 * kernel.result
+                for size, shift, width in kernel.kinds
+            )
+        ):
+            raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
+
+
+def _check_within(file: File, stop: int) -> None:
+    if stop > file.size:
+        raise ValueError(f"a tensor ends at byte {stop} of {file.path}, which has {file.size}")
+
+
+def _check_dim(tensor: LazyTensor, dim: int) -> None:
+    if dim >= len(tensor.shape):
+        raise ValueError(f"a tensor of {len(tensor.shape)} dimensions has no dimension {dim}")
+
+
+def _check_elements(shape: tuple[int, ...]) -> None:
+    # The empty dimensions do not make the others smaller: strides are products of those.
+    if math.prod(max(extent, 1) for extent in shape) >= MAX_ELEMENTS:
+        raise ValueError(f"{_shown(list(shape))} are more elements than can be counted")
+
+
+_CHECKS: dict[type[LazyTensor], Callable[[Decoder, Any], None]] = {
+    Stored: Decoder.check_stored,
+    Partitioned: Decoder.check_partitioned,
+    Convert: Decoder.check_convert,
+    Joined: Decoder.check_joined,
+}
+# Whether a kernel makes elements of one dtype into elements of another.
+_FITS: dict[type, Callable[[Any, DType, DType], bool]] = {
+    Cast: lambda kernel, before, after: (
+        kernel == (before.name, after.name) and before != after and can_cast(before.name, after.name)
+    ),
+    Swap: lambda kernel, before, after: (
+        before.itemsize == after.itemsize and kernel.itemsize in _WORDS and before.itemsize % kernel.itemsize == 0
+    ),
+    Negate: lambda kernel, before, after: kernel.dtype == before.name == after.name and before.kind in _SIGNED,
+    Conjugate: lambda kernel, before, after: kernel.dtype == before.name == after.name and before.kind == "c",
+    Bits: lambda kernel, before, after: (
+        (kernel.itemsize, kernel.result) == (before.itemsize, after.itemsize)
+        and {kernel.itemsize, kernel.result} <= {*_WORDS}
+        and 0 < kernel.width <= 8 * kernel.result
+        and kernel.shift + kernel.width <= 8 * kernel.itemsize
+    ),
+}
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MAX_ELEMENTS:
+        raise ValueError(f"{_shown(value)} stands where a count should")
+    return value
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > MAX_DIMS:
+        raise ValueError(f"{_shown(value)} is no list of at most {MAX_DIMS} counts")
+    return tuple(map(_count, value))
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    shape = _counts(value)
+    _check_elements(shape)
+    return shape
+
+
+def _dtype(value: Any) -> DType:
+    if type(value) is not str or value not in DTYPES:
+        raise ValueError(f"{_shown(value)} is no dtype")
+    return DTYPES[value]
+
+
+def _kernel(value: Any) -> Kernel:
+    if type(value) is not list or not value or type(value[0]) is not str or value[0] not in KERNELS:
+        raise ValueError(f"{_shown(value)} is no known kernel")
+    made, told = KERNELS[value[0]], value[1:]
+    if len(told) != len(made._fields):
+        raise ValueError(f"{_shown(value)} has {len(told)} fields, where {value[0]} has {len(made._fields)}")
+    if made is Join:
+        kinds, result = told
+        if type(kinds) is not list or not kinds or any(type(kind) is not list or len(kind) != 3 for kind in kinds):
+            raise ValueError(f"{_shown(value)} joins nothing")
+        return Join(tuple(tuple(map(_count, kind)) for kind in kinds), _count(result))  # type: ignore[misc]
+    texts = made in (Cast, Negate, Conjugate)
+    values: list[Any] = [_dtype(each).name if texts else _count(each) for each in told]
+    return made(*values)
+
+
+def _data(value: Any) -> bytes:
+    if type(value) is not str:
+        raise ValueError(f"{_shown(value)} is no text in base64")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError(f"{_shown(value)} is no text in base64") from None
+
+
+_DECODE: dict[str, Callable[[Decoder, Any], Any]] = {
+    "file": Decoder.file,
+    "files": Decoder.files,
+    "counts": Decoder.numbers,
+    "count": lambda _, value: _count(value),
+    "dtype": lambda _, value: _dtype(value),
+    "shape": lambda _, value: _shape(value),
+    "strides": lambda _, value: _counts(value),
+    "kernel": lambda _, value: _kernel(value),
+    "data": lambda _, value: _data(value),
+}
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of `value`, which may be large."""
+    if type(value) is list:
+        value = list(itertools.islice(value, 4)) + (["…"] if len(value) > 4 else [])
+        return f"[{', '.join(_shown(each) if type(each) is not list else '[…]' for each in value)}]"
+    if type(value) is dict:
+        return "an object"
+    return repr(value)[:60]

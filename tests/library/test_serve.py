@@ -1,0 +1,414 @@
+"""`ckptconv serve`: huggingface_hub and plain HTTP get the files of a conversion; hostile clients get nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+from checkpoints import ZERO, ckptconv_here, contents
+from dcp_checkpoints import checkpoint_of
+from jsonschema import Draft202012Validator
+from remote import a_model
+
+import ckptconv
+from ckptconv.library import server
+from ckptconv.library.server import Server
+from ckptconv.library.virtual import VirtualFiles
+
+MIB = 1 << 20
+SOURCES: dict[str, tuple[str, ...]] = {
+    "zero": (),
+    "zero in bfloat16": ("--dtype", "bf16"),
+    "dcp": (),
+    "model.pt": (),
+    "model.pt in shards": ("--max-shard-size", "5MB"),
+    "x.virtual.json": (),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("served")
+    shutil.copytree(ZERO / "z3_fp32_w4" / "checkpoint", place / "zero")
+    shutil.copytree(checkpoint_of("hsdp_2x2"), place / "dcp")
+    torch.save(a_model(), place / "model.pt")
+    ckptconv.convert(place / "model.pt", place / "x.virtual.json", fsync=False, dtype="bf16", max_shard_size="5MB")
+    return place
+
+
+@contextlib.contextmanager
+def process_serving(source: Path, *options: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address of `ckptconv serve`, and its process."""
+    command = [sys.executable, "-m", "ckptconv", "serve", str(source), *map(str, options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def serving(files: VirtualFiles, host: str = "127.0.0.1") -> Iterator[Server]:
+    """A server in a thread of this process."""
+    with files, Server(files, host) as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def served(place: Path) -> Iterator[Server]:
+    with serving(VirtualFiles(place / "model.pt")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> bytes:
+    ckptconv.convert(place / "model.pt", place / "whole", fsync=False)
+    return (place / "whole" / "model.safetensors").read_bytes()
+
+
+class Answer:
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self.status, self.headers, self.body = answer.status, answer.headers, answer.read()
+
+
+def connect(address: Server | str) -> http.client.HTTPConnection:
+    parts = urlsplit(address if isinstance(address, str) else address.url)
+    return http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
+
+
+def ask(address: Server | str, path: str, method: str = "GET", **headers: str) -> Answer:
+    connection = connect(address)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        return Answer(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def raw(address: Server, data: bytes) -> bytes:
+    """What comes back for `data` until the server closes the connection."""
+    with socket.create_connection(address.server_address[:2], timeout=60) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+# ----------------------------------------------------------------------------------------------------- huggingface_hub
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_huggingface_hub_downloads_what_a_conversion_writes(case: str, place: Path, tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    name, options = case.split(" in ", maxsplit=1)[0], SOURCES[case]
+    given = {"dtype": "bf16"} if "bf16" in options or name.startswith("x.") else {}
+    size = {"max_shard_size": "5MB"} if "5MB" in options or name.startswith("x.") else {}
+    source = place / ("model.pt" if name.startswith("x.") else name)
+    ckptconv.convert(source, tmp_path / "plain", fsync=False, **given, **size)
+    expected = {each: hashlib.sha256(data).digest() for each, data in contents(tmp_path / "plain").items()}
+    del expected[".ckptconv-manifest.json"]
+    with process_serving(place / name, *options) as (url, _):
+        got = hub.snapshot_download("any/name", endpoint=url, cache_dir=tmp_path / "cache")
+        assert {each: hashlib.sha256(data).digest() for each, data in contents(Path(got)).items()} == expected
+        for each, digest in expected.items():
+            path = hub.hf_hub_download("other", each, revision="v1", endpoint=url, cache_dir=tmp_path / "cache")
+            assert hashlib.sha256(Path(path).read_bytes()).digest() == digest
+
+
+def test_huggingface_hub_by_its_environment(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    program = (
+        "import sys, huggingface_hub as hub\n"
+        "print(hub.hf_hub_download('any/name', 'model.safetensors'))\n"
+        "print(hub.HfApi().model_info('any/name').sha, hub.file_exists('any/name', 'none.json'))\n"
+    )
+    with process_serving(place / "zero") as (url, _):
+        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    path, told = done.stdout.splitlines()
+    sha, exists = told.split()
+    assert Path(path).parent.name == sha
+    assert exists == "False"
+    ckptconv.convert(place / "zero", tmp_path / "plain.safetensors")
+    assert Path(path).read_bytes() == (tmp_path / "plain.safetensors").read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------------------- HTTP
+
+
+def test_the_file_and_its_headers(served: Server, whole: bytes) -> None:
+    for path in (
+        "/model.safetensors",
+        "/any/name/resolve/main/model.safetensors",
+        "/gpt2/resolve/x%2Fy/model.safetensors",
+    ):
+        answer = ask(served, path)
+        assert (answer.status, answer.body) == (200, whole)
+        head = ask(served, path, "HEAD")
+        assert (head.status, head.body) == (200, b"")
+        for each in (answer, head):
+            assert each.headers["Content-Length"] == str(len(whole))
+            assert each.headers["X-Repo-Commit"] == served.files.version
+            assert each.headers["ETag"] == f'"{served.files["model.safetensors"].tag}"'
+    assert ask(served, "/model.safetensors", If_None_Match=answer.headers["ETag"]).status == 304
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "stop"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=5-", 5, None),
+        ("bytes=-9", -9, None),
+        ("bytes=-99999999999", 0, None),
+        ("bytes=1000000-2222222", 1_000_000, 2_222_223),
+        ("bytes=7-9999999999999999999", 7, None),
+    ],
+)
+def test_ranges(asked: str, start: int, stop: int | None, served: Server, whole: bytes) -> None:
+    answer = ask(served, "/model.safetensors", Range=asked)
+    assert (answer.status, answer.body) == (206, whole[start:stop])
+    first = range(len(whole))[start:stop][0]
+    assert answer.headers["Content-Range"] == f"bytes {first}-{first + len(answer.body) - 1}/{len(whole)}"
+
+
+@pytest.mark.parametrize("asked", ["bytes=99999999999-", "bytes=-0", "bytes=99999999999-999999999999"])
+def test_ranges_that_are_not_there(asked: str, served: Server, whole: bytes) -> None:
+    answer = ask(served, "/model.safetensors", Range=asked)
+    assert answer.status == 416
+    assert answer.headers["Content-Range"] == f"bytes */{len(whole)}"
+
+
+@pytest.mark.parametrize(
+    "asked", ["bytes=5-3", "lines=1-2", "bytes=0-1,4-5", "bytes=", "bytes=x-", f"bytes={'9' * 99}-"]
+)
+def test_what_is_no_single_range_gives_all(asked: str, served: Server, whole: bytes) -> None:
+    answer = ask(served, "/model.safetensors", Range=asked)
+    assert (answer.status, answer.body) == (200, whole)
+
+
+def test_a_range_of_another_version_gives_all(served: Server, whole: bytes) -> None:
+    assert ask(served, "/model.safetensors", Range="bytes=0-4", If_Range='"other"').body == whole
+
+
+def test_one_connection_serves_many_requests_also_before_they_are_asked(served: Server, whole: bytes) -> None:
+    connection = connect(served)
+    for start in (0, 1000, 99):
+        connection.request("GET", "/model.safetensors", headers={"Range": f"bytes={start}-{start + 4}"})
+        assert connection.getresponse().read() == whole[start : start + 5]
+    connection.close()
+    one = b"GET /model.safetensors HTTP/1.1\r\nHost: localhost\r\nRange: bytes=%d-%d\r\n%s\r\n"
+    got = raw(served, b"".join(one % (at, at + 9, b"Connection: close\r\n" if at == 40 else b"") for at in (0, 20, 40)))
+    assert got.count(b"HTTP/1.1 206") == 3
+    assert all(whole[at : at + 10] in got for at in (0, 20, 40))
+
+
+def test_many_clients_at_once(served: Server, whole: bytes) -> None:
+    wrong: list[int] = []
+
+    def fetch(start: int) -> None:
+        if ask(served, "/model.safetensors", Range=f"bytes={start}-").body != whole[start:]:
+            wrong.append(start)
+
+    threads = [threading.Thread(target=fetch, args=(len(whole) - 10**6 * count,)) for count in range(1, 17)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# ------------------------------------------------------------------------------------------------------------ hostile
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../model.pt",
+        "/%2e%2e/model.pt",
+        "/..%2fmodel.pt",
+        "//etc/passwd",
+        "/model.pt",
+        "/a/b/resolve/main/../../../model.pt",
+        "/a/b/resolve/main/..%2f..%2fmodel.pt",
+        "/a/b/resolve/main/%00",
+        "/model.safetensors/",
+        "/model.safetensors%00",
+        "/a/b/resolve/main/",
+        "/api/models/a/b/tree/main/below",
+        "/api/models",
+        "/api/datasets/a/b",
+        "/%ff%fe",
+        "/" + "x" * 60_000,
+    ],
+)
+def test_there_is_no_way_out_of_the_map(path: str, served: Server) -> None:
+    answer = ask(served, path)
+    assert answer.status == 404
+    assert answer.headers["X-Error-Code"] == "EntryNotFound"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 505),
+        (b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", 431),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nGET /", 405),
+        (b"DELETE /model.safetensors HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: [x\r\n\r\n", 421),
+    ],
+)
+def test_what_is_no_request_for_a_file_ends_the_connection(data: bytes, status: int, served: Server) -> None:
+    got = raw(served, data)
+    assert got.startswith(b"HTTP/1.1 %d " % status), got[:200]
+    assert got.count(b"HTTP/1.1") == 1
+
+
+def test_the_body_of_a_request_is_no_request(served: Server) -> None:
+    inner = b"GET /model.safetensors HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    got = raw(served, b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(inner), inner))
+    assert got.count(b"HTTP/1.1 ") == 1
+
+
+def test_slow_clients_do_not_hold_others(place: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    with serving(VirtualFiles(place / "model.pt")) as made, contextlib.ExitStack() as stack:
+        for _ in range(9):  # they have sent half a request, and go no further
+            connection = socket.create_connection(made.server_address[:2])
+            stack.enter_context(connection)
+            connection.sendall(b"GET /model.safetensors HTTP/1.1\r\nHost: loc")
+        for _ in range(2):  # they take nothing of what they asked for
+            connection = socket.create_connection(made.server_address[:2])
+            stack.enter_context(connection)
+            connection.sendall(b"GET /model.safetensors HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(4) == b"HTTP"
+        assert ask(made, "/model.safetensors").body == whole
+        assert len(made._connections) <= 4
+
+
+def test_more_clients_than_there_is_room_for_are_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    with serving(VirtualFiles(place / "model.pt")) as made, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            connection = socket.create_connection(made.server_address[:2])
+            stack.enter_context(connection)
+            connection.sendall(b"GET /model.safetensors HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(4) == b"HTTP"
+        answer = ask(made, "/model.safetensors")
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+
+
+def test_a_source_that_changes_gives_an_error_and_no_wrong_byte(tmp_path: Path) -> None:
+    model = tmp_path / "model.pt"
+    torch.save({"a": torch.arange(2_000_000)}, model)
+    ckptconv.convert(model, tmp_path / "whole", fsync=False)
+    whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    with serving(VirtualFiles(model)) as made:
+        connection = connect(made)
+        connection.sock = socket.create_connection(made.server_address[:2])
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        connection.request("GET", "/model.safetensors")
+        answer = connection.getresponse()
+        got = answer.read(1000)
+        torch.save({"a": torch.zeros(2_000_000, dtype=torch.int64)}, model)
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            got += answer.read()
+        assert whole.startswith(got)
+        later = ask(made, "/model.safetensors", Range="bytes=5000-5999")
+        assert later.status == 500
+        assert f"{model} changed while it was read" in later.body.decode()
+        assert str(later.headers["X-Error-Message"]).startswith(str(model))
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+def memory(process: subprocess.Popen[str], what: str) -> int:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split(f"{what}:")[1].split()[0]) << 10
+
+
+def test_memory_stays_small_whatever_is_downloaded(tmp_path: Path) -> None:
+    torch.save(
+        {f"layer{n}": torch.zeros(1000, 5000) for n in range(4)} | {"t": torch.ones(1000, 2000).t()},
+        tmp_path / "model.pt",
+    )
+    with process_serving(tmp_path / "model.pt", "--dtype", "bf16") as (url, process):
+        assert ask(url, "/model.safetensors", Range="bytes=0-9").status == 206
+        before = memory(process, "VmRSS")
+
+        def fetch() -> None:
+            with contextlib.closing(connect(url)) as connection:
+                connection.request("GET", "/model.safetensors")
+                answer = connection.getresponse()
+                while answer.read(MIB):
+                    pass
+
+        threads = [threading.Thread(target=fetch) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert memory(process, "VmHWM") - before < 64 * MIB
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_it_is_and_ends_when_asked(number: signal.Signals, place: Path) -> None:
+    with process_serving(place / "zero", "--verbose") as (url, process):
+        assert ask(url, "/model.safetensors").status == 200
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert out == ""
+    assert '"GET /model.safetensors HTTP/1.1" 200' in err
+
+
+def test_it_tells_programs_where_it_is(place: Path) -> None:
+    with process_serving(place / "zero", "--json", "--host", "localhost") as (line, process):
+        told: dict[str, Any] = json.loads(line)
+        schema = Path(ckptconv.__file__).parent / "cli" / "schemas" / "serve.json"
+        Draft202012Validator(json.loads(schema.read_text())).validate(told)
+        assert told["files"].keys() == {"model.safetensors"}
+        assert ask(told["url"], "/").status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+
+
+def test_what_cannot_be_served(place: Path, served: Server) -> None:
+    port = served.server_address[1]
+    for options, code, message in (
+        (("--port", port), 1, "cannot be listened at"),
+        (("--port", 70_000), 2, "--port"),
+        (("--host", "256.1.1.1"), 1, "cannot be listened at"),
+    ):
+        run = ckptconv_here("serve", place / "zero", *options)
+        assert run.code == code, run
+        assert message in run.err
+    assert ckptconv_here("serve", place / "none").code == 2

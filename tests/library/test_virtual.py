@@ -1,0 +1,307 @@
+"""The files of a conversion without the conversion: bytes at any range, and a file system of fsspec."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from checkpoints import ZERO, contents
+from dcp_checkpoints import checkpoint_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote import a_model
+from safetensors import safe_open
+from safetensors.torch import load
+
+import ckptconv
+from ckptconv.errors import CorruptError, UsageError
+from ckptconv.library.filesystem import VirtualFileSystem
+from ckptconv.library.virtual import VirtualFiles
+from ckptconv.storage.files import DescriptorReader
+
+SHARDED = {"max_shard_size": 5_000_000}
+# What is converted, with which options.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "zero3": ("zero3", {}),
+    "zero3 in bfloat16": ("zero3", {"dtype": "bf16"}),
+    "zero1 of bfloat16": ("zero1", {}),
+    "dcp": ("dcp", {}),
+    "torch": ("model.pt", {}),
+    "torch in shards": ("model.pt", SHARDED),
+    "torch in bfloat16, in shards": ("model.pt", {**SHARDED, "dtype": "bf16"}),
+    "nested": ("nested.pt", {"max_shard_size": 3000}),
+    "compressed": ("packed.pt", {}),
+}
+
+
+@functools.cache
+def place() -> Path:
+    """A directory with the checkpoints, and what is made of them."""
+    directory = Path(tempfile.mkdtemp(prefix="ckptconv-virtual-"))
+    shutil.copytree(ZERO / "z3_fp32_w4" / "checkpoint", directory / "zero3")
+    shutil.copytree(ZERO / "z1_bf16_w2" / "checkpoint", directory / "zero1")
+    shutil.copytree(checkpoint_of("hsdp_2x2"), directory / "dcp")
+    torch.save(a_model(), directory / "model.pt")
+    nested = {"model": {"a": torch.arange(999), "b": torch.ones(7, 70).t()}, "step": 3, "list": [torch.zeros(800)]}
+    torch.save(nested, directory / "nested.pt")
+    repack(directory / "nested.pt", directory / "packed.pt")
+    return directory
+
+
+def repack(source: Path, target: Path) -> None:
+    """Write a zip archive again, compressed."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+
+
+@functools.cache
+def written(case: str) -> dict[str, bytes]:
+    """What a conversion writes, but for the manifest, whose checksums are known only then."""
+    name, options = CASES[case]
+    output = place() / "out" / case
+    output.parent.mkdir(exist_ok=True)
+    ckptconv.convert(place() / name, output, fsync=False, **options)
+    return {name: data for name, data in contents(output).items() if name != ".ckptconv-manifest.json"}
+
+
+@functools.cache
+def offered(case: str, described: bool) -> VirtualFiles:
+    name, options = CASES[case]
+    if not described:
+        return VirtualFiles(place() / name, **options)
+    output = place() / f"{case}.virtual.json"
+    ckptconv.convert(place() / name, output, fsync=False, **options)
+    return VirtualFiles(output)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cleaned() -> Iterator[None]:
+    yield
+    for case in CASES:
+        for described in (False, True):
+            offered(case, described).close()
+    shutil.rmtree(place())
+
+
+@pytest.mark.parametrize("described", [False, True], ids=["", "described"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_files_are_those_that_a_conversion_writes(case: str, described: bool) -> None:
+    files = offered(case, described)
+    assert {name: files.read_bytes(name) for name in files} == written(case)
+    assert {name: file.size for name, file in files.items()} == {k: len(v) for k, v in written(case).items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(deadline=None)
+@given(data=st.data())
+def test_any_range_is_that_of_the_file(case: str, data: st.DataObject) -> None:
+    files = offered(case, data.draw(st.booleans()))
+    name = data.draw(st.sampled_from(sorted(written(case))))
+    whole = written(case)[name]
+    start = data.draw(st.integers(0, len(whole)))
+    stop = min(start + data.draw(st.integers(0, 1 << 20) | st.integers(0, 9)), len(whole))
+    unit = data.draw(st.sampled_from([1, 64, 1000, 1 << 16])) if stop - start < 10_000 else 1 << 18
+    pieces = [bytes(piece) for piece in files.read(name, start, stop, unit=unit)]
+    assert b"".join(pieces) == whole[start:stop]
+    assert max(map(len, pieces), default=0) <= -(-unit // 64) * 64
+
+
+def test_many_threads_read_at_once() -> None:
+    case = "torch in bfloat16, in shards"
+    files = offered(case, True)
+    wrong: list[int] = []
+
+    def read(name: str) -> None:
+        whole = written(case)[name]
+        starts = range(0, len(whole), 77_777)
+        wrong.extend(at for at in starts if files.read_bytes(name, at, at + 99_999) != whole[at : at + 99_999])
+
+    threads = [threading.Thread(target=read, args=(name,)) for name in files for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_only_the_bytes_of_a_range_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = offered("torch", False)
+    read: list[int] = []
+    usual = DescriptorReader.fill
+
+    def fill(self: Any, offset: int, buffers: Any) -> None:
+        read.append(sum(map(len, buffers)))
+        usual(self, offset, buffers)
+
+    monkeypatch.setattr(DescriptorReader, "fill", fill)
+    size = files["model.safetensors"].size
+    files.read_bytes("model.safetensors", size - 10_000, size - 5000)
+    assert 0 < sum(read) <= 5000 + 4096
+    read.clear()
+    files.read_bytes("model.safetensors", 0, 8)
+    assert read == []
+
+
+def test_a_range_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="no bytes 5 to 3"):
+        offered("nested", False).read_bytes("model-00001-of-00003.safetensors", 5, 3)
+    with pytest.raises(KeyError):
+        offered("nested", False).read_bytes("other")
+
+
+@pytest.mark.parametrize("described", [False, True], ids=["", "described"])
+@pytest.mark.parametrize("how", ["in place", "replaced", "gone", "cut"])
+def test_a_source_that_has_changed_gives_no_byte(tmp_path: Path, described: bool, how: str) -> None:
+    model, meant = tmp_path / "model.pt", tmp_path / "x.virtual.json"
+    torch.save({"a": torch.arange(100_000)}, model)
+    ckptconv.convert(model, meant, fsync=False)
+    with VirtualFiles(meant if described else model) as files:
+        pieces = files.read("model.safetensors", unit=65536)
+        next(pieces)
+        if how == "in place":
+            with model.open("r+b") as file:
+                file.seek(600_000)
+                file.write(b"\1")
+        elif how == "cut":
+            os.truncate(model, 300_000)
+        else:
+            model.unlink()
+            if how == "replaced":
+                torch.save({"a": torch.ones(100_000, dtype=torch.int64)}, model)
+        with pytest.raises(CorruptError, match=f"{re.escape(str(model))} (changed while|ends at)"):
+            next(pieces)
+        with pytest.raises(CorruptError):
+            files.read_bytes("model.safetensors", 5000, 5001)
+
+
+def test_what_is_not_made_of_weights_of_all_ranks_is_refused() -> None:
+    with pytest.raises(UsageError, match="weights"):
+        VirtualFiles(place() / "zero3", optimizer="x")
+    with pytest.raises(UsageError, match="no option"):
+        VirtualFiles(place() / "zero3", nonsense=1)
+
+
+# ---------------------------------------------------------------------------------------------------------- file system
+
+
+@pytest.fixture
+def protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system under its name, which an installed package has from its entry point."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    entry = re.search(r'\[project\.entry-points\."fsspec\.specs"\]\nckptconv = "(.*):(.*)"\n', text)
+    assert entry is not None
+    assert getattr(importlib.import_module(entry[1]), entry[2]) is VirtualFileSystem
+    fsspec.register_implementation("ckptconv", VirtualFileSystem, clobber=True)
+
+
+@pytest.mark.usefixtures("protocol")
+class TestFileSystem:
+    @pytest.mark.parametrize("case", ["zero3", "zero3 in bfloat16", "dcp", "torch in shards"])
+    def test_safetensors_loads_what_it_gives(self, case: str) -> None:
+        name, options = CASES[case]
+        fs = fsspec.filesystem("ckptconv", source=place() / name, **options)
+        for file in fs.glob("*.safetensors"):
+            got, expected = load(fs.cat_file(file)), load(written(case)[file])
+            assert got.keys() == expected.keys()
+            assert all(torch.equal(tensor, expected[key]) for key, tensor in got.items())
+
+    def test_it_lists_the_files(self) -> None:
+        fs = fsspec.filesystem("ckptconv", source=place() / "nested.pt", max_shard_size=3000)
+        assert sorted(fs.ls("", detail=False)) == sorted(written("nested"))
+        assert fs.find("") == sorted(written("nested"))
+        assert fs.size("ckptconv.structure.json") == len(written("nested")["ckptconv.structure.json"])
+        assert fs.isdir("")
+        assert not fs.exists("x")
+        with pytest.raises(FileNotFoundError):
+            fs.open("x")
+        with pytest.raises(UsageError, match="cannot be written"):
+            fs.open("model.safetensors", "wb")
+
+    def test_an_open_file_is_a_file(self) -> None:
+        whole = written("torch")["model.safetensors"]
+        with VirtualFileSystem(place() / "model.pt").open("model.safetensors", block_size=10_000) as file:
+            assert file.size == len(whole)
+            assert file.read(8) == whole[:8]
+            file.seek(-50, os.SEEK_END)
+            assert file.read() == whole[-50:]
+            file.seek(1_000_000)
+            assert file.read(30_000) == whole[1_000_000:1_030_000]
+
+    def test_chained_urls_lead_through_it(self) -> None:
+        offered("zero3", True)
+        for source in ("zero3", "zero3.virtual.json"):
+            with fsspec.open(f"ckptconv://model.safetensors::{place() / source}") as file:
+                assert file.read() == written("zero3")["model.safetensors"]
+
+    @pytest.mark.parametrize(("start", "end"), [(None, None), (0, 8), (-9, None), (None, -9), (50, 20), (5, 1 << 70)])
+    def test_ranges_are_as_those_of_other_file_systems(self, start: int | None, end: int | None) -> None:
+        whole = written("dcp")["model.safetensors"]
+        assert VirtualFileSystem(place() / "dcp").cat_file("model.safetensors", start, end) == whole[start:end]
+
+    def test_numpy_reads_a_tensor_from_the_middle(self) -> None:
+        with fsspec.open(f"ckptconv://model.safetensors::{place() / 'model.pt'}") as file:
+            length = int.from_bytes(file.read(8), "little")
+            told = json.loads(file.read(length))["transposed"]
+            file.seek(8 + length + told["data_offsets"][0])
+            data = file.read(told["data_offsets"][1] - told["data_offsets"][0])
+        expected = a_model()["transposed"].contiguous().numpy()
+        assert np.array_equal(np.frombuffer(data, "<f4").reshape(told["shape"]), expected)
+
+
+def test_a_source_on_a_store_is_read_by_ranges(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/virtual/model.pt", (place() / "model.pt").read_bytes())
+    whole = written("torch in bfloat16, in shards")
+    ckptconv.convert("memory://virtual/model.pt", tmp_path / "x.virtual.json", dtype="bf16", **SHARDED)
+    for files in (
+        VirtualFiles("memory://virtual/model.pt", dtype="bf16", **SHARDED),
+        VirtualFiles(tmp_path / "x.virtual.json"),
+    ):
+        with files:
+            assert {name: files.read_bytes(name) for name in files} == whole
+            name = max(whole, key=lambda each: len(whole[each]))
+            assert files.read_bytes(name, 1_000_001, 1_400_003) == whole[name][1_000_001:1_400_003]
+            pieces = files.read(name)  # what is not read to its end leaves no thread behind
+            next(pieces)
+            pieces.close()
+    store.rm("/virtual", recursive=True)
+
+
+def test_safetensors_opens_what_is_mounted(tmp_path: Path) -> None:
+    pytest.importorskip("fuse", reason="fusepy is not installed", exc_type=Exception)
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK) or not shutil.which("fusermount"):
+        pytest.skip("there is no FUSE here")
+    program = (
+        "import sys; from fsspec.fuse import run; from ckptconv.library.filesystem import VirtualFileSystem\n"
+        "run(VirtualFileSystem(sys.argv[1]), '', sys.argv[2], foreground=True, threads=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, place() / "zero3", tmp_path])
+    try:
+        while not os.path.ismount(tmp_path):
+            assert process.poll() is None
+            time.sleep(0.05)
+        with safe_open(tmp_path / "model.safetensors", "pt") as opened:
+            got = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    finally:
+        subprocess.run(["fusermount", "-u", tmp_path], check=False)
+        process.wait()
+    expected = load(written("zero3")["model.safetensors"])
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in got.items())
