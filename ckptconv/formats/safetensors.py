@@ -171,7 +171,7 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
         equal = list(keymap.claimed_equal(found.tensors, found.record))
         if '["opaque"' in found.record:
             opaque = list(dict.fromkeys(node.name for node in walk(tree) if type(node) is Opaque))
-    elif all(type(tensor) is Stored for tensor in found.tensors.values()) and olmo.is_olmo(found.tensors):
+    elif olmo.is_olmo(found.tensors) and all(type(tensor) is Stored for tensor in found.tensors.values()):
         name = "safetensors with OLMo's map"
         tree, opaque = _olmo(found, place)
     else:

@@ -131,9 +131,10 @@ class Server(ThreadingHTTPServer):
         return name in (*_NAMES, self.host) or _is_loopback(name)
 
 
+_MANY = b"There are too many clients. Ask again.\n"
 _BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 41\r\n"
-    b"Content-Type: text/plain\r\n\r\nThere are too many clients. Ask again.  \n"
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_MANY), _MANY)
 )
 
 
