@@ -358,6 +358,7 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
         "family": options.family,
         "tag": options.tag,
         "exclude_frozen": options.exclude_frozen_parameters,
+        "raw": options.raw,
         "spool_dir": options.spool_dir,
         "storage_options": options.storage_options,
         **wanted,

@@ -349,6 +349,9 @@ class Options(_Given):
     inert: bool = _option(
         FLAG, "Take even files that carry an attack; nothing in them runs.", group="input", decides=True
     )
+    raw: bool = _option(
+        FLAG, "Take whole modules as the objects they are, not as their state dicts.", group="input", decides=True
+    )
     family: str = _option(TEXT, group="library")
     tag: str = _option(
         TEXT,

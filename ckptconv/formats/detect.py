@@ -45,6 +45,7 @@ def open_source(
     key: str = "",
     states: bool = False,
     inert: bool = False,
+    raw: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
@@ -53,8 +54,8 @@ def open_source(
     `family` is the expected family: a path of another one raises UsageError, which names the right command. `tag`,
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
     for what is under a key and for the optimizer's states, if these are not read along with the weights. A file that is
-    an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. "-" is standard
-    input. Input from a pipe is kept in a temporary file in `spool_dir`.
+    an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole
+    modules the objects they are. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
     if not path:
@@ -64,7 +65,7 @@ def open_source(
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
     path = pinned(path, dict(storage_options or {}))
-    wanted = Wanted(key, states, tag, exclude_frozen, model_rank)
+    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, raw)
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))

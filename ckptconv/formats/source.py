@@ -22,7 +22,7 @@ class Wanted:
 
     `key` is a dotted path into the state, "." all of it. `states` asks for the optimizer's states. Formats that
     describe everything in one place read these anyway. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel
-    rank) are for DeepSpeed.
+    rank) are for DeepSpeed. `raw` keeps whole modules the objects that they are.
     """
 
     key: str = ""
@@ -30,6 +30,7 @@ class Wanted:
     tag: str = ""
     exclude_frozen: bool = False
     model_rank: int | None = None
+    raw: bool = False
 
 
 @dataclass(frozen=True)

@@ -316,6 +316,7 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     settings: dict[str, Any] = {
         "tag": asked.tag,
         "exclude_frozen": asked.exclude_frozen_parameters,
+        "raw": asked.raw,
         "spool_dir": asked.spool_dir,
         "storage_options": asked.storage_options,
         **_wanted(targets, asked),
