@@ -6,6 +6,7 @@ Sources: `_save_to_state_dict` of the modules in `torch/ao/nn/quantized`; `def_p
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,7 @@ from ckptconv.errors import CorruptError, LimitError
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, Global, Opaque
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Tagged, same_bytes
-from ckptconv.tensors.moves import Cast
+from ckptconv.tensors.lazy import Inline, LazyTensor, Tagged, same_bytes
 
 MAX_DEPTH = 200
 # Characters in all paths together. A million tensors have a few ten million.
@@ -121,8 +121,11 @@ def _quantized(cls: Any) -> str:
 def _scalar(value: Any) -> Any:
     """Return a number as torch.tensor makes it; anything else as it is."""
     if type(value) is float:
-        wide = Inline(struct.pack("<d", value), DTYPES["float64"], ())
-        return Convert(wide, Cast("float64", "float32"), DTYPES["float32"])
+        try:
+            rounded = struct.pack("<f", value)
+        except OverflowError:
+            rounded = struct.pack("<f", math.copysign(math.inf, value))
+        return Inline(rounded, DTYPES["float32"], ())
     if type(value) is int and -1 << 63 <= value < 1 << 63:
         return Inline(struct.pack("<q", value), DTYPES["int64"], ())
     return value
