@@ -68,6 +68,7 @@ class Source:
     - `records` maps a file's path to its storages, with their checksums.
     - `warnings` are causes for concern; `notes` are not. `hints` suggest renamings of the weights, of no use to a user
       who has chosen some.
+    - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
     - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does so for what
       was read only for the optimizer's states; it tells more of a file that is in both.
     - `companions` are small files beside it, by name, that are copied along with the weights.
@@ -101,6 +102,7 @@ class Source:
     records: Mapping[str, Records] = field(default_factory=dict)
     notes: Sequence[str] = field(default_factory=list)
     warnings: Sequence[str] = field(default_factory=list)
+    values: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Hashable] = field(default_factory=dict)
     bytes_read: int = 0
     hints: Sequence[str] = field(default_factory=list)

@@ -117,6 +117,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         opaque=[str(name) for name in taken.opaque],
         mentioned=[str(name) for name in torch_file.globals],
         records={torch_file.file.path: torch_file.records},
+        values=taken.values,
         notes=[*torch_file.notes, *taken.notes],
         warnings=[*torch_file.warnings, *taken.warnings, *([part] if SHARD.fullmatch(place.name) else [])],
         inputs={place.name: fingerprint(torch_file)},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -51,12 +52,16 @@ _MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 
 
 class Taken(NamedTuple):
-    """A tree whose modules are state dicts, what to say of them, and the classes that are left in it."""
+    """A tree whose modules are state dicts, what to say of them, and the classes that are left in it.
+
+    `values` are attributes of the modules that are plain values, as CLASS.NAME; they are in no state dict.
+    """
 
     tree: Any
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     opaque: tuple[Global, ...]
+    values: Mapping[str, Any] = MappingProxyType({})
 
 
 def taken(tree: Any, opaque: tuple[Global, ...], where: str) -> Taken:
@@ -72,9 +77,8 @@ def taken(tree: Any, opaque: tuple[Global, ...], where: str) -> Taken:
         return Taken(tree, (), (), opaque)
     left = {class_of(node) for node in walk(made)}
     left.update(node.facts.kind for node in walk(made) if isinstance(node, Tagged))
-    return Taken(
-        made, tuple(modules.notes()), tuple(modules.warnings()), tuple(cls for cls in opaque if str(cls) in left)
-    )
+    known = tuple(cls for cls in opaque if str(cls) in left)
+    return Taken(made, tuple(modules.notes()), tuple(modules.warnings()), known, modules.values)
 
 
 def _state_of(value: Any) -> dict[str, Any] | None:
@@ -96,6 +100,7 @@ class _Modules:
         self.classes: dict[str, int] = {}
         self._where = where
         self._paths = Paths(where)
+        self.values: dict[str, Any] = {}
         self._left: dict[str, None] = {}
         self._hooked: dict[str, None] = {}
 
@@ -111,6 +116,9 @@ class _Modules:
         rest: dict[str, Any] = {}
         self._collect(value, "", saved, rest, [])
         self._left.update(dict.fromkeys(holding_others(rest, saved)))
+        for name, held in (_state_of(value) or {}).items():
+            if type(name) is str and not name.startswith("_") and name != "training" and _is_plain(held):
+                self.values.setdefault(f"{value.name.rpartition('.')[2]}.{name}", held)
         return saved
 
     def replace_in(self, tree: Any) -> None:
@@ -237,6 +245,11 @@ def _convolution(value: Any) -> dict[str, Any] | None:
     if type(value) is not Opaque or len(value.state) != 1:
         return None
     return convolution(value.cls, value.state[0])
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of numbers, text and containers alone."""
+    return all(type(node) in (*_MAPPINGS, list, tuple) for node in walk(value))
 
 
 def _changes(hooks: Any) -> bool:

@@ -259,6 +259,31 @@ def test_a_key_takes_one_of_several(tmp_path: Path) -> None:
     compare(load_state_dict(tmp_path / "ema.safetensors"), run["ema"].state_dict())
 
 
+def test_inspect_shows_modules_by_name_and_values_beside_them(tmp_path: Path) -> None:
+    run = ckptconv_here("inspect", saved(a_run(), tmp_path / "run.pt"), "--json")
+    assert run.code == 0, run.err
+    assert {"model.embed.weight", "ema.one.bias"} <= {row["name"] for row in run.json["tensors"]}
+    values = run.json["values"]
+    assert (values["epoch"], values["train_args.lr0"]) == ("7", "0.01")
+    assert (values["Odd.names.0"], values["Odd.yaml.nc"]) == ("'person'", "80")
+    shown = ckptconv_here("inspect", tmp_path / "run.pt").out
+    assert "epoch: 7" in shown
+    assert "Odd.yaml.nc: 80" in shown
+    assert "more value" in shown
+    assert "more value" not in ckptconv_here("inspect", tmp_path / "run.pt", "--verbose").out
+
+
+def test_values_are_shown_in_a_few_printable_characters(tmp_path: Path) -> None:
+    deep: dict[str, Any] = {"end": 1}
+    for _ in range(100):
+        deep = {"k" * 10_000: deep}
+    deep.update({"\x1b[31m": "\x1b[0m", "w": torch.ones(1), "big": 1 << 20_000, "many": ["x" * 100_000]})
+    run = ckptconv_here("inspect", saved(deep, tmp_path / "run.pt"))
+    assert run.code == 0, run.err
+    assert "\x1b" not in run.out
+    assert len(run.out) < 10_000
+
+
 def test_raw_takes_the_objects(tmp_path: Path) -> None:
     path = saved(nn.Sequential(nn.Linear(2, 2)), tmp_path / "model.pt")
     run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--raw", "--json")
