@@ -357,15 +357,7 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
     path = pinned(normalize(source), dict(options.storage_options))
     if is_pipe(path) and not targets:
         raise UsageError("What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
-    settings: dict[str, Any] = {
-        "family": options.family,
-        "tag": options.tag,
-        "exclude_frozen": options.exclude_frozen_parameters,
-        "structure": options.structure,
-        "spool_dir": options.spool_dir,
-        "storage_options": options.storage_options,
-        **wanted,
-    }
+    settings = {**options.opening(), **wanted}
     if not options.per_rank:
         return [open_source(path, **settings)]
     ranks = ranks_to_convert(path, options.tag, dict(options.storage_options), inert=options.inert)

@@ -440,6 +440,7 @@ class Options(_Given):
         env="CKPTCONV_STORAGE_OPTIONS",
     )
     inert: bool = _deciding(FLAG, "Take even files that carry an attack; nothing in them runs.", group=TAKE)
+    raw: bool = _deciding(FLAG, "Take whole modules as the objects they are, not as their state dicts.", group=TAKE)
     family: str = _option(TEXT, group=LIBRARY)
     tag: str = _deciding(
         TEXT,
@@ -486,6 +487,19 @@ class Options(_Given):
     def buffers(self, far: bool) -> int:
         """Return the bound on all buffers together, in bytes. `far`: something is remote."""
         return FAR_MEMORY if far and self.memory == OPTIONS["memory"].default else self.memory
+
+    def opening(self) -> dict[str, Any]:
+        """Return what `open_source` takes of these options for the whole of a checkpoint."""
+        return {
+            "family": self.family,
+            "tag": self.tag,
+            "exclude_frozen": self.exclude_frozen_parameters,
+            "structure": self.structure,
+            "raw": self.raw,
+            "inert": self.inert,
+            "spool_dir": self.spool_dir,
+            "storage_options": self.storage_options,
+        }
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that decide the output and are not the default: {name: value as in JSON}."""

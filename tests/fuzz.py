@@ -26,6 +26,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,16 +100,59 @@ def changed_tar(chance: random.Random) -> bytes:
     return data if chance.random() < 0.7 else of_bytes(data, chance)
 
 
+def network() -> torch.nn.Module:
+    """A tie, a module at two places, and buffers that are not saved."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2), torch.nn.LSTM(2, 2)
+    )
+    model.again = model[0]
+    model[2].bias = torch.nn.Parameter(model[0].weight[:, 0].detach())
+    model.register_buffer("passing", torch.ones(2), persistent=False)
+    return model.eval()
+
+
+def quantized() -> torch.nn.Module:
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: torch.nn.Module = torch.ao.quantization.quantize_dynamic(layers, {torch.nn.Linear}, dtype=torch.qint8)
+    return made
+
+
 @functools.cache
-def script() -> list[Member]:
-    """A TorchScript archive."""
-    buffer = io.BytesIO()
-    torch.jit.save(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))), buffer)
-    return members_of(buffer.getvalue())
+def scripts() -> list[list[Member]]:
+    """TorchScript archives: an ordinary, a frozen and a quantized one."""
+    plain = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).eval()
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for each in (plain, torch.jit.freeze(torch.jit.script(plain)), quantized()):
+            buffer = io.BytesIO()
+            torch.jit.save(torch.jit.script(each), buffer)
+            found.append(members_of(buffer.getvalue()))
+    return found
+
+
+@functools.cache
+def modules() -> list[list[Member]]:
+    """Archives of whole modules."""
+    found = []
+    for each in (network(), {"epoch": 1, "model": network(), "ema": (network(),)}, quantized()):
+        buffer = io.BytesIO()
+        torch.save(each, buffer)
+        found.append(members_of(buffer.getvalue()))
+    return found
+
+
+def changed_module(chance: random.Random) -> bytes:
+    parts = [*chance.choice(modules())]
+    at = next(index for index, part in enumerate(parts) if str(part.name).endswith("data.pkl"))
+    parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
+    return zipped(parts)
 
 
 def changed_script(chance: random.Random) -> bytes:
-    parts = [*script()]
+    parts = [*chance.choice(scripts())]
     if chance.random() < 0.3:
         return of_members(parts, chance)
     at = chance.choice([index for index, part in enumerate(parts) if str(part.name).endswith(".pkl")])
@@ -423,6 +467,7 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "stream": lambda chance, place: fuzz_files(changed_stream, chance, place),
     "tar": lambda chance, place: fuzz_files(changed_tar, chance, place),
     "script": lambda chance, place: fuzz_files(changed_script, chance, place),
+    "module": lambda chance, place: fuzz_files(changed_module, chance, place),
     "index": fuzz_index,
     "safetensors": fuzz_safetensors,
     "set": fuzz_set,

@@ -64,7 +64,7 @@ app.command("convert", cls=ConvertCommand)(convert_)
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(*CONVERTING)
+@taking(*named("raw"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert a .pt, .pth, .bin or .ckpt file to safetensors.
 
@@ -165,7 +165,7 @@ def dcp2safetensors(
 
 @app.command("verify", cls=Command)
 @taking(
-    *named("tag exclude_frozen_parameters"),
+    *named("raw tag exclude_frozen_parameters"),
     OPTIONS["optimizer"].explained("Verify the optimizer states there."),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
     *named("per_rank opaque drop_opaque"),
@@ -242,7 +242,7 @@ def finish_(
 
 @app.command("inspect", cls=Command)
 @taking(
-    *named("tag depth as_"),
+    *named("raw tag depth as_"),
     OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
     *named("key include exclude stats html"),
     *SHOWING,

@@ -48,6 +48,7 @@ def open_source(
     states: bool = False,
     structure: bool = True,
     inert: bool = False,
+    raw: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
@@ -57,8 +58,8 @@ def open_source(
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
     for what is under a key and for the optimizer's states, if these are not read along with the weights. A structure
     record of safetensors that does not fit the tensors is an error; with `structure` false it is left out. A file that
-    is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. "-" is standard
-    input. Input from a pipe is kept in a temporary file in `spool_dir`.
+    is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole
+    modules the objects they are. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
     if not path:
@@ -68,7 +69,7 @@ def open_source(
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
     path = pinned(path, dict(storage_options or {}))
-    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure)
+    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw)
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))

@@ -24,6 +24,7 @@ class Wanted:
     `key` is a dotted path into the state, "." all of it. `states` asks for the optimizer's states. Formats that
     describe everything in one place read these anyway. `structure`: a structure record that does not fit is an error;
     otherwise it is left out. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel rank) are for DeepSpeed.
+    `raw` keeps whole modules the objects that they are.
     """
 
     key: str = ""
@@ -32,6 +33,7 @@ class Wanted:
     exclude_frozen: bool = False
     model_rank: int | None = None
     structure: bool = True
+    raw: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Source:
     - `records` maps a file's path to its storages, with their checksums.
     - `warnings` are causes for concern; `notes` are not. `hints` suggest renamings of the weights, of no use to a user
       who has chosen some.
+    - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
     - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does so for what
       was read only for the optimizer's states; it tells more of a file that is in both.
     - `companions` are small files beside it, by name, that are copied along with the weights.
@@ -115,6 +118,7 @@ class Source:
     records: Mapping[str, Records] = field(default_factory=dict)
     notes: Sequence[str] = field(default_factory=list)
     warnings: Sequence[str] = field(default_factory=list)
+    values: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Hashable] = field(default_factory=dict)
     bytes_read: int = 0
     hints: Sequence[str] = field(default_factory=list)

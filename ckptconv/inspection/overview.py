@@ -40,7 +40,7 @@ def overview(
     verbose: bool = False,
 ) -> Iterator[Line]:
     """Yield the lines that show `summary`, each at most `width` cells wide (None: as wide as needed)."""
-    if not all(row["name"].isprintable() for row in summary["tensors"]):
+    if not all(name.isprintable() for name in (*(row["name"] for row in summary["tensors"]), *summary["values"])):
         summary = _printable(summary)
     yield [Span(path, "name"), Span(": "), Span(summary["format"], "title")]
     yield from _facts(summary, width)
@@ -48,6 +48,7 @@ def overview(
     yield from _tree(summary, width, depth, verbose)
     yield from _largest(summary, width)
     yield from _values(summary, width, verbose)
+    yield from _others(summary, width, verbose)
     yield from _ties(summary, width, verbose)
     yield from _notes(summary, width)
     yield from _classes(summary, width)
@@ -229,6 +230,22 @@ def _values(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Ite
     if len(found) > most:
         left = len(found) - most
         yield _fitted([Span(f"    … and {count_of(left, 'more tensor')} (--verbose lists them)", "dim")], width)
+
+
+def _others(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Iterator[Line]:
+    """Show what is no tensor: numbers and texts such as epochs, learning rates and settings."""
+    found = summary["values"]
+    if not found:
+        return
+    most = len(found) if verbose else CHILDREN
+    yield []
+    yield [Span("beside the tensors:")]
+    for name, text in list(found.items())[:most]:
+        yield _fitted([Span("  "), Span(name, "name"), Span(f": {text}")], width)
+    if len(found) > most:
+        yield _fitted(
+            [Span(f"  … and {count_of(len(found) - most, 'more value')} (--verbose lists them)", "dim")], width
+        )
 
 
 def _cells_of(stats: Mapping[str, Any] | None) -> list[str]:

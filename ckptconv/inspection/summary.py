@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeGuard
 
 from ckptconv.formats.source import Source
@@ -12,16 +13,22 @@ from ckptconv.inspection.statistics import Statistics
 from ckptconv.options import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.planning import weights_output
+from ckptconv.outputs.selected import tree_of
 from ckptconv.outputs.targets import Target
+from ckptconv.pickles.children import ATOMS
+from ckptconv.pickles.nodes import TorchConstant
 from ckptconv.plan import Data, Plan
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import STORED_AS
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
+from ckptconv.text import brief
 
 # So many of the largest tensors are named.
 LARGEST = 10
+# So many values are told, with so many characters of each and of each key; no deeper than names of so many.
+_VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 
 
 def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], dict[str, str]]:
@@ -29,7 +36,7 @@ def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], 
 
     Raise UsageError if `key` or a glob of `include` matches nothing.
     """
-    tree = selection.subtree(source.tree(chosen.key), chosen.key, source.path) if chosen.key else source.weights
+    tree = tree_of(source, chosen)
     tensors = keymap.flatten(tree)[0] if source.structured else tree
     # What safetensors has to store under another dtype is shown under its own.
     flat = {
@@ -55,6 +62,7 @@ def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None
             total["elements"] += tensor.numel
             total["bytes"] += tensor.nbytes
     kept = (name for name in flat if name not in aliases)
+    held = tree_of(source, chosen) if source.structured else {}
     return {
         "format": source.format,
         "family": source.family,
@@ -67,6 +75,7 @@ def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None
         "tensors": list(_rows(flat)),
         "largest": heapq.nlargest(LARGEST, kept, key=lambda name: flat[name].nbytes),
         "aliases": aliases,
+        "values": dict(islice(_values(held, source.values), _VALUES)),
         "opaque": source.opaque,
         "classes": source.mentioned,
         "tables": list(tables),
@@ -74,6 +83,30 @@ def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None
         "warnings": source.warnings,
         "bytes_read": source.bytes_read,
     }
+
+
+def _values(*trees: Any) -> Iterator[tuple[str, str]]:
+    """Yield the values in `trees` that are no tensors, by name: numbers, texts, and lists of them."""
+    stack: list[tuple[str, Any]] = [("", tree) for tree in reversed(trees)]
+    seen: set[int] = set()
+    while stack:
+        name, value = stack.pop()
+        kind = type(value)
+        is_list = kind in (list, tuple) and all(type(each) in ATOMS for each in value)
+        if is_list or kind in ATOMS or kind is TorchConstant:
+            if name and value is not None:
+                yield name, brief(value, _LONGEST)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value) if kind in (list, tuple) else ()
+            prefix = name + "." if name else ""
+            found = [(prefix + _word(key), each) for key, each in inner if not isinstance(each, LazyTensor)]
+            stack.extend(reversed(found if len(prefix) < _DEEPEST else []))
+
+
+def _word(key: Any) -> str:
+    """Return a key as a part of a value's name."""
+    return key[:_LONGEST] if type(key) is str else brief(key, _LONGEST)
 
 
 def _is_view(tensor: LazyTensor) -> TypeGuard[View]:

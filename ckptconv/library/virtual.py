@@ -119,17 +119,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 def _opened(path: str, options: Options) -> Source:
     if options.per_rank or options.optimizer or options.universal:
         raise UsageError("A virtual checkpoint is made of the weights of one rank or all together.")
-    return open_source(
-        path,
-        family=options.family,
-        tag=options.tag,
-        exclude_frozen=options.exclude_frozen_parameters,
-        key=options.key,
-        inert=options.inert,
-        structure=options.structure,
-        spool_dir=options.spool_dir,
-        storage_options=options.storage_options,
-    )
+    return open_source(path, key=options.key, **options.opening())
 
 
 def _copy(name: str, file: File) -> FilePlan:

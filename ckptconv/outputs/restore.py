@@ -86,6 +86,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
         flat = {name: chosen.cast(name) for name in chosen.names}
         cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
         unscaled = selection.unscaled(cast, tensors, dtype)
+        unscaled += selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, dtype)
         tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
         written = TorchTree(tree, opaque)

@@ -106,7 +106,7 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
         choice,
         dtype,
         widen_only=source.default_dtype == dtype == "float32",
-        fixed=frozenset(names[name] for name in described.fixed if name in names),
+        fixed=frozenset(names[name] for name in described.fixed | selection.scales(flat) if name in names),
         metadata=metadata,
         warnings=tuple(warnings),
     )
@@ -171,7 +171,7 @@ def selected_tree(tree: Any, options: Options) -> Selected:
     known = described.tensors
     names = {name: name for name in selection.matching(known, choice)}
     bare = {name: known[name].tensor for name in names}
-    dtype, fixed = options.dtype or "keep", described.fixed
+    dtype, fixed = options.dtype or "keep", described.fixed | selection.scales(known)
     return Selected(names, known, bare, described, options.structure, {}, choice, dtype, widen_only=False, fixed=fixed)
 
 

@@ -16,7 +16,7 @@ from ckptconv.errors import UsageError
 from ckptconv.options import parse_rule
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES, can_cast
-from ckptconv.tensors.lazy import Convert, LazyTensor, same_bytes
+from ckptconv.tensors.lazy import Convert, LazyTensor, View, same_bytes, untagged
 from ckptconv.tensors.moves import Cast
 from ckptconv.text import some
 
@@ -191,6 +191,40 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
             f"{name!r} is a tensor of {source}, which cannot be converted to {dtype}.", "Use --dtype keep."
         )
     return Convert(tensor, Cast(source.name, target.name), target)
+
+
+# What bitsandbytes stores beside a weight of 4 bits, named with its state; beside one of 8 bits; and the states of
+# its optimizers.
+_BNB_PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
+_BNB_STATE, _BNB_SCALE, _BNB_OPTIMIZER = ".quant_state.bitsandbytes__", "SCB", ".__bnb_optimizer_quant_state__."
+
+
+def scales(flat: Mapping[str, LazyTensor]) -> set[str]:
+    """Return the names of tensors that must not be cast, by the names that bitsandbytes gives to scales."""
+    found: set[str] = set()
+    for name in flat:
+        weight, state, _ = name.partition(_BNB_STATE)
+        if state:
+            found.update(weight + part for part in _BNB_PARTS)
+        elif name.rpartition(".")[2] == _BNB_SCALE or _BNB_OPTIMIZER in name:
+            found.add(name)
+    return found & flat.keys()
+
+
+def left_alone(fixed: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
+    """Return a warning about the floats among `fixed` that a cast to `dtype` leaves as they are; else ()."""
+    found = [
+        name
+        for name, tensor in fixed.items()
+        if dtype != "keep"
+        and tensor.dtype.kind == "f"
+        and tensor.dtype.name != dtype
+        and not isinstance(untagged(tensor), View)
+    ]
+    if not found:
+        return ()
+    shown = some(found, _SHOWN, lambda name: repr(name[:_LONGEST]))
+    return (f"{len(found)} tensors are parts of quantized ones, and were not cast to {dtype}: {shown}.",)
 
 
 # Names of the scales of a tensor of 8-bit floats: suffixes of its name, or replacements of a final `weight`.

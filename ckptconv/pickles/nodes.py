@@ -146,16 +146,24 @@ WRAPPER = ("dtype", "shape", "strides", "storage_offset", "layout", "device", "r
 _META = "saved from the meta device"
 
 
+_UNINITIALIZED = "never initialized, as the model was not yet called"
+
+
 _DISTRIBUTED = "distributed over several processes, each of which saved its own part"
 
 
 _ADVICE = {
+    _UNINITIALIZED: "Save the checkpoint after a first call of the model, or leave them out with --exclude.",
     _META: "Save the checkpoint again with its weights loaded, or leave them out with --exclude.",
     _DISTRIBUTED: (
         "Save with torch.distributed.checkpoint and convert its directory (ckptconv dcp2safetensors), or gather whole "
         "tensors before saving; leave them out with --exclude."
     ),
 }
+
+
+# Parameters and buffers of lazy modules, until their first call.
+_LAZY = ("torch.nn.parameter.UninitializedParameter", "torch.nn.parameter.UninitializedBuffer")
 
 
 def class_of(node: Any) -> str:
@@ -170,6 +178,8 @@ def lacks_data(node: Any) -> str:
     if type(node) is Composite and node.kind == "meta":
         return _META
     name = class_of(node)
+    if name in _LAZY and type(node) is Opaque:
+        return _UNINITIALIZED
     distributed = name.startswith("torch.distributed.") and name.endswith((".DTensor", ".ShardedTensor"))
     return _DISTRIBUTED if distributed else ""
 

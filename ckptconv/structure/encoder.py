@@ -20,7 +20,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.pickles.children import ATOMS
-from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered
 from ckptconv.structure import live
 from ckptconv.structure.dtype_views import stored
@@ -125,6 +125,11 @@ def _opaque_parts(value: Opaque) -> list[Any]:
     return parts
 
 
+# Tensors that torchao.prototype.safetensors stores in parts, 0.weight as 0._weight_qdata and so on.
+_TORCHAO = re.compile(
+    r"torchao\.(?:\w+\.)*(?:Float8Tensor|Int8Tensor|Int4Tensor|Int4TilePackedTo4dTensor|Int4PlainInt32Tensor|"
+    r"IntxUnpackedToInt8Tensor|MXTensor|NVFP4Tensor)"
+)
 _BOUNDS = ("start", "stop", "step")
 _QUANTIZED = "quantized"
 _FORMS: dict[type, _Form] = {
@@ -245,8 +250,8 @@ class _Frame:
     """
 
     __slots__ = (
-        "at", "children", "depth", "form", "holds", "identity", "implied", "index", "inert", "kept", "lost", "met",
-        "out", "owner", "pinned", "prefix", "rule", "silent", "tensors", "valued",
+        "at", "children", "depth", "fixed", "form", "holds", "identity", "implied", "index", "inert", "kept", "lost",
+        "met", "out", "owner", "pinned", "prefix", "rule", "silent", "tensors", "valued",
     )  # fmt: skip
 
     def __init__(
@@ -265,6 +270,8 @@ class _Frame:
         self.index: int | None = None  # of the node, if it is in the table
         self.met: _Met | None = None  # what to list in `found`, if this is kept
         self.inert = form.tag == _OPAQUE  # whether this is inside an object known by name only
+        # Whether this is inside a tensor whose parts mean nothing alone: a quantized one, or one of another class.
+        self.fixed = form.tag == _COMPOSITE and (children[0] == _QUANTIZED or children[0] not in COMPOSITES)
         self.silent = False  # whether its values are not worth listing
         self.valued = False  # whether there are values in it
         self.kept = self.lost = False  # whether something in it was chosen, and something was not
@@ -311,8 +318,8 @@ class Encoder:
     `leave_out` is called with the name that a tensor in its place would have, and each `Opaque`, `Global` and
     `Composite`. It returns True to leave that out, False to write it, or what to write in its place: the object itself,
     or a container of what it holds. The dict `found` has, by name, those that were chosen and not simply written.
-    `fixed` are the names of tensors that must not be cast: parts of complex numbers, and of quantized tensors. `tagged`
-    keeps lazy tensors tagged with their facts.
+    `fixed` are the names of tensors that must not be cast: parts of complex numbers, of quantized tensors, and of those
+    of other classes. `tagged` keeps lazy tensors tagged with their facts.
 
     `choice` says which names go into the record; `flat` has all tensors anyway. `values` are the top-level keys that
     lead to values in the record. `foreign`: it has objects known by name only. `outside`: it has a tensor that is not
@@ -600,7 +607,7 @@ class Encoder:
                 # The entry of an object covers its class.
                 met = None if frame.form.tag == _OPAQUE and at == 0 else _Met(name, value)
                 value, form = left, _FORMS[type(left)]
-        prefix, implied = _cut(frame.prefix + text) + ".", inner_prefix(frame.implied, key)
+        prefix, implied = self._prefix(frame, text), inner_prefix(frame.implied, key)
         if frame.form is _ROOT:
             prefix = implied = ""
         if frame.depth >= NESTED or identity in self.repeated:
@@ -624,8 +631,17 @@ class Encoder:
         inner.rule, inner.identity, inner.met = rule, identity, met
         inner.owner = (frame.out, len(frame.out) - 1)
         inner.inert |= frame.inert
+        inner.fixed |= frame.fixed
         inner.silent = not frame.of_values(at) or (form is _FORMS[dict] and _is_state_dict_metadata(frame, at))
         return inner
+
+    @staticmethod
+    def _prefix(frame: _Frame, text: str) -> str:
+        """Return what begins the names of tensors inside a child of `frame` with this part of a name."""
+        if frame.form.tag == _COMPOSITE and text == "attributes" and _TORCHAO.fullmatch(str(frame.children[0])):
+            module, dot, name = frame.prefix[:-1].rpartition(".")
+            return f"{module}{dot}_{name}_"
+        return _cut(frame.prefix + text) + "."
 
     def _refer(self, value: Any, form: _Form, identity: Hashable, prefix: str, rule: int) -> tuple[int, _Frame | None]:
         """Return the index of a container in the table, and a frame for its contents if it was not there.
@@ -671,7 +687,7 @@ class Encoder:
             node["name"] = name
         if bits is not leaf.bare:
             node["view"] = live.dtype_name(leaf.bare)
-        if bits is not leaf.bare or (frame.form.tag == "composite" and frame.children[0] == _QUANTIZED):
+        if bits is not leaf.bare or frame.fixed:
             self.fixed.add(name)
         if facts.kind != "tensor":
             node["kind"] = self._atom(facts.kind)

@@ -33,10 +33,10 @@ class Flattened(NamedTuple):
     """A tree as tensors by name, in its order, and its structure record; None if it needs none.
 
     `fixed` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex numbers
-    stored as pairs, and of quantized tensors. `apart`: no two tensors have the same bytes. `values` are the top-level
-    keys that lead to values in the record, other than tensors and the versions of a state dict. `inert`: the record has
-    objects known by name only, and no tensor outside them. `found` are, by name, chosen objects that were left out or
-    replaced.
+    stored as pairs, of quantized tensors, and of those of other classes. `apart`: no two tensors have the same bytes.
+    `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a state
+    dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name, chosen
+    objects that were left out or replaced.
     """
 
     tensors: dict[str, Any]

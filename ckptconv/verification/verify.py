@@ -315,20 +315,13 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     if is_pipe(path) and asked.per_rank:
         raise UsageError("What comes through a pipe has no ranks.")
     is_torch = targets[0].path.endswith(TORCH_SUFFIXES)
-    settings: dict[str, Any] = {
-        "tag": asked.tag,
-        "exclude_frozen": asked.exclude_frozen_parameters,
-        "structure": asked.structure,
-        "spool_dir": asked.spool_dir,
-        "storage_options": asked.storage_options,
-        **_wanted(targets, asked),
-    }
+    settings = {**asked.opening(), **_wanted(targets, asked)}
     if asked.per_rank:
         ranks = ranks_to_convert(path, asked.tag, dict(asked.storage_options), inert=asked.inert)
-        return [open_source(path, model_rank=rank, family=asked.family, **settings) for rank in ranks]
-    family = asked.family or ("safetensors" if is_torch else "")
+        return [open_source(path, model_rank=rank, **settings) for rank in ranks]
+    settings["family"] = asked.family or ("safetensors" if is_torch else "")
     try:
-        source = open_source(path, family=family, **settings)
+        source = open_source(path, **settings)
     except UsageError as error:
         if not is_torch or look(path, dict(asked.storage_options)).kind == "missing":
             raise
@@ -338,7 +331,7 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
         ) from error
     if source.family == "safetensors" and not is_torch and not asked.family and _is_in(targets[0].path, path):
         # An output may lie in the directory of its source: then the source is the torch checkpoint there.
-        source = open_source(path, family="torch", **settings)
+        source = open_source(path, **{**settings, "family": "torch"})
     return [source]
 
 

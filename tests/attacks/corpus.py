@@ -543,7 +543,7 @@ scanned(DONE, "code_member", "sources in the archive, which nothing runs",
         with_members(sound_pickle, setup_py=lambda canary: b"import os"), whole=True)  # fmt: skip
 scanned(UNSUPPORTED, "script", "sources where TorchScript has them, and a state dict",
         with_members(sound_pickle, code__evil_py=lambda canary: b"import os"))  # fmt: skip
-scanned(UNSUPPORTED, "script_constants", "a script archive whose constants call os.system",
+scanned(UNSAFE, "script_constants", "a script archive whose constants call os.system",
         with_members(sound_pickle, constants_pkl=evil))  # fmt: skip
 scanned(UNSAFE, "deflated", "a deflated pickle that calls os.system",
         lambda canary: zipped([PICKLE.changed(data=evil(canary), method=8), *M[1:]]), live=True)  # fmt: skip
@@ -746,6 +746,75 @@ stream_case(
         )
     ),
 )  # fmt: skip
+
+# ---------------------------------------------------------------------------------- whole modules, and TorchScript
+
+
+def module(
+    parameters: bytes | None = None, modules: bytes | None = None, buffers: bytes | None = None, *more: bytes
+) -> bytes:
+    """A module as torch.save(model) pickles it, of a class that is nowhere."""
+    fields = (
+        *(text("_parameters"), mapped() if parameters is None else parameters),
+        *(text("_buffers"), mapped() if buffers is None else buffers),
+        *(text("_modules"), mapped() if modules is None else modules),
+    )
+    return name("models.yolo", "Model") + b")\x81q\x63" + mapped(*fields, *more) + b"b"
+
+
+WEIGHT = mapped(text("w"), tensor())
+
+
+def module_case(exit_code: int, file: str, why: str, made: bytes | Callable[[str], bytes], **facts: bool) -> None:
+    make = made if callable(made) else lambda canary: zipped(members(pickled(made)))
+    add("modules", exit_code, f"module_{file}.pt", why, make, **facts)
+
+
+def doubled(levels: int) -> bytes:
+    """A module that is twice in the next, and so on, with long names."""
+    made = module(WEIGHT)
+    for level in range(levels):
+        memo = bytes([100 + level])
+        made = module(None, mapped(text("a" * 5000), made + b"q" + memo, text("b" * 5000), b"h" + memo))
+    return made
+
+
+module_case(DONE, "sound", "a whole module", module(None, mapped(text("a"), module(WEIGHT))))
+module_case(DONE, "tied", "a module at two places",
+            module(None, mapped(text("a"), module(WEIGHT) + b"q\x64", text("b"), b"h\x64")))  # fmt: skip
+module_case(CORRUPT, "cyclic", "a module that contains itself", module(WEIGHT, mapped(text("up"), b"h\x63")))
+module_case(CORRUPT, "doubled", "modules whose names take more memory than there is", doubled(13))
+module_case(CORRUPT, "list", "submodules that are a list", module(WEIGHT, listed(module(WEIGHT))))
+module_case(CORRUPT, "number", "a number among the parameters", module(mapped(text("w"), number(1))))
+module_case(CORRUPT, "number_as_module", "a number among the submodules", module(WEIGHT, mapped(text("a"), number(1))))
+module_case(CORRUPT, "key", "a parameter whose name is a number", module(mapped(number(1), tensor())))
+module_case(CORRUPT, "twice", "two parameters of one name",
+            module(mapped(text("a.w"), tensor()), mapped(text("a"), module(WEIGHT))))  # fmt: skip
+module_case(UNSUPPORTED, "private", "a submodule with a state of its own making",
+            module(WEIGHT, mapped(text("a"), name("models", "Private") + b")\x81" + number(1) + b"b")))  # fmt: skip
+module_case(CORRUPT, "beyond", "a parameter beyond its storage", module(mapped(text("w"), tensor(offset=1))))
+module_case(UNSAFE, "attack", "a module with an attack among its attributes",
+            lambda canary: zipped(members(pickled(
+                module(WEIGHT, None, None, text("x"), called(SYSTEM, touch(canary)))))))  # fmt: skip
+
+
+def script_case(exit_code: int, file: str, why: str, state: bytes, constants: bytes, *more: Member) -> None:
+    held = name("__torch__", "M") + b")\x81q\x63" + state + b"b"
+    parts = [*members(pickled(held)), Member("archive/constants.pkl", pickled(constants)), *more]
+    add("modules", exit_code, f"script_{file}.pt", why, zipped(parts))
+
+
+CONSTANT = Member("archive/constants/0", DATA)
+script_case(DONE, "sound", "a script with a constant", WEIGHT, several(tensor()), CONSTANT)
+script_case(CORRUPT, "missing", "a constant whose data is not there", WEIGHT, several(tensor()))
+script_case(CORRUPT, "beyond", "a constant beyond its data", WEIGHT, several(tensor(offset=1)), CONSTANT)
+script_case(UNSUPPORTED, "unnamed", "data of constants that are not among them", WEIGHT, several(), CONSTANT)
+script_case(CORRUPT, "cyclic", "an attribute that contains itself",
+            mapped(text("x"), b"]q\x64(h\x64" + tensor() + b"e"), several())  # fmt: skip
+script_case(CORRUPT, "deep", "an attribute nested three hundred deep",
+            mapped(text("x"), b"(" * 300 + tensor() + b"t" * 300), several())  # fmt: skip
+script_case(CORRUPT, "twice", "an attribute of the name of a constant",
+            mapped(text("CONSTANTS.c0"), tensor()), several(tensor()), CONSTANT)  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------- plain pickles
 

@@ -83,7 +83,7 @@ def test_it_is_the_output_of_every_command_by_its_name(zero: Path, tmp_path: Pat
     one, other = tmp_path / "1.virtual.json", tmp_path / "2.virtual.json"
     described(zero, one)
     run = ckptconv_here("zero-to-fp32", zero, other, "--json")
-    assert json.loads(run.out)["tensors"] == len(ckptconv.open(one).weights) - 1
+    assert json.loads(run.out)["tensors"] == len(ckptconv.open(one).source.weights) - 1
     assert one.read_bytes() == other.read_bytes()
 
 

@@ -152,8 +152,8 @@ class TorchFile:
 
     `opaque` are the classes and functions kept as inert data; `globals` are all that are mentioned. `records` are the
     container's storages, used or not. `bytes_read` counts the bytes read to find this out. `container` is its name for
-    people; `warnings` are for them too. `stem` is the name under which the file was written, without suffix, if the
-    file says so.
+    people; `warnings` and `notes` are for them too. `stem` is the name under which the file was written, without
+    suffix, if the file says so.
     """
 
     value: Any
@@ -165,4 +165,5 @@ class TorchFile:
     bytes_read: int
     container: str
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     stem: str = ""

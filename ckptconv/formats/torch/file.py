@@ -9,6 +9,8 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.format import LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, refuse_attack
+from ckptconv.formats.torch.modules import Taken
+from ckptconv.formats.torch.modules import taken as modules_taken
 from ckptconv.formats.torch.stream import is_stream, read_stream
 from ckptconv.formats.torch.tar import HEAD, is_tar, read_tar
 from ckptconv.formats.torch.zip import read_zip
@@ -100,19 +102,24 @@ def fingerprint(torch_file: TorchFile) -> Hashable:
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
-    """Open a .pt, .pth, .bin or .ckpt file: its weights are the tree it holds, whatever that is."""
+    """Open a .pt, .pth, .bin or .ckpt file: its weights are the tree it holds, with modules as their state dicts."""
     part = f"{place} is one file of a sharded set: name the directory or the index to convert all."
     torch_file = read_torch(place, limits=WHOLE_TREES)
+    taken = Taken(torch_file.value, (), (), torch_file.opaque)
+    if wanted is None or not wanted.raw:
+        taken = modules_taken(torch_file.value, torch_file.opaque, place.path)
     return Source(
         format=f"torch {torch_file.container}",
         family=FAMILY,
         path=place.path,
-        weights=torch_file.value,
+        weights=taken.tree,
         facts={"size": torch_file.file.size},
-        opaque=[str(name) for name in torch_file.opaque],
+        opaque=[str(name) for name in taken.opaque],
         mentioned=[str(name) for name in torch_file.globals],
         records={torch_file.file.path: torch_file.records},
-        warnings=[*torch_file.warnings, *([part] if SHARD.fullmatch(place.name) else [])],
+        values=taken.values,
+        notes=[*torch_file.notes, *taken.notes],
+        warnings=[*torch_file.warnings, *taken.warnings, *([part] if SHARD.fullmatch(place.name) else [])],
         inputs={place.name: fingerprint(torch_file)},
         bytes_read=torch_file.bytes_read,
     )

@@ -1,39 +1,45 @@
-"""Reads the weights of TorchScript archives (torch.jit.save): what `torch.jit.load(…).state_dict()` gives, from data.
+"""Reads TorchScript archives (torch.jit.save) from data: `torch.jit.load(…).state_dict()`, and all other tensors.
 
 Source: `torch/csrc/jit/serialization/{export_module,pickler,python_print}.cpp`. Such an archive is an ordinary zip
 archive. Its `data.pkl` holds the module as an object: the class is named `__torch__.…`, and the state is a dict of the
 attributes in slot order. Only the class says which attributes are parameters and which are buffers. It is source text
 under `code/`: a class that begins `class NAME(Module):`, followed by a list of each. This module searches the text for
 these lines, and runs nothing in it. The first releases list only the parameters, or neither; in their archives every
-other tensor attribute is a buffer.
+other tensor attribute is a buffer. Frozen and optimized programs hold their weights as constants, in
+`constants.pkl`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, LimitError, UnsupportedError
-from ckptconv.pickles.children import walk
-from ckptconv.pickles.nodes import Composite, Global, Opaque
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.torch.packed import (
+    MAX_DEPTH,
+    Paths,
+    Unpacked,
+    convolution,
+    detached,
+    holding_others,
+    is_tensor,
+    scales_of,
+)
+from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import Constructor
-from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
-from ckptconv.text import some
+from ckptconv.text import brief, some
 
 _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
 _MODULE = re.compile(r"class ([^()]+)\(Module\):")
-# C++ code creates objects of these classes, from a state of its own format.
-_NATIVE = "__torch__.torch.classes"
+# What programs call their constants.
+_CONSTANTS = "CONSTANTS"
 _ADVICE = "If you have the model that it was made from, save its state_dict() with torch.save, and convert that."
-MAX_DEPTH = 200
-# Characters in all paths together. A million tensors have a few ten million.
-_MAX_PATHS = 1 << 27
 
 
 class Weights(NamedTuple):
-    """Parameters and buffers by attribute path, and the paths of other attributes that hold tensors."""
+    """All tensors by attribute path, parameters and buffers first, and the paths of those that are neither."""
 
     tensors: OrderedDict[str, Any]
     others: list[str]
@@ -46,75 +52,53 @@ class _Class(NamedTuple):
     buffers: frozenset[str] | None
 
 
-def weights(value: Any, read: Callable[[str], bytes | None], where: str) -> Weights:
-    """Return the state dict of the module `value`, the content of data.pkl.
+# Of a class that says of none.
+_UNTOLD = _Class(frozenset(), None)
 
-    `read` returns a member of the archive `where` by its name, None if there is none. Raises UnsupportedError if the
-    result of torch cannot be determined, or would lack weights.
+
+def weights(value: Any, constants: Any, read: Callable[[str], bytes | None], where: str) -> Weights:
+    """Return the state dict of the module `value`, the content of data.pkl, and all other tensors.
+
+    `constants` are the content of constants.pkl, which the program calls CONSTANTS.c0 and so on. `read` returns a
+    member of the archive `where` by its name, None if there is none. Raises UnsupportedError if there is no tensor, or
+    a parameter that is none.
     """
     modules = _Modules(read, where)
-    if not modules.is_module(value):
-        raise modules.unsupported("it does not hold a module whose class its code tells")
+    if not modules.is_object(value):
+        raise modules.unsupported("it does not hold a module")
     found: OrderedDict[str, Any] = OrderedDict()
     rest: dict[str, Any] = {}
     modules.collect(value, "", found, rest, [])
+    if type(constants) is tuple:
+        rest.update((f"{_CONSTANTS}.c{number}", constant) for number, constant in enumerate(constants))
     return finished(found, rest, where)
 
 
 def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> Weights:
-    """Return the weights `found` in archive `where`, and the names of other attributes, from `rest`, that hold tensors.
+    """Return the weights `found` in archive `where`, and of `rest` all that holds other tensors, as plain data.
 
-    Raises UnsupportedError if there are no weights, or weights that only C++ code can extract.
+    Raises UnsupportedError if there are no tensors.
     """
-    if not found:
-        raise unsupported(where, "its modules have neither parameters nor buffers; frozen modules have none")
-    known = {same_bytes(tensor) for tensor in found.values() if isinstance(tensor, LazyTensor)}
-    # Very many attributes may share a value: search it once, and report its tensors under the first attribute.
-    # `sum` searches a value to its end, to refuse packed weights anywhere in it.
-    seen: set[int] = set()
-    others = [
-        name
-        for name, held in rest.items()
-        if sum(same_bytes(tensor) not in known for tensor in _tensors_in(name, held, where, seen))
-    ]
-    return Weights(OrderedDict((name, _detached(tensor)) for name, tensor in found.items()), others)
+    unpacked = Unpacked(where)
+    plain = {name: unpacked.plain(value, name) for name, value in rest.items()}
+    others = holding_others(plain, found)
+    tensors = OrderedDict((name, detached(tensor)) for name, tensor in found.items())
+    for name in others:
+        if name in tensors:
+            raise CorruptError(f"{where} has two attributes named {brief(name, 200)}.")
+        tensors[name] = plain[name]
+    if not tensors:
+        raise unsupported(where, "it holds no tensor")
+    return Weights(tensors, others)
 
 
 def told(others: list[str]) -> str:
-    """Return the warning about tensors that are neither parameters nor buffers."""
-    return (
-        f"{len(others)} attributes hold tensors that are neither parameters nor buffers, and are not converted: "
-        f"{some(others, form=str)}."
-    )
+    """Return the note about tensors that are neither parameters nor buffers."""
+    return f"{len(others)} attributes hold tensors that are neither parameters nor buffers: {some(others, form=str)}."
 
 
 def unsupported(where: str, reason: str) -> UnsupportedError:
     return UnsupportedError(f"{where} is a TorchScript archive, and {reason}.", _ADVICE)
-
-
-def is_tensor(value: Any) -> bool:
-    return isinstance(value, (LazyTensor, Composite))
-
-
-class Paths:
-    """Joins names to paths. A few shared names and modules could make more paths than memory can hold."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._room = _MAX_PATHS
-
-    def join(self, prefix: str, name: str) -> str:
-        """Return `prefix` + `name`. Raises LimitError if all paths together exceed `_MAX_PATHS` characters."""
-        self._room -= len(prefix) + len(name)
-        if self._room < 0:
-            raise LimitError(f"{self._where} is a TorchScript archive whose paths have over {_MAX_PATHS} characters.")
-        return prefix + name
-
-
-def _detached(tensor: Any) -> Any:
-    if isinstance(tensor, Tagged):
-        return Tagged(tensor.tensor, tensor.facts._replace(requires_grad=False))
-    return tensor
 
 
 class _Modules:
@@ -131,8 +115,13 @@ class _Modules:
     def unsupported(self, reason: str) -> UnsupportedError:
         return unsupported(self._where, reason)
 
+    @staticmethod
+    def is_object(value: Any) -> bool:
+        """Whether `value` is an object of a class of the archive's own code."""
+        return type(value) is Opaque and type(value.cls) is Global and value.cls.module.partition(".")[0] == "__torch__"
+
     def is_module(self, value: Any) -> bool:
-        return isinstance(value, Opaque) and isinstance(value.cls, Global) and self._class(value.cls) is not None
+        return self.is_object(value) and self._class(value.cls) is not None
 
     def _class(self, cls: Global) -> _Class | None:
         if cls not in self._classes:
@@ -155,9 +144,8 @@ class _Modules:
             if match is None:
                 raise self.unsupported(f"the {key} of its class {cls} cannot be read")
             lists[key] = frozenset(re.findall('"([^"]*)"', match[1]))
-        if "__buffers__" in lists and "__parameters__" not in lists:
-            raise self.unsupported(f"its class {cls} does not say which attributes are parameters")
-        return _Class(lists.get("__parameters__", frozenset()), lists.get("__buffers__"))
+        parameters = lists.get("__parameters__")
+        return _UNTOLD if parameters is None else _Class(parameters, lists.get("__buffers__"))
 
     def collect(
         self, module: Opaque, prefix: str, found: dict[str, Any], rest: dict[str, Any], above: list[Opaque]
@@ -167,18 +155,27 @@ class _Modules:
             raise CorruptError(f"{self._where} has a module, {prefix[:200].rstrip('.')}, that contains itself.")
         if len(above) > MAX_DEPTH:
             raise self.unsupported(f"its modules are nested more than {MAX_DEPTH} levels deep")
-        described, state = self._class(module.cls), module.state[0] if len(module.state) == 1 else None
-        assert described is not None
+        state = module.state[0] if len(module.state) == 1 else None
+        saved = convolution(module.cls, state)
+        if saved is not None:
+            for name, value in saved.items():
+                self._add(self._paths.join(prefix, name), value, found)
+            return
         if type(state) is not dict or not all(type(name) is str for name in state):
-            raise self.unsupported(f"its module {prefix.rstrip('.') or module.cls} has a state of its own making")
-        parameters, buffers = described
+            # A state of its own making: its tensors have no names.
+            rest[prefix[:-1] or "state"] = module
+            return
+        parameters, buffers = self._class(module.cls) or _UNTOLD
         if buffers is None:
             buffers = frozenset(name for name, value in state.items() if is_tensor(value)) - parameters
         for kind in (parameters, buffers):
             for name in state:
                 if name in kind:
                     self._add(self._paths.join(prefix, name), state[name], found)
-        weights = parameters | buffers
+        scales = dict(scales_of(module.cls, state))
+        for name, value in scales.items():
+            self._add(self._paths.join(prefix, name), value, found)
+        weights = parameters | buffers | scales.keys()
         for name, value in state.items():
             if self.is_module(value):
                 self.collect(value, self._paths.join(prefix, name) + ".", found, rest, [*above, module])
@@ -210,19 +207,6 @@ def _modules_in(code: str) -> dict[str, dict[str, str]]:
             if equals and key in ("__parameters__", "__buffers__"):
                 lists.setdefault(key, names.strip())
     return found
-
-
-def _tensors_in(name: str, value: Any, where: str, seen: set[int]) -> Iterator[LazyTensor]:
-    """Yield the tensors in a value of any type. Skip containers whose ids are in `seen`, and add others to it.
-
-    Raises UnsupportedError for an object whose weights only C++ code can extract.
-    """
-    for item in walk(value, seen):
-        if isinstance(item, LazyTensor):
-            seen.discard(id(item))  # report it under each attribute that is this tensor
-            yield item
-        elif isinstance(item, Opaque) and str(item.cls).startswith(_NATIVE):
-            raise unsupported(where, f"its {name} is packed ({item.name}): the weights in it have no plain form")
 
 
 def _first(args: tuple[Any, ...]) -> Any:

@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.script import MAX_DEPTH, Paths, Weights, finished, is_tensor, unsupported
+from ckptconv.formats.torch.packed import MAX_DEPTH, Paths, is_tensor
+from ckptconv.formats.torch.script import Weights, finished, unsupported
 from ckptconv.pickles.machine import Loaded
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary
@@ -177,8 +178,8 @@ class _Modules:
         if depth > MAX_DEPTH:
             raise unsupported(self._where, f"its modules are nested more than {MAX_DEPTH} levels deep")
         if "getStateAttributeId" in module:
-            shown = prefix.rstrip(".") or _text(module, "name")
-            raise unsupported(self._where, f"its module {brief(shown)} has a state of its own making")
+            number = _integer(module, "getStateAttributeId")
+            self.rest[prefix[:-1] or "state"] = _place(self._attributes, number, "attribute")
         told = [_object(each) for each in _list(module, "parameters")]
         names: set[str] = set()
         for buffers in (False, True):

@@ -56,10 +56,12 @@ from ckptconv.storage.paths import is_remote
 from ckptconv.storage.records import Records
 from ckptconv.storage.spool import check_ratio
 from ckptconv.tensors.moves import File, Packed
-from ckptconv.text import brief
+from ckptconv.text import brief, some
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
+# Of TorchScript: what its program holds, and the tensors in that.
+_CONSTANTS, _OF_CONSTANTS = "constants.pkl", "constants/"
 # A million tensors take a tenth of these bytes, and half of these members.
 MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
 # The most members whose names are not plain: torch gives storages plain names.
@@ -83,7 +85,7 @@ _DESCRIPTORS = (12, 16, 20, 24)
 # The names that torch looks up besides storages, in upper or lower case.
 _LOOKED_FOR = frozenset(
     (
-        PICKLE, "byteorder", "constants.pkl", "version", ".data/version", ".format_version", ".storage_alignment",
+        PICKLE, "byteorder", _CONSTANTS, "version", ".data/version", ".format_version", ".storage_alignment",
         script_json.DESCRIPTION, script_json.ATTRIBUTES,
     )
 )  # fmt: skip
@@ -118,7 +120,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
         return _old_script(archive, pickle, words, limits)
     loaded = load(pickle, words, where=where, limits=limits)
     if archive.is_script:
-        return _script(archive, loaded, byteorder.decode())
+        return _script(archive, loaded, _constants(archive, words, storages, limits), byteorder.decode())
     return TorchFile(
         loaded.value,
         reader.file,
@@ -132,7 +134,25 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     )
 
 
-def _script(archive: _Archive, loaded: Loaded, byteorder: str) -> TorchFile:
+def _constants(archive: _Archive, words: Vocabulary, storages: _Storages, limits: Limits) -> Any:
+    """Return what the program of a TorchScript archive holds: a tuple of constants."""
+    own = storages.within(_OF_CONSTANTS)
+    pickle = archive.find(_CONSTANTS)
+    if pickle is None:
+        held: Any = ()
+    else:
+        words = replace(words, persistent=own.resolve, phrases=None)
+        where = f"{archive.file.path} ({archive.prefix}{_CONSTANTS})"
+        held = load(pickle, words, where=where, limits=limits).value
+    unused = [name for name, row in archive.storages(_OF_CONSTANTS) if row not in own.used and archive.sizes[row]]
+    if unused:
+        raise torch_script.unsupported(
+            archive.file.path, f"its program alone says what {some(unused, 1)} holds, which {_CONSTANTS} does not"
+        )
+    return held
+
+
+def _script(archive: _Archive, loaded: Loaded, constants: Any, byteorder: str) -> TorchFile:
     """Return the weights of a TorchScript archive whose data.pkl holds a module."""
     if archive.prefix + script_json.DESCRIPTION in archive.rows:
         raise archive.corrupt(
@@ -140,7 +160,7 @@ def _script(archive: _Archive, loaded: Loaded, byteorder: str) -> TorchFile:
             " of torch"
         )
     return _weights_file(
-        archive, torch_script.weights(loaded.value, archive.find, archive.file.path), loaded, byteorder
+        archive, torch_script.weights(loaded.value, constants, archive.find, archive.file.path), loaded, byteorder
     )
 
 
@@ -148,7 +168,7 @@ def _old_script(archive: _Archive, description: bytes, words: Vocabulary, limits
     """Return the weights of a TorchScript archive of torch 1.0 to 1.2, which has no data.pkl."""
 
     def size(key: str) -> int | None:
-        row = archive.storage(key)
+        row = archive.storage(key, script_json.RECORDS)
         return None if row is None else archive.sizes[row]
 
     def attributes(words: Vocabulary) -> Loaded:
@@ -169,7 +189,7 @@ def _weights_file(archive: _Archive, weights: torch_script.Weights, loaded: Load
         archive.records(),
         archive.bytes_read,
         "script archive",
-        (torch_script.told(weights.others),) if weights.others else (),
+        notes=(torch_script.told(weights.others),) if weights.others else (),
     )
 
 
@@ -184,9 +204,12 @@ class _Group(NamedTuple):
 class _Storages:
     """Resolves persistent ids to the storages of an archive."""
 
-    def __init__(self, archive: _Archive, swapped: bool) -> None:
+    def __init__(self, archive: _Archive, swapped: bool, folder: str = "") -> None:
         self._archive = archive
         self._swapped = swapped
+        self._folder = folder or archive.folders[0]
+        # The rows that `resolve` found.
+        self.used: set[int] = set()
         self._first = first_identity()
         # Equal sizes share one int: each tensor holds one.
         self._sizes: dict[int, int] = {}
@@ -194,6 +217,10 @@ class _Storages:
         self._packed: dict[int, File] = {}
         # None for a script archive with data.pkl: there each tensor's id gives its dtype.
         self._dtypes = None if archive.is_script and not archive.is_old_script else FirstDtypes(len(archive.sizes))
+
+    def within(self, folder: str) -> _Storages:
+        """Return the storages in another folder of the archive."""
+        return _Storages(self._archive, self._swapped, folder)
 
     def _agrees(self, row: int, wanted: StorageId) -> bool:
         """Whether torch.load gives this storage this dtype. It makes an empty storage anew each time."""
@@ -206,9 +233,10 @@ class _Storages:
             return Storage(archive.file, archive.start, 0, wanted.dtype, wanted.key, None, meta=True)
         nbytes = wanted.numel * wanted.dtype.itemsize
         nbytes = self._sizes.setdefault(nbytes, nbytes)
-        row = archive.storage(wanted.key)
+        row = archive.storage(wanted.key, self._folder)
         if row is None:
             raise MalformedError(f"needs storage {wanted.key[:40]!r} of {nbytes} bytes, which the archive lacks")
+        self.used.add(row)
         size, method = archive.sizes[row], archive.methods[row]
         if method not in (_STORED, _DEFLATED):
             raise RefusedError(
@@ -225,7 +253,7 @@ class _Storages:
         file, offset = archive.file, archive.start + archive.payloads[row]
         if method:
             if row not in self._packed:
-                self._packed[row] = archive.deflated(row, wanted.key)
+                self._packed[row] = archive.deflated(row, self._folder + wanted.key)
             file, offset = self._packed[row], 0
         return Storage(file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
 
@@ -234,12 +262,12 @@ class _Storages:
         are used; None if none can be."""
         if wanted.location == "meta" or self._swapped:
             return None
-        archive, first = self._archive, self._first
+        archive, first, folder = self._archive, self._first, self._folder
         find, sizes, methods, payloads = archive.storage, archive.sizes, archive.methods, archive.payloads
         file, start, nbytes = archive.file, archive.start, wanted.numel * wanted.dtype.itemsize
 
         def place(key: str) -> tuple[File, int, int] | None:
-            row = find(key)
+            row = find(key, folder)
             if row is None or sizes[row] != nbytes or methods[row] != _STORED or not self._agrees(row, wanted):
                 return None
             return file, start + payloads[row], first + row
@@ -284,8 +312,8 @@ class _Archive:
         old = self._old_script_prefix()
         self.is_old_script = old is not None
         self.prefix = self._prefix() if old is None else old
-        self._within = script_json.RECORDS if self.is_old_script else _STORAGES
-        self._storages = self.prefix + self._within
+        # Where storages are: those of the state first.
+        self.folders = (script_json.RECORDS,) if self.is_old_script else (_STORAGES, _OF_CONSTANTS)
         self._check_names()
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
@@ -499,10 +527,10 @@ class _Archive:
         if len(outermost) != 1:
             kind = CorruptError if outermost else UnsupportedError
             what = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
-            some = ", ".join(name[:60] for name in itertools.islice(self.rows, 5))
+            few = ", ".join(name[:60] for name in itertools.islice(self.rows, 5))
             raise kind(
                 f"{self._name} is a zip archive, but not one of torch.save: it has {what} among its "
-                f"{len(self.rows)} members ({some}{', …' if len(self.rows) > 5 else ''})."
+                f"{len(self.rows)} members ({few}{', …' if len(self.rows) > 5 else ''})."
             )
         # torch looks in the top directory of the first member.
         top, slash, _ = next(iter(self.rows)).partition("/")
@@ -548,7 +576,7 @@ class _Archive:
                 found in seen
                 or prefix + found in rows
                 or found in _LOOKED_FOR
-                or (found.startswith(self._within) and not inner.startswith(self._within))
+                or (found.startswith(self.folders) and not inner.startswith(self.folders))
             ):
                 raise self.corrupt(f"member {brief(name)} is {brief(prefix + found)} for other readers")
             seen.add(found)
@@ -675,18 +703,19 @@ class _Archive:
             "The file is damaged, or something was added to it or taken out.",
         )
 
-    def storages(self) -> Iterator[tuple[str, int]]:
-        """Return the members that hold storages, as (name, row)."""
-        return (member for member in self.rows.items() if member[0].startswith(self._storages))
+    def storages(self, *folders: str) -> Iterator[tuple[str, int]]:
+        """Return the members that hold storages, in all folders or some, as (name, row)."""
+        beginnings = tuple(self.prefix + folder for folder in folders or self.folders)
+        return (member for member in self.rows.items() if member[0].startswith(beginnings))
 
-    def storage(self, key: str) -> int | None:
+    def storage(self, key: str, folder: str) -> int | None:
         """Return the row of the storage with this key."""
-        return self.rows.get(self._storages + key)
+        return self.rows.get(self.prefix + folder + key)
 
-    def deflated(self, row: int, key: str) -> File:
-        """Return the content of a deflated storage as a file compressed within this one."""
+    def deflated(self, row: int, name: str) -> File:
+        """Return the content of a deflated storage, a member, as a file compressed within this one."""
         file, size, packed = self.file, self.sizes[row], self.packed[row]
-        path = f"{file.path}/{self._storages}{key}"
+        path = f"{file.path}/{self.prefix}{name}"
         check_ratio(path, packed, size)
         crc = self.crcs[row] if self.crcs[row] or not size else None
         return File(path, size, file.stamp, Packed(file, self.start + self.payloads[row], packed, crc))

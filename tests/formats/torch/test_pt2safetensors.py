@@ -1027,7 +1027,7 @@ def zip_bytes() -> bytes:
 
 def script_bytes() -> bytes:
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.freeze(torch.jit.script(torch.nn.Linear(2, 2).eval())), buffer)
+    torch.jit.save(torch.jit.freeze(torch.jit.script(torch.nn.ReLU().eval())), buffer)
     return buffer.getvalue()
 
 
@@ -1042,7 +1042,7 @@ NOT_CHECKPOINTS: dict[str, tuple[bytes | Callable[[], bytes], int, list[str]]] =
     "a web page": (b"\n<!DOCTYPE html><html>Sign in</html>", 4, ["web page"]),
     "a tar archive": (tar_bytes, 5, ["tar"]),
     "another zip archive": (zip_bytes, 5, ["zip archive", "readme.txt"]),
-    "a TorchScript archive without weights": (script_bytes, 5, ["TorchScript", "state_dict()"]),
+    "a TorchScript archive without a tensor": (script_bytes, 5, ["TorchScript", "state_dict()"]),
     "a TorchScript archive that is no zip archive": (b"PYTORCH1" + bytes(120), 5, ["TorchScript", "torch 1.0"]),
     "a plain pickle": (pickle.dumps({"a": 1}), 5, ["plain pickle"]),
     "gzip": (b"\x1f\x8b\x08" + bytes(50), 5, ["gzip"]),

@@ -12,12 +12,17 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from checkpoints import assert_same, ckptconv_here, load_with_aliases
+from evaluate import evaluate
 from torch import nn
-from torch_reference import same
+from torch_reference import bits, same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
+from ckptconv.pickles.nodes import Composite
+from ckptconv.pickles.vocabulary import WHOLE_TREES
+from ckptconv.structure.keymap import flatten
+from ckptconv.tensors.lazy import LazyTensor
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*torch.ao")
 
@@ -86,11 +91,54 @@ def script(module: nn.Module, path: Path) -> Path:
 def compare(path: Path) -> TorchFile:
     file = read_torch(str(path))
     assert file.container == "script archive"
-    theirs = torch.jit.load(str(path), map_location="cpu").state_dict()
-    assert list(file.value) == list(theirs)
+    module = torch.jit.load(str(path), map_location="cpu")
+    theirs = module.state_dict()
+    assert [name for name in file.value if name in theirs] == list(theirs)
     for name, tensor in theirs.items():
         same(file.value[name], tensor)
+    for name in file.value.keys() - theirs.keys():
+        if not name.startswith("CONSTANTS."):
+            same_value(file.value[name], attribute(module, name))
     return file
+
+
+def attribute(module: Any, path: str) -> Any:
+    """What a loaded module has under a path; what C++ packed, unpacked by its own operators."""
+    owner, _, name = path.rpartition(".")
+    for step in owner.split(".") if owner else ():
+        module = getattr(module, step)
+    kind = getattr(module, "original_name", "")
+    if kind == "Conv2d" and name in ("weight", "bias"):
+        return torch.ops.quantized.conv2d_unpack(module._packed_params)[name == "bias"]
+    if kind == "LinearPackedParams" and name == "_packed_params":
+        return dict(zip(("weight", "bias"), torch.ops.quantized.linear_unpack(module._packed_params), strict=True))
+    return getattr(module, name)
+
+
+def same_value(ours: Any, theirs: Any) -> None:
+    if isinstance(ours, dict):
+        assert list(ours) == list(theirs)
+        for name, value in ours.items():
+            same_value(value, theirs[name])
+    elif isinstance(ours, (list, tuple)):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            same_value(one, other)
+    elif isinstance(ours, Composite):
+        values = ours.parts["values"]
+        assert str(values.dtype) == str(theirs.dtype).removeprefix("torch.")
+        assert (values.shape, evaluate(values)) == (theirs.shape, bits(theirs.int_repr()))
+        if theirs.qscheme() == torch.per_tensor_affine:
+            assert ours.parts["scale"] == theirs.q_scale()
+        else:
+            assert evaluate(ours.parts["scales"]) == bits(theirs.q_per_channel_scales())
+    elif isinstance(ours, LazyTensor):
+        # A number is a tensor, as in a state dict.
+        theirs = theirs if isinstance(theirs, torch.Tensor) else torch.tensor(theirs)
+        assert (str(ours.dtype), ours.shape) == (str(theirs.dtype).removeprefix("torch."), theirs.shape)
+        assert evaluate(ours) == bits(theirs)
+    else:
+        assert ours == theirs
 
 
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
@@ -110,11 +158,11 @@ def test_traced_modules(name: str, tmp_path: Path) -> None:
 
 def test_what_is_neither_parameter_nor_buffer_is_told(tmp_path: Path) -> None:
     file = compare(script(Tied(), tmp_path / "model.pt"))
-    assert "1 attributes hold tensors" in file.warnings[0]
-    assert "not converted: plain" in file.warnings[0]
-    assert "held" in compare(script(Listed(), tmp_path / "model.pt")).warnings[0]
+    assert "1 attributes hold tensors" in file.notes[0]
+    assert "nor buffers: plain" in file.notes[0]
+    assert "held" in compare(script(Listed(), tmp_path / "model.pt")).notes[0]
     # The list of weights that an LSTM keeps beside them is no news.
-    assert compare(script(nn.LSTM(2, 2), tmp_path / "model.pt")).warnings == ()
+    assert compare(script(nn.LSTM(2, 2), tmp_path / "model.pt")).notes == ()
 
 
 def test_deflated_archives(tmp_path: Path) -> None:
@@ -133,10 +181,131 @@ def test_the_command_line_converts_the_weights(tmp_path: Path) -> None:
     assert run.code == 0, run.err
     assert run.json["format"] == "torch script archive"
     assert run.json["aliases"] == {"head.weight": "embed.weight", "two.weight": "one.weight", "two.bias": "one.bias"}
-    assert "plain" in run.json["warnings"][0]
+    assert "plain" in run.json["notes"][0]
+    assert run.json["warnings"] == []
     assert run.json["opaque"] == []
-    assert_same(load_with_aliases(tmp_path / "model.safetensors"), torch.jit.load(str(path)).state_dict())
+    theirs = {**torch.jit.load(str(path)).state_dict(), "plain": torch.jit.load(str(path)).plain}
+    assert_same(load_with_aliases(tmp_path / "model.safetensors"), theirs)
     assert ckptconv_here("inspect", path).code == 0
+
+
+# ------------------------------------------------------------------------------- frozen, quantized and mobile archives
+
+
+def test_frozen_modules_have_their_weights_in_the_program(tmp_path: Path) -> None:
+    path = tmp_path / "frozen.pt"
+    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval())
+    torch.jit.freeze(model).save(str(path))
+    ours, graph = read_torch(str(path)), torch.jit.load(str(path)).graph
+    constants = [node.t("value") for node in graph.findAllNodes("prim::Constant") if node.kindOf("value") == "t"]
+    assert len(ours.value) == len(constants) >= 2
+    for name, tensor in ours.value.items():
+        assert name.startswith("CONSTANTS.c")
+        assert any(tuple(tensor.shape) == tuple(theirs.shape) for theirs in constants)
+    assert "CONSTANTS.c0" in ours.notes[0]
+    run = ckptconv_here("pt2safetensors", path, "--verify", "--checksum")
+    assert run.code == 0, run.err
+    found = load_with_aliases(tmp_path / "frozen.safetensors")
+    assert all(any(torch.equal(tensor, theirs) for theirs in constants) for tensor in found.values())
+
+
+def test_archives_without_a_tensor_are_refused(tmp_path: Path) -> None:
+    assert "no tensor" in refusal(script(Counter(), tmp_path / "counter.pt"))
+
+
+class Quantizable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = torch.ao.quantization.QuantStub(), torch.ao.quantization.DeQuantStub()
+        self.conv, self.bare, self.fc = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1, bias=False), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.dequant(self.fc(self.bare(self.conv(self.quant(x))).mean([2, 3])))
+        return out
+
+
+def quantized(kind: str) -> nn.Module:
+    """A module quantized by torch: static by convolutions, or dynamic."""
+    engines = torch.backends.quantized.supported_engines
+    torch.backends.quantized.engine = next(each for each in ("fbgemm", "qnnpack") if each in engines)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind == "dynamic":
+            model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+            made: nn.Module = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+            return made
+        stub = Quantizable().eval()
+        stub.qconfig = torch.ao.quantization.get_default_qconfig(torch.backends.quantized.engine)
+        prepared = torch.ao.quantization.prepare(stub)
+        prepared(torch.randn(2, 3, 4, 4))
+        converted: nn.Module = torch.ao.quantization.convert(prepared)
+        return converted
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("how", ["scripted", "traced", "mobile"])
+def test_quantized_modules(kind: str, how: str, tmp_path: Path) -> None:
+    model, path = quantized(kind), tmp_path / "model.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        example = torch.ones(1, 4) if kind == "dynamic" else torch.ones(1, 3, 2, 2)
+        made = torch.jit.trace(model, example) if how == "traced" else torch.jit.script(model)
+        made.save(str(path))
+        names = set((read_torch(str(path)) if how == "traced" else compare(path)).value)
+        if how == "mobile":
+            made._save_for_lite_interpreter(str(path))
+            assert set(read_torch(str(path)).value) == names
+    layer = "0" if kind == "dynamic" else "fc"
+    expected = {f"{layer}._packed_params._packed_params"}
+    if kind == "static":
+        expected |= {"conv.weight", "conv.bias", "bare.weight", "conv.scale", "conv.zero_point", "quant.scale"}
+    assert expected <= names
+    run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json")
+    assert run.code == 0, run.err
+    assert ckptconv_here("safetensors2pt", tmp_path / "out.safetensors", tmp_path / "back.pt").code == 0
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    weight = back[f"{layer}._packed_params._packed_params"]["weight"]
+    assert torch.equal(weight.int_repr(), (model.fc if kind == "static" else model[0]).weight().int_repr())
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_frozen_quantized_modules(kind: str, tmp_path: Path) -> None:
+    model, path = quantized(kind), tmp_path / "model.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.freeze(torch.jit.script(model)).save(str(path))
+    file = read_torch(str(path))
+    weights = [held["weight"] for held in file.value.values() if isinstance(held, dict)]
+    layers = [model[0]] if kind == "dynamic" else [model.conv, model.bare, model.fc]
+    assert len(weights) == len(layers)
+    for ours, layer in zip(weights, layers, strict=True):
+        same_value(ours, layer.weight())
+
+
+class Holding(nn.Module):
+    """Attributes of all kinds that hold tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = [torch.ones(2), torch.zeros(3)]
+        self.named = {"a": torch.ones(4)}
+        self.maybe = torch.jit.Attribute(torch.ones(1), torch.Tensor | None)
+        self.pair, self.plain = (torch.ones(5), 3), torch.ones(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maybe = self.maybe
+        if maybe is not None:
+            x = x + maybe
+        return x + self.many[0].sum() + self.named["a"].sum() + self.pair[0].sum() + self.plain.sum()
+
+
+def test_attributes_that_hold_tensors(tmp_path: Path) -> None:
+    file = compare(script(Holding(), tmp_path / "model.pt"))
+    assert set(file.value) == {"many", "named", "maybe", "pair", "plain"}
+    run = ckptconv_here("pt2safetensors", tmp_path / "model.pt", "--verify", "--json")
+    assert run.code == 0, run.err
+    names = set(load_with_aliases(tmp_path / "model.safetensors"))
+    assert names == {"many.0", "many.1", "named.a", "maybe", "pair.0", "plain"}
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
@@ -148,26 +317,6 @@ def refusal(path: Path) -> str:
     # It would lose weights of some of these too.
     assert "torch.jit.load" not in str(caught.value)
     return str(caught.value)
-
-
-def test_frozen_modules_have_their_weights_in_the_program(tmp_path: Path) -> None:
-    frozen = torch.jit.freeze(torch.jit.script(nn.Linear(2, 2).eval()))
-    frozen.save(str(tmp_path / "frozen.pt"))
-    assert "neither parameters nor buffers" in refusal(tmp_path / "frozen.pt")
-    assert "neither parameters nor buffers" in refusal(script(Counter(), tmp_path / "counter.pt"))
-
-
-def test_packed_weights_are_not_lost_silently(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-        except (RuntimeError, AttributeError) as error:
-            pytest.skip(f"torch cannot quantize here: {error}")
-        path = script(quantized, tmp_path / "model.pt")
-    why = refusal(path)
-    assert "packed" in why or "state of its own making" in why
 
 
 @pytest.fixture
@@ -184,19 +333,21 @@ def packed(members: dict[str, bytes], path: Path) -> Path:
     return path
 
 
-def test_without_the_code_nothing_can_be_told(sound: dict[str, bytes], tmp_path: Path) -> None:
+def test_without_the_code_all_tensors_come_out(sound: dict[str, bytes], tmp_path: Path) -> None:
     members = {name: content for name, content in sound.items() if "/code/" not in name}
-    assert "whose class its code tells" in refusal(packed(members, tmp_path / "model.pt"))
+    file = read_torch(str(packed(members, tmp_path / "model.pt")))
+    assert {name: list(held) for name, held in file.value.items()} == {
+        "0": ["weight", "bias", "training", "_is_full_backward_hook"]
+    }
+    assert "nor buffers: 0" in file.notes[0]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (b'  __parameters__ = ["weight", "bias", ]\n', b"", "does not say which"),
         (b'["weight", "bias", ]', b'["weight", "bi\\"as", ]', "cannot be read"),
         (b'["weight", "bias", ]', b"weight", "cannot be read"),
         (b'["weight", "bias", ]', b'["weight", "bias", "training", ]', "is no tensor"),
-        (b"class Linear(Module)", b"class Linear", ""),
     ],
 )
 def test_code_that_does_not_say_what_is_what(
@@ -225,19 +376,22 @@ TENSOR = (
     b"K\0K\x04\x85K\x01\x85\x89NtR"
 )
 PACKED = b"c__torch__.torch.classes.quantized\nPacked\n)\x81)b"
+HELD = b"c__torch__.torch.classes.quantized\nLinearPackedParamsBase\n)\x81(" + TENSOR + TENSOR + b"tb"
 
 
 @pytest.mark.parametrize(
     ("state", "kind", "reason"),
     [
         (attributes(p=TENSOR, child=b"h\x00"), CorruptError, "child, that contains itself"),
-        (attributes(training=b"\x88"), UnsupportedError, "neither parameters nor buffers"),
-        (attributes(p=TENSOR, child=PACKED), UnsupportedError, "its child is packed"),
-        (attributes(p=TENSOR, child=b"](K\x01" + PACKED + b"e"), UnsupportedError, "its child is packed"),
+        (attributes(p=TENSOR, child=b"]q\x01(h\x01e"), CorruptError, "child, that contains itself"),
+        (attributes(p=TENSOR, child=PACKED[:-2] + b"q\x01(h\x01tb"), CorruptError, "child, that contains itself"),
+        (attributes(p=TENSOR, child=b"(" * 210 + TENSOR + b"t" * 210), LimitError, "nested"),
+        (attributes(training=b"\x88"), UnsupportedError, "no tensor"),
+        (attributes(child=PACKED), UnsupportedError, "no tensor"),
         (attributes(p=b"K\x01"), UnsupportedError, "parameter p is no tensor"),
-        (b")", UnsupportedError, "state of its own making"),
-        (b"}K\x01K\x01s", UnsupportedError, "state of its own making"),
-        (b"}b}", UnsupportedError, "state of its own making"),
+        (b")", UnsupportedError, "no tensor"),
+        (b"}K\x01K\x01s", UnsupportedError, "no tensor"),
+        (b"}b}", UnsupportedError, "no tensor"),
         (b"", CkptconvError, "sound"),
     ],
 )
@@ -245,12 +399,16 @@ def test_hostile_modules(
     state: bytes, kind: type[CkptconvError], reason: str, sound: dict[str, bytes], tmp_path: Path
 ) -> None:
     with pytest.raises(kind, match=reason):
-        read_torch(str(packed(module(sound, state), tmp_path / "sound.pt")))
+        read_torch(str(packed(module(sound, state), tmp_path / "sound.pt")), limits=WHOLE_TREES)
 
 
 def test_the_modules_made_here_are_read(sound: dict[str, bytes], tmp_path: Path) -> None:
     path = packed(module(sound, attributes(p=TENSOR, training=b"\x88", q=TENSOR)), tmp_path / "sound.pt")
     assert list(read_torch(str(path)).value) == ["p"]
+    # Whatever the states of objects are, the tensors in them come out.
+    for state, names in ((b"(" + TENSOR + b"t", ["state.0"]), (attributes(q=HELD), ["q.weight", "q.bias"])):
+        path = packed(module(sound, state), tmp_path / "sound.pt")
+        assert list(flatten(read_torch(str(path)).value)[0]) == names
 
 
 def test_other_objects_are_no_modules(sound: dict[str, bytes], tmp_path: Path) -> None:
@@ -413,8 +571,9 @@ def test_tensors_in_other_attributes_are_told(tmp_path: Path) -> None:
     model.held = [torch.ones(3)]
     for version in (2, 5):
         file = read_torch(str(Described(model, version).write(tmp_path / "model.pt")))
-        assert list(file.value) == ["weight", "bias"]
-        assert "not converted: held" in file.warnings[0]
+        assert list(file.value) == ["weight", "bias", "held"]
+        same_value(file.value["held"], model.held)
+        assert "nor buffers: held" in file.notes[0]
 
 
 def test_quantized_tensors_of_model_json(tmp_path: Path) -> None:
@@ -471,7 +630,7 @@ def change(where: str, value: object) -> Callable[[dict[str, Any]], None]:
         ("mainModule.parameters.0.name", "", CorruptError, "name"),
         ("mainModule.parameters.0.tensor_id", "1", CorruptError, "another way"),
         ("mainModule.attributes.0.id", "9", CorruptError, "attribute 9 of 2"),
-        ("mainModule.getStateAttributeId", "0", UnsupportedError, "state of its own making"),
+        ("mainModule.getStateAttributeId", "2", CorruptError, "attribute 2 of 2"),
         ("mainModule.submodules", [[]], CorruptError, "object"),
         ("mainModule", None, CorruptError, "object"),
         ("protoVersion", "6", UnsupportedError, "version 6"),
@@ -501,7 +660,7 @@ def test_archives_with_model_json_that_are_not_whole(tmp_path: Path) -> None:
         nested = {"name": "a", "submodules": [nested]}
     with pytest.raises(CkptconvError, match="nested"):
         read_torch(str(archive().write(path, {**archive().model(), "mainModule": nested})))
-    with pytest.raises(UnsupportedError, match="neither parameters nor buffers"):
+    with pytest.raises(UnsupportedError, match="no tensor"):
         read_torch(str(Described(nn.ReLU(), 5).write(path)))
     long = archive().main
     long["attributes"] = [{"name": str(each), "type": "bool", "id": "0"} for each in range(1000)]

@@ -169,7 +169,7 @@ def test_a_state_dict_of_a_module_keeps_its_metadata(tmp_path: Path) -> None:
             (name, value) for name, value in whole._metadata.items() if f"{name}." in ("", prefix) or name == prefix[0]
         )
         torch.save(shard, directory / f"pytorch_model-0000{part + 1}-of-00002.bin")
-    tree = library.open(directory).weights
+    tree = library.open(directory).source.weights
     assert list(tree) == list(whole)
     assert vars(tree)["_metadata"] == {"0": {"version": 1}, "1": {"version": 2}}
 

@@ -1,0 +1,257 @@
+"""Whole modules, as `torch.save(model)` pickles them, taken as what `model.state_dict()` gives: from data.
+
+Source: `torch/nn/modules/module.py`. No class is needed: Python pickles a module as an object with its `__dict__`,
+which has the parameters in `_parameters`, the buffers in `_buffers` and the submodules in `_modules`, by name and in
+order. A class may change its state dict by code of its own, which does not run; what torch's own classes do is known
+here and in `packed`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.torch.packed import (
+    MAX_DEPTH,
+    Paths,
+    convolution,
+    detached,
+    holding_others,
+    is_tensor,
+    packed_in,
+    scales_of,
+)
+from ckptconv.pickles.children import walk
+from ckptconv.pickles.nodes import Global, Opaque, class_of
+from ckptconv.tensors.lazy import Tagged
+from ckptconv.text import brief, some
+
+# A module's parameters, buffers and submodules.
+_FIELDS = ("_parameters", "_buffers", "_modules")
+_NOT_SAVED = "_non_persistent_buffers_set"
+# torch.fx pickles a module as a call of these functions with its __dict__.
+_OF_GRAPHS = frozenset(
+    Global("torch.fx.graph_module", name) for name in ("reduce_graph_module", "reduce_deploy_graph_module")
+)
+# Wrappers of one module, whose hooks take these off the names.
+_UNNAMED = {
+    **{
+        Global("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", name): "_checkpoint_wrapped_module"
+        for name in ("ActivationWrapper", "CheckpointWrapper", "OffloadWrapper")
+    },
+    Global("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
+}
+# Hooks that change neither names nor tensors.
+_HARMLESS = ("torch.nn.utils.spectral_norm.SpectralNormStateDictHook",)
+_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
+_RAW = "--raw takes all that is in the objects instead."
+_MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
+
+
+class Taken(NamedTuple):
+    """A tree whose modules are state dicts, what to say of them, and the classes that are left in it.
+
+    `values` are attributes of the modules that are plain values, as CLASS.NAME; they are in no state dict.
+    """
+
+    tree: Any
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    opaque: tuple[Global, ...]
+    values: Mapping[str, Any] = MappingProxyType({})
+
+
+def taken(tree: Any, opaque: tuple[Global, ...], where: str) -> Taken:
+    """Return `tree`, of the file `where`, with each module in it as its state dict. Containers are changed in place.
+
+    `opaque` are the classes kept as inert data. Raises CorruptError or UnsupportedError for a module that has no state
+    dict, LimitError for one with too many names.
+    """
+    modules = _Modules(where)
+    made = modules.replaced(tree)
+    modules.replace_in(made)
+    if not modules.classes:
+        return Taken(tree, (), (), opaque)
+    left = {class_of(node) for node in walk(made)}
+    left.update(node.facts.kind for node in walk(made) if isinstance(node, Tagged))
+    known = tuple(cls for cls in opaque if str(cls) in left)
+    return Taken(made, tuple(modules.notes()), tuple(modules.warnings()), known, modules.values)
+
+
+def _state_of(value: Any) -> dict[str, Any] | None:
+    """Return the `__dict__` of a module; None for what is no module."""
+    if type(value) is not Opaque:
+        return None
+    state: Any = value.state[0] if len(value.state) == 1 else None
+    if value.cls in _OF_GRAPHS and type(value.args) is tuple and value.args and not value.state:
+        state = value.args[0]
+    if type(state) is tuple and len(state) == 2:
+        state = state[0]  # beside it are the values of slots
+    return state if type(state) is dict and all(name in state for name in _FIELDS) else None
+
+
+class _Modules:
+    """The modules of one file: takes their state dicts, and remembers what these lack."""
+
+    def __init__(self, where: str) -> None:
+        self.classes: dict[str, int] = {}
+        self._where = where
+        self._paths = Paths(where)
+        self.values: dict[str, Any] = {}
+        self._left: dict[str, None] = {}
+        self._hooked: dict[str, None] = {}
+
+    def replaced(self, value: Any, depth: int = 0) -> Any:
+        """Return what stands for `value` in a tree: its state dict if it is a module, a tuple with modules replaced."""
+        if type(value) is tuple and depth < MAX_DEPTH:
+            items = tuple(self.replaced(each, depth + 1) for each in value)
+            return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        if not _is_module(value):
+            return value
+        self.classes[value.name] = self.classes.get(value.name, 0) + 1
+        saved: OrderedDict[str, Any] = OrderedDict()
+        rest: dict[str, Any] = {}
+        self._collect(value, "", saved, rest, [])
+        self._left.update(dict.fromkeys(holding_others(rest, saved)))
+        for name, held in (_state_of(value) or {}).items():
+            if type(name) is str and not name.startswith("_") and name != "training" and _is_plain(held):
+                self.values.setdefault(f"{value.name.rpartition('.')[2]}.{name}", held)
+        return saved
+
+    def replace_in(self, tree: Any) -> None:
+        """Replace the modules in all containers and objects of `tree` that can be changed."""
+        seen: set[int] = set()
+        for node in walk(tree, seen):
+            kind = type(node)
+            if kind in _MAPPINGS:
+                for key, value in list(node.items()):
+                    node[key] = self.replaced(value)
+            elif kind in (list, deque):
+                for at, value in enumerate(list(node)):
+                    node[at] = self.replaced(value)
+            elif _is_module(node):
+                seen.update(map(id, (node.args, *node.state)))  # in a set, or a key: it stays
+            elif kind is Opaque:
+                node.args = self.replaced(node.args)
+                node.state = [self.replaced(each) for each in node.state]
+                node.appended = [self.replaced(each) for each in node.appended]
+                node.items = [self.replaced(each) for each in node.items]
+
+    def _collect(
+        self, module: Opaque, prefix: str, saved: dict[str, Any], rest: dict[str, Any], above: list[Opaque]
+    ) -> None:
+        """Add to `saved` what the state dict of `module` and its submodules has, to `rest` their other attributes."""
+        shown = brief(prefix[:-1] or module.name, 200)
+        if any(each is module for each in above):
+            raise CorruptError(f"{self._where} has a module, {shown}, that contains itself.", _RAW)
+        if len(above) > MAX_DEPTH:
+            raise self._refused(f"has modules that are nested more than {MAX_DEPTH} levels deep")
+        state = _state_of(module)
+        if state is None:
+            for name, value in (_convolution(module) or {}).items():
+                self._add(saved, prefix, name, value)
+            return
+        for field in _FIELDS:
+            if not isinstance(state[field], dict):
+                raise CorruptError(f"{self._where} has a module, {shown}, whose {field} is no dictionary.", _RAW)
+        for name, value in state["_parameters"].items():
+            self._add_tensor(saved, prefix, name, value)
+        passing = state.get(_NOT_SAVED)
+        passing = passing if isinstance(passing, (set, frozenset, list, tuple)) else ()
+        for name, value in state["_buffers"].items():
+            if name in passing:
+                rest[self._join(prefix, name)] = value
+            else:
+                self._add_tensor(saved, prefix, name, value)
+        for name, value in (*scales_of(module.cls, state), *packed_in(module.cls, state)):
+            self._add(saved, prefix, name, value)
+        for name, value in state.items():
+            if name not in (*_FIELDS, _NOT_SAVED):
+                rest[self._join(prefix, name)] = value
+        unnamed = _UNNAMED.get(module.cls) if type(module.cls) is Global else None
+        if unnamed is None and any(_changes(state.get(hooks)) for hooks in _HOOKS):
+            self._hooked[shown] = None
+        for name, child in state["_modules"].items():
+            if child is None:
+                continue
+            inner = self._join(prefix, name) + "."
+            called = brief(inner[:-1], 200)
+            if type(child) is not Opaque:
+                raise CorruptError(f"{self._where} has {called} among its modules, which is none.", _RAW)
+            if not _is_module(child):
+                of = brief(child.name, 200)
+                raise self._refused(f"has a module, {called}, of the class {of}, that has a state of its own making")
+            self._collect(child, prefix if name == unnamed else inner, saved, rest, [*above, module])
+
+    def _add_tensor(self, saved: dict[str, Any], prefix: str, name: Any, value: Any) -> None:
+        if value is None:
+            return
+        # Parameters of unknown classes stay what they are: objects.
+        if not is_tensor(value) and type(value) is not Opaque:
+            called = brief(self._join(prefix, name), 200)
+            raise CorruptError(f"{self._where} has a parameter, {called}, that is no tensor.", _RAW)
+        self._add(saved, prefix, name, detached(value))
+
+    def _add(self, saved: dict[str, Any], prefix: str, name: Any, value: Any) -> None:
+        path = self._join(prefix, name)
+        if path in saved:
+            raise CorruptError(f"{self._where} has two parameters named {brief(path, 200)}.", _RAW)
+        saved[path] = value
+
+    def _join(self, prefix: str, name: Any) -> str:
+        if type(name) is not str:
+            raise CorruptError(
+                f"{self._where} has a module with an attribute named {brief(name)}, which is no text.", _RAW
+            )
+        return self._paths.join(prefix, name)
+
+    def _refused(self, reason: str) -> UnsupportedError:
+        return UnsupportedError(f"{self._where} {reason}.", _RAW)
+
+    # ---- what to say
+
+    def notes(self) -> Iterator[str]:
+        """Yield what was made of the modules, and what their state dicts lack."""
+        count = sum(self.classes.values())
+        them = "1 whole module, an object" if count == 1 else f"{count} whole modules, objects"
+        yield (
+            f"It holds {them} of {some(self.classes, 3)}: the output has what state_dict() gives. Other attributes are "
+            "left out; --raw takes all."
+        )
+        if self._left:
+            yield (
+                f"{len(self._left)} of these attributes hold tensors that are neither parameters nor persistent "
+                f"buffers: {some(self._left)}."
+            )
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what may differ from the state dict that the classes would make."""
+        if self._hooked:
+            yield (
+                f"{len(self._hooked)} modules have hooks that may change a state dict, and did not run: "
+                f"{some(self._hooked, form=str)}. The names are those of the parameters and buffers themselves."
+            )
+
+
+def _is_module(value: Any) -> bool:
+    return _state_of(value) is not None or _convolution(value) is not None
+
+
+def _convolution(value: Any) -> dict[str, Any] | None:
+    """Return what a quantized convolution saves, by name; None for anything else."""
+    if type(value) is not Opaque or len(value.state) != 1:
+        return None
+    return convolution(value.cls, value.state[0])
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of numbers, text and containers alone."""
+    return all(type(node) in (*_MAPPINGS, list, tuple) for node in walk(value))
+
+
+def _changes(hooks: Any) -> bool:
+    """Whether a module's hooks may change its state dict."""
+    return isinstance(hooks, Mapping) and any(class_of(hook) not in _HARMLESS for hook in hooks.values())
