@@ -194,7 +194,8 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     kept = {name: chosen.cast(name) for name in tensors if name not in aliases}
     cast = [old for old, new in names.items() if new in kept and kept[new].dtype != tensors[new].dtype]
     warnings = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, chosen.dtype)
-    warnings += selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
+    if chosen.fixed:
+        warnings += selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
     idle, is_structured = _idle(chosen, options), chosen.structured
     fixed = [names[name] for name in described.fixed if name in names]
     # With a million tensors, each of these takes as much memory as all buffers.
