@@ -196,17 +196,16 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
 # What bitsandbytes stores beside a weight of 4 bits, named with its state; beside one of 8 bits; and the states of
 # its optimizers.
 _BNB_PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
-_BNB_STATE, _BNB_SCALE, _BNB_OPTIMIZER = ".quant_state.bitsandbytes__", "SCB", ".__bnb_optimizer_quant_state__."
+_BNB_STATE, _BNB_SCALE, _BNB_OPTIMIZER = ".quant_state.bitsandbytes__", ".SCB", ".__bnb_optimizer_quant_state__."
 
 
 def scales(flat: Mapping[str, LazyTensor]) -> set[str]:
     """Return the names of tensors that must not be cast, by the names that bitsandbytes gives to scales."""
     found: set[str] = set()
     for name in flat:
-        weight, state, _ = name.partition(_BNB_STATE)
-        if state:
-            found.update(weight + part for part in _BNB_PARTS)
-        elif name.rpartition(".")[2] == _BNB_SCALE or _BNB_OPTIMIZER in name:
+        if _BNB_STATE in name:
+            found.update(name.partition(_BNB_STATE)[0] + part for part in _BNB_PARTS)
+        elif name.endswith(_BNB_SCALE) or _BNB_OPTIMIZER in name:
             found.add(name)
     return found & flat.keys()
 

@@ -70,6 +70,8 @@ def taken(tree: Any, opaque: tuple[Global, ...], where: str) -> Taken:
     `opaque` are the classes kept as inert data. Raises CorruptError or UnsupportedError for a module that has no state
     dict, LimitError for one with too many names.
     """
+    if not opaque:
+        return Taken(tree, (), (), opaque)  # modules are objects of classes that are not known
     modules = _Modules(where)
     made = modules.replaced(tree)
     modules.replace_in(made)
@@ -127,11 +129,12 @@ class _Modules:
         for node in walk(tree, seen):
             kind = type(node)
             if kind in _MAPPINGS:
-                for key, value in list(node.items()):
-                    node[key] = self.replaced(value)
+                changed = {key: self.replaced(value) for key, value in node.items() if type(value) in (Opaque, tuple)}
+                node.update(changed)
             elif kind in (list, deque):
-                for at, value in enumerate(list(node)):
-                    node[at] = self.replaced(value)
+                for at, value in enumerate(node):
+                    if type(value) in (Opaque, tuple):
+                        node[at] = self.replaced(value)
             elif _is_module(node):
                 seen.update(map(id, (node.args, *node.state)))  # in a set, or a key: it stays
             elif kind is Opaque:
