@@ -26,7 +26,7 @@ from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
-from ckptconv.text import some
+from ckptconv.text import UNSET, some
 
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins.
@@ -62,7 +62,7 @@ def open_source(
     """
     path = os.fspath(path)
     if not path:
-        raise UsageError("The input's name is empty.", "Is it a variable of the shell that was not set?")
+        raise UsageError("The input's name is empty.", UNSET)
     if is_pipe(path):
         path = take_pipe(path, spool_dir)
     elif path.startswith(("http://", "https://")):
@@ -183,6 +183,8 @@ def _within(place: Location) -> str:
             f"It holds several: {some(found, _FEW, str)}. Name one, or convert more than one: "
             f"ckptconv convert {words} --output-dir DIR"
         )
+    if found:
+        return f"Name the checkpoint in it: {found[0]}"
     return f"Name a file, or the checkpoint's own directory. It holds {some(names, form=str)}."
 
 

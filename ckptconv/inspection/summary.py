@@ -24,19 +24,21 @@ from ckptconv.tensors.moves import File
 LARGEST = 10
 
 
-def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], dict[str, str]]:
-    """Return the tensors that the options `key`, `include` and `exclude` choose, and their ties, {alias: kept}.
+def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], dict[str, str], dict[str, str]]:
+    """Return the tensors that the options `key`, `include` and `exclude` choose, their ties, {alias: kept}, and which
+    globs of `exclude` match nothing, {option: reason}.
 
     Raise UsageError if `key` or a glob of `include` matches nothing.
     """
     tree = selection.subtree(source.tree(chosen.key), chosen.key, source.path) if chosen.key else source.weights
     tensors = keymap.flatten(tree)[0] if source.structured else tree
+    choice = Choice(chosen.include, chosen.exclude)
     # What safetensors has to store under another dtype is shown under its own.
     flat = {
         name: tensors[name].tensor if _is_view(tensors[name]) else tensors[name]
-        for name in selection.matching(tensors, Choice(chosen.include, chosen.exclude))
+        for name in selection.matching(tensors, choice)
     }
-    return flat, selection.untie(flat, source.owners)
+    return flat, selection.untie(flat, source.owners), selection.idle_globs(list(tensors), choice)
 
 
 def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None = None) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None
     Tied tensors count once. `largest` names tensors by falling size.
     """
     chosen = chosen or Options()
-    flat, aliases = tensors_of(source, chosen)
+    flat, aliases, idle = tensors_of(source, chosen)
     totals: dict[str, dict[str, int]] = {}
     for name, tensor in flat.items():
         if name not in aliases:
@@ -71,7 +73,7 @@ def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None
         "classes": source.mentioned,
         "tables": list(tables),
         "notes": [*source.notes, *source.hints],
-        "warnings": source.warnings,
+        "warnings": [*source.warnings, *(f"{option} {reason}." for option, reason in idle.items())],
         "bytes_read": source.bytes_read,
     }
 
