@@ -139,7 +139,10 @@ def look(smoke: Smoke) -> None:
         smoke.run("inspect", path)
         json.loads(smoke.run("inspect", "--json", path))
     smoke.run("inspect", "model.pt", "--html", "page.html", "--depth", "1", "--as", "bf16", "--max-shard-size", "1GB")
-    commands = "convert pt2safetensors safetensors2pt zero-to-fp32 dcp2safetensors verify finish inspect".split()
+    commands = [
+        *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
+        *("verify", "finish", "inspect"),
+    ]
     for words in ([], *([each] for each in commands), ["rows"], ["rows", "split"], ["rows", "pack"], ["rows", "check"]):
         if "Usage" not in smoke.run(*words, "--help"):
             raise SystemExit(f"The help of {words} says nothing of its usage.")
