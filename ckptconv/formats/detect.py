@@ -190,7 +190,7 @@ def _within(place: Location) -> str:
 
 def _is_checkpoint(place: Location) -> bool:
     """Whether one of our formats is fairly sure to read what is at `place`. A file in a store is not asked."""
-    if is_remote(place.path):
+    if is_remote(place.path) or place.name.endswith(".json"):  # a set with an index was recognized before
         return False
     try:
         found = _surest(FORMATS, Probe(place))

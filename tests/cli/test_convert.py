@@ -161,10 +161,18 @@ def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) ->
     torch.save(NESTED, "in/a.pt")
     torch.save(NESTED, "in/b c.pt")
     Path("in/notes.txt").write_text("notes")
+    Path("in/fsdp_config.json").write_text("{}")
     err = refused(2, "convert", "in")
     assert "It holds several: in/a.pt, in/b c.pt." in err
     command = re.search(r"ckptconv (convert in/a.pt 'in/b c.pt' --output-dir) DIR", err)
     assert command, err
+
+
+def test_verify_does_not_compare_a_file_with_itself(place: Path) -> None:
+    save_file(WEIGHTS, "a.safetensors")
+    torch.save(NESTED, "a.pt")
+    for name in ("a.safetensors", "a.pt"):
+        assert f"{name} is both SOURCE and OUTPUT." in refused(2, "verify", name, f"./{name}")
 
 
 def test_a_directory_of_one_checkpoint_names_it(place: Path) -> None:
