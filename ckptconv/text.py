@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from ckptconv.errors import UsageError
 
+# The hint for a word of a command line that is empty.
+UNSET = "Is it a variable of the shell that was not set?"
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)

@@ -98,6 +98,19 @@ def convert(smoke: Smoke) -> None:
     smoke.run("pt2safetensors", "missing.pt", "--json", code=2)
 
 
+def any_input(smoke: Smoke) -> None:
+    """convert: one input, several, and safetensors to safetensors."""
+    smoke.run("convert", "model.pt", "any.safetensors", "--verify")
+    smoke.same("model.safetensors", "any.safetensors")
+    smoke.run("convert", "any.safetensors", "cast.safetensors", "--dtype", "bf16", "--rename", "^a=c")
+    smoke.run("verify", "any.safetensors", "cast.safetensors", "--dtype", "bf16", "--rename", "^a=c")
+    (smoke.place / "broken.pt").write_bytes(b"no checkpoint")
+    many = ["convert", "model.pt", "broken.pt", ZERO, DCP.parent, "--output-dir", "any", "--output-name", "{number}"]
+    report = json.loads(smoke.run(*many, "--jobs", "2", "--json", code=4))
+    if (report["converted"], report["failed"]) != (3, 1):
+        raise SystemExit(f"Of four inputs, one of them broken: {report}.")
+
+
 def checkpoints(smoke: Smoke) -> None:
     """zero-to-fp32 and dcp2safetensors."""
     smoke.run("zero-to-fp32", ZERO, "zero", "--verify")
@@ -126,7 +139,10 @@ def look(smoke: Smoke) -> None:
         smoke.run("inspect", path)
         json.loads(smoke.run("inspect", "--json", path))
     smoke.run("inspect", "model.pt", "--html", "page.html", "--depth", "1", "--as", "bf16", "--max-shard-size", "1GB")
-    commands = ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "verify", "finish", "inspect"]
+    commands = [
+        *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
+        *("verify", "finish", "inspect"),
+    ]
     for words in ([], *([each] for each in commands), ["rows"], ["rows", "split"], ["rows", "pack"], ["rows", "check"]):
         if "Usage" not in smoke.run(*words, "--help"):
             raise SystemExit(f"The help of {words} says nothing of its usage.")
@@ -221,7 +237,7 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}: {', '.join(f'{name} {version_of(name)}' for name in LIBRARIES)}")
     with tempfile.TemporaryDirectory() as directory:
         smoke = Smoke(Path(directory))
-        for work in (convert, checkpoints, rows, look, extras):
+        for work in (convert, any_input, checkpoints, rows, look, extras):
             work(smoke)
         library(smoke.place)
         print(f"  {smoke.count} commands and the library did what they should")

@@ -338,10 +338,8 @@ def summary_error(results: Sequence[Result], stopped: StoppedError | None) -> Ck
     done = sum(each.report is not None for each in results)
     if stopped:
         first, _, _ = stopped.message.partition(". ")
-        of = f"{done} of {len(results)} inputs were converted" if done else "No input was converted"
-        return StoppedError(
-            f"{first}. {of}; nothing of the others was put under a final name.", exit_code=stopped.exit_code
-        )
+        of = f"{done} of {count_of(len(results), 'input')} converted; nothing of the others" if done else "Nothing"
+        return StoppedError(f"{first}. {of} was put under a final name.", exit_code=stopped.exit_code)
     code = worst(error.exit_code for error in failures)
     worst_one = next(error for error in failures if error.exit_code == code)
     text = f"{len(failures)} of {count_of(len(results), 'input')} could not be converted."

@@ -291,7 +291,7 @@ def inspect_(
     if stats:
         from ckptconv.inspection.measure import measured
 
-        tensors, aliases = tensors_of(source, which)
+        tensors, aliases, _ = tensors_of(source, which)
         kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
         with output.progress() as progress:
             found, read = measured(kept, options.get("storage_options", {}), progress, progress.begin)

@@ -14,6 +14,7 @@ from ckptconv.cli.options import CONVERTING, named, output_of, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UsageError
 from ckptconv.options import COMMAND, OPTIONS
+from ckptconv.text import UNSET
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
 _OF_ONE = ("optimizer", "universal", "manifest", "depfile", "part", "dask")
@@ -66,8 +67,11 @@ def convert_(
       ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
     """
     options.pop("safe_serialization", None)
-    directory, template = options.pop("output_dir", ""), options.pop("output_name", "")
-    if directory:
+    directory, template = options.pop("output_dir", None), options.pop("output_name", "")
+    if directory == "":
+        # Without it, the last input would be taken for the output, and replaced.
+        raise UsageError("--output-dir is empty. Nothing was written.", UNSET)
+    if directory is not None:
         raise typer.Exit(_several(words, directory, template, options))
     if template:
         raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")

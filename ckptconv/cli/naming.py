@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.outputs.targets import file_name, resolved_name
+from ckptconv.storage.hub import without_revision
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 
 FIELDS = ("stem", "name", "parent", "number")
@@ -43,24 +44,24 @@ def _named(each: Input, number: int, count: int, template: str) -> str:
     if template:
         return _filled_in(template, fields)
     if each.is_directory:
-        return fields["name"]
+        return fields["stem"]
     return fields["parent"] if fields["name"].endswith(_INDEX) else file_name(fields["stem"])
 
 
 def fields_of(each: Input, number: int, count: int) -> dict[str, str]:
     """Return the values of a template's fields for the `number`-th of `count` inputs.
 
-    `name` is the last part of its path, `stem` that without its suffix, `parent` the directory that it is in. `number`
-    has as many digits as `count`.
+    `name` is the last part of its path, `stem` that without its suffix, or its revision on the hub; `parent` is the
+    directory that it is in. `number` has as many digits as `count`.
     """
     path = normalize(each.word)
     if is_remote(path):
         path = path.partition("?")[0] if path.startswith(("http://", "https://")) else path
     else:
         path = os.path.abspath(path)
-    name = basename(path)
-    stem = name if each.is_directory else os.path.splitext(name.removesuffix(_INDEX))[0]
-    return {"stem": stem, "name": name, "parent": basename(dirname(path)), "number": f"{number:0{len(str(count))}}"}
+    name, place = basename(path), without_revision(path)
+    stem = basename(place) if each.is_directory else os.path.splitext(name.removesuffix(_INDEX))[0]
+    return {"stem": stem, "name": name, "parent": basename(dirname(place)), "number": f"{number:0{len(str(count))}}"}
 
 
 def _filled_in(template: str, fields: dict[str, str]) -> str:

@@ -26,7 +26,7 @@ from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
-from ckptconv.text import some
+from ckptconv.text import UNSET, some
 
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins.
@@ -63,7 +63,7 @@ def open_source(
     """
     path = os.fspath(path)
     if not path:
-        raise UsageError("The input's name is empty.", "Is it a variable of the shell that was not set?")
+        raise UsageError("The input's name is empty.", UNSET)
     if is_pipe(path):
         path = take_pipe(path, spool_dir)
     elif path.startswith(("http://", "https://")):
@@ -184,12 +184,14 @@ def _within(place: Location) -> str:
             f"It holds several: {some(found, _FEW, str)}. Name one, or convert more than one: "
             f"ckptconv convert {words} --output-dir DIR"
         )
+    if found:
+        return f"Name the checkpoint in it: {found[0]}"
     return f"Name a file, or the checkpoint's own directory. It holds {some(names, form=str)}."
 
 
 def _is_checkpoint(place: Location) -> bool:
     """Whether one of our formats is fairly sure to read what is at `place`. A file in a store is not asked."""
-    if is_remote(place.path):
+    if is_remote(place.path) or place.name.endswith(".json"):  # a set with an index was recognized before
         return False
     try:
         found = _surest(FORMATS, Probe(place))

@@ -31,19 +31,21 @@ LARGEST = 10
 _VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 
 
-def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], dict[str, str]]:
-    """Return the tensors that the options `key`, `include` and `exclude` choose, and their ties, {alias: kept}.
+def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], dict[str, str], dict[str, str]]:
+    """Return the tensors that the options `key`, `include` and `exclude` choose, their ties, {alias: kept}, and which
+    globs of `exclude` match nothing, {option: reason}.
 
     Raise UsageError if `key` or a glob of `include` matches nothing.
     """
     tree = tree_of(source, chosen)
     tensors = keymap.flatten(tree)[0] if source.structured else tree
+    choice = Choice(chosen.include, chosen.exclude)
     # What safetensors has to store under another dtype is shown under its own.
     flat = {
         name: tensors[name].tensor if _is_view(tensors[name]) else tensors[name]
-        for name in selection.matching(tensors, Choice(chosen.include, chosen.exclude))
+        for name in selection.matching(tensors, choice)
     }
-    return flat, selection.untie(flat, source.owners)
+    return flat, selection.untie(flat, source.owners), selection.idle_globs(list(tensors), choice)
 
 
 def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None = None) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None
     Tied tensors count once. `largest` names tensors by falling size.
     """
     chosen = chosen or Options()
-    flat, aliases = tensors_of(source, chosen)
+    flat, aliases, idle = tensors_of(source, chosen)
     totals: dict[str, dict[str, int]] = {}
     for name, tensor in flat.items():
         if name not in aliases:
@@ -80,7 +82,7 @@ def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None
         "classes": source.mentioned,
         "tables": list(tables),
         "notes": [*source.notes, *source.hints],
-        "warnings": source.warnings,
+        "warnings": [*source.warnings, *(f"{option} {reason}." for option, reason in idle.items())],
         "bytes_read": source.bytes_read,
     }
 

@@ -17,7 +17,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
 from ckptconv.storage.files import listing, look
-from ckptconv.storage.hub import is_hub
+from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.paths import basename, dirname, is_remote, join
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
@@ -265,7 +265,7 @@ def default_output(source: Source, asked: str, storage_options: Mapping[str, Any
 
 def _here(asked: str, is_directory: bool) -> str:
     """Return the name, in the current directory, of the output for `asked`, which is on the hub."""
-    name = basename(asked.rstrip("/")).partition("@")[0]
+    name = basename(without_revision(asked.rstrip("/")))
     return name if is_directory else file_name(os.path.splitext(name)[0])
 
 

@@ -6,12 +6,15 @@ to a commit once, and all that is read afterwards is of that commit.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.storage import remote
 
 _SCHEME = "hf://"
+# A / in a revision is written %2F, but for those of pull requests and of converted files.
+_REVISION = re.compile(r"^(hf://(?:[^/@]+/){0,2}[^/@]+)@(?:refs/(?:pr|convert)/[^/]+|[^/]*)")
 _TOKEN = "set HF_TOKEN to a token that may read it, or run `hf auth login`"
 _NAMED = "It is written hf://organization/model, with @revision, and then a path in it, if need be."
 
@@ -19,6 +22,11 @@ _NAMED = "It is written hf://organization/model, with @revision, and then a path
 def is_hub(path: str) -> bool:
     """Whether a path is one of the hub."""
     return path.startswith(_SCHEME)
+
+
+def without_revision(path: str) -> str:
+    """Return `path` without a revision, if it is one on the hub: hf://org/model@v1/x is hf://org/model/x."""
+    return _REVISION.sub(r"\1", path) if is_hub(path) else path
 
 
 def pinned(url: str, options: remote.Options) -> str:

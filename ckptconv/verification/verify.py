@@ -315,6 +315,10 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     if is_pipe(path) and asked.per_rank:
         raise UsageError("What comes through a pipe has no ranks.")
     is_torch = targets[0].path.endswith(TORCH_SUFFIXES)
+    if resolved_name(normalize(path)) == resolved_name(targets[0].path) and targets[0].path.endswith(
+        (SUFFIX, *TORCH_SUFFIXES)
+    ):
+        raise UsageError(f"{path} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     settings = {**asked.opening(), **_wanted(targets, asked)}
     if asked.per_rank:
         ranks = ranks_to_convert(path, asked.tag, dict(asked.storage_options), inert=asked.inert)

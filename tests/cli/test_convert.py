@@ -161,10 +161,31 @@ def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) ->
     torch.save(NESTED, "in/a.pt")
     torch.save(NESTED, "in/b c.pt")
     Path("in/notes.txt").write_text("notes")
+    Path("in/fsdp_config.json").write_text("{}")
     err = refused(2, "convert", "in")
     assert "It holds several: in/a.pt, in/b c.pt." in err
     command = re.search(r"ckptconv (convert in/a.pt 'in/b c.pt' --output-dir) DIR", err)
     assert command, err
+
+
+def test_verify_does_not_compare_a_file_with_itself(place: Path) -> None:
+    save_file(WEIGHTS, "a.safetensors")
+    torch.save(NESTED, "a.pt")
+    for name in ("a.safetensors", "a.pt"):
+        assert f"{name} is both SOURCE and OUTPUT." in refused(2, "verify", name, f"./{name}")
+
+
+def test_a_directory_of_one_checkpoint_names_it(place: Path) -> None:
+    shutil.copytree(ZERO, place / "in" / "epoch=0.ckpt")
+    assert "Name the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
+
+
+def test_a_variable_that_was_not_set_replaces_no_input(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    save_file(WEIGHTS, "b.safetensors")
+    before = contents(place)
+    assert "--output-dir is empty" in refused(2, "convert", "a.pt", "b.safetensors", "--output-dir", "")
+    assert contents(place) == before
 
 
 def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
@@ -550,6 +571,12 @@ def test_what_is_no_template_is_told_which_fields_there_are(template: str) -> No
         ("runs/step-1.5/", True, "{parent}-{stem}", "out/runs-step-1.5"),
         ("s3://bucket/dir/x.pt", False, "{parent}-{name}.safetensors", "out/dir-x.pt.safetensors"),
         ("https://host/a%20b/x.pt?download=1", False, "", "out/x.safetensors"),
+        ("hf://org/model@v1/", True, "", "out/model"),
+        ("hf://org/model@refs/pr/1", True, "{stem}-{name}", "out/model-1"),
+        ("hf://org/model@v%2F1", True, "{name}", "out/model@v%2F1"),
+        ("hf://org/model@v1/x@2.pt", False, "", "out/x@2.safetensors"),
+        ("hf://org/model@v1/pytorch_model.bin.index.json", False, "", "out/model"),
+        ("a/model@v1", True, "", "out/model@v1"),
     ],
 )
 def test_names_are_made_of_what_an_input_is_called(word: str, is_directory: bool, template: str, expected: str) -> None:
@@ -659,7 +686,7 @@ def test_after_a_signal_the_table_says_what_was_done_and_what_not(tmp_path: Path
     assert rows["b.pt"].endswith("interrupted")
     assert rows["c.pt"].endswith("not begun")
     assert err.splitlines()[-1] == (
-        "ckptconv: Stopped by SIGINT. 1 of 3 inputs were converted; nothing of the others was put under a final name."
+        "ckptconv: Stopped by SIGINT. 1 of 3 inputs converted; nothing of the others was put under a final name."
     )
 
 
