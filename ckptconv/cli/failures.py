@@ -127,7 +127,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         return FailedError(f"The system reports: {error}. Nothing was put under a final name.")
     if isinstance(error, Exception):
         return FailedError(
-            f"This is a bug in ckptconv: {type(error).__name__}: {error}. Nothing was put under a final name.",
+            f"This is a mistake in ckptconv itself: {type(error).__name__}: {error}. Nothing was put under a final "
+            "name.",
             "Please report it, with what CKPTCONV_DEBUG=1 prints.",
         )
     return None
