@@ -70,7 +70,8 @@ def prepare(place: Path) -> None:
 
 def run(command: str, place: Path) -> list[str]:
     """What a terminal shows of `command`, line by line."""
-    settings = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    settings = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "CKPTCONV_PROGRESS": "0", "PATH": path}
     done = subprocess.run(
         ["bash", "-c", command], cwd=place, env={**os.environ, **settings}, text=True, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
