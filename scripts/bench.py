@@ -1,10 +1,11 @@
 """Times ckptconv beside `cp` of its output and beside the other ways to convert, as whole processes.
 
-    bench.py [--sizes 0.5,2,8] [--only zero,pt,transposed,small] [--rounds 5] [--cold] [--write]
+    bench.py [--sizes 0.5,2,8] [--only zero,pt,floats,transposed,small] [--rounds 5] [--cold] [--write]
 
 Inputs are made once, under build/bench; SIZES are gigabytes of output. Every round runs every case of a task once, in
-turn; the disk is idle when a case begins, and no two ever run at the same time. Shown are medians, their ratio to `cp`
-of the same output in the same rounds, and peak memory. `--write` puts tables and pictures into docs/.
+turn; the disk is idle when a case begins, and no two ever run at the same time. Shown are medians of wall and processor
+time, the ratio of wall time to `cp` of the same output in the same rounds, and peak memory. `--write` puts tables and
+pictures into docs/.
 
 DeepSpeed, huggingface_hub and mergekit take part where they are installed: here, or in environments of their own,
 build/deepspeed-latest (which `make test-deepspeed` makes) and build/mergekit.
@@ -51,7 +52,8 @@ try:
 except OSError:
     read = None
 _, status, usage = os.wait4(pid, 0)
-print(json.dumps([os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss * 1024, read]), file=sys.stderr)
+used = usage.ru_utime + usage.ru_stime
+print(json.dumps([os.waitstatus_to_exitcode(status), seconds, used, usage.ru_maxrss * 1024, read]), file=sys.stderr)
 """
 
 # What others do with a .pt. Of tied tensors one is kept, as save_file wants it.
@@ -99,9 +101,11 @@ _DEEPSPEED_NEEDS, _USABLE = 2.5, 0.8
 
 @dataclass
 class Run:
-    """What one run of a case took; `read` is None where it cannot be known (memory-mapped files)."""
+    """What one run of a case took: wall and processor time (user and system), and peak memory and what was read in
+    bytes; `read` is None where it cannot be known (memory-mapped files)."""
 
     seconds: float
+    processor: float
     peak: int
     read: int | None
 
@@ -127,6 +131,10 @@ class Case:
     @property
     def seconds(self) -> float:
         return statistics.median(run.seconds for run in self.runs)
+
+    @property
+    def processor(self) -> float:
+        return statistics.median(run.processor for run in self.runs)
 
     @property
     def peak(self) -> int:
@@ -159,13 +167,13 @@ def measure(case: Case) -> Run:
         stdout.seek(0)
         printed = stdout.read()
     *errors, report = done.stderr.splitlines()
-    code, seconds, peak, read = json.loads(report)
+    code, seconds, processor, peak, read = json.loads(report)
     if code != 0:
         raise RuntimeError("\n".join([f"{case.name} failed with {code}:", printed, *errors]))
     if "--json" in case.command:
         own = json.loads(printed)
         peak, read = own["peak_rss_bytes"], own["bytes_read"]
-    return Run(seconds, peak, None if case.mapped else read)
+    return Run(seconds, processor, peak, None if case.mapped else read)
 
 
 def make_room(size: int) -> None:
@@ -197,13 +205,16 @@ def prepare(paths: Iterable[Path], cold: bool) -> None:
 
 
 def make(path: Path, command: Sequence[str]) -> None:
-    """Have `command` make an example at `path`, its last argument, unless it is there; an interrupted one is not."""
+    """Have `command` make an example at `path`, its last argument, unless it is there; an interrupted one is not.
+
+    It keeps its name meanwhile: torch writes that into the file, and mergekit expects it there.
+    """
     if path.exists():
         return
     print(f"making {path} ...", file=sys.stderr)
-    unfinished = path.with_name(f"unfinished-{path.name}")
+    unfinished = path.parent / "unfinished" / path.name
     remove(unfinished)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([*command, str(unfinished)], check=True)
     unfinished.rename(path)
 
@@ -281,8 +292,17 @@ def pt_task(directory: Path, gigabytes: float) -> Task:
         task.cases.append(
             Case("torch.load(mmap=True) + huggingface_hub", python(HUB, source, output), [source], output, mapped=True)
         )
+    return task
+
+
+def floats_task(directory: Path, gigabytes: float) -> Task:
+    """A model of floating tensors alone: mergekit's lazy loader does not read bools."""
+    # mergekit takes a name up to its first dot, and torch up to its last.
+    source = (directory / f"floats-{gigabytes:g}".replace(".", "_")).with_suffix(".pt")
+    make(source, example("--size", f"{gigabytes}e9", "--no-buffers", "--pt"))
+    task = loading_task("floats", f".pt of {gigabytes:g} GB without buffers", directory, source, large=True)
     interpreter = interpreter_with("mergekit", "mergekit")
-    if interpreter and gigabytes <= 2:
+    if interpreter:
         output = directory / "mergekit"
         command = python(MERGEKIT, source, output, interpreter=interpreter)
         task.cases.append(Case("mergekit's lazy loader and writer", command, [source], output, others=True))
@@ -335,12 +355,14 @@ def size(paths: Iterable[Path]) -> str:
 
 def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iterator[Task]:
     """The tasks asked for, their inputs made; the outputs of one are removed before the next."""
-    sized = {"zero": zero_task, "pt": pt_task}
+    sized = {"zero": zero_task, "pt": pt_task, "floats": floats_task}
     alone = {"transposed": transposed_task, "small": small_task}
     for kind in kinds:
         if kind in alone:
             yield alone[kind](directory)
         for gigabytes in sizes if kind in sized else ():
+            if kind == "floats" and gigabytes > 2:
+                continue
             # The input, what is made of it, a copy, and what another converter makes.
             room = shutil.disk_usage(directory).free
             if room < gigabytes * 1e9 * (6 if kind == "zero" and gigabytes <= 2 else 4):
@@ -387,18 +409,18 @@ def table(task: Task) -> list[str]:
     lines = [
         f"## {task.title[:1].upper()}{task.title[1:]}: {size([task.result])} of output",
         "",
-        "| | seconds (median) | each round | ÷ `cp` | peak RSS, MiB | read, GB |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| | seconds (median) | each round | ÷ `cp` | processor, seconds | peak RSS, MiB | read, GB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for case in task.cases:
         if case.failure:
-            lines.append(f"| {case.name} | fails | {case.failure} | – | – | – |")
+            lines.append(f"| {case.name} | fails | {case.failure} | – | – | – | – |")
             continue
-        each = " ".join(f"{run.seconds:.1f}" for run in case.runs)
+        each = " ".join(f"{run.seconds:.2f}" for run in case.runs)
         reads = [run.read for run in case.runs if run.read is not None]
         read = f"{max(reads) / 1e9:.2f}" if reads else "–"
-        ratio = case.seconds / yardstick
-        lines.append(f"| {case.name} | {case.seconds:.2f} | {each} | {ratio:.2f} | {case.peak / 2**20:.0f} | {read} |")
+        times = f"{case.seconds:.2f} | {each} | {case.seconds / yardstick:.2f} | {case.processor:.2f}"
+        lines.append(f"| {case.name} | {times} | {case.peak / 2**20:.0f} | {read} |")
     return [*lines, ""]
 
 
@@ -410,6 +432,7 @@ def heading(rounds: int, cold: bool) -> list[str]:
         f"By `make bench`: whole processes, {rounds} rounds in turn, {'cold' if cold else 'warm'} page cache,",
         f"{os.cpu_count()} CPUs ({platform.machine()}), {memory() / 1e9:.0f} GB of memory,",
         f"Python {platform.python_version()}, {libraries}.",
+        "Processor time is that of user and system together, of all threads.",
         "Peak RSS of ckptconv is its own VmHWM; of the others ru_maxrss, from a launcher of about 9 MiB.",
         "Bytes read are those of read calls, libraries included; of memory-mapped files they cannot be known.",
         *([below] if cold else []),
@@ -443,7 +466,7 @@ def pictures(done: Sequence[Task]) -> dict[str, str]:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--sizes", default="0.5,2,8", metavar="GB", help="sizes of the output; default: 0.5,2,8")
-    parser.add_argument("--only", default="zero,pt,transposed,small", metavar="KINDS", help="some of the tasks")
+    parser.add_argument("--only", default="zero,pt,floats,transposed,small", metavar="KINDS", help="some of the tasks")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--cold", action="store_true", help="drop the input from the page cache before every case")
     parser.add_argument("--write", action="store_true", help=f"write tables and pictures to {DOCS.relative_to(ROOT)}/")
@@ -454,7 +477,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.rounds < 1:
         parser.error("--rounds has to be at least 1")
     options.kinds = options.only.split(",")
-    if unknown := set(options.kinds) - {"zero", "pt", "transposed", "small"}:
+    if unknown := set(options.kinds) - {"zero", "pt", "floats", "transposed", "small"}:
         parser.error(f"--only: no such task: {', '.join(sorted(unknown))}")
     try:
         options.sizes = [float(each) for each in options.sizes.split(",")]

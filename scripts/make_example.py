@@ -1,7 +1,7 @@
 """Makes checkpoints to convert: a DeepSpeed ZeRO directory as DeepSpeed 0.19 lays it out, or a plain model `.pt`.
 
     make_example.py DIRECTORY [--params 100e6] [--ranks 4] [--stage 3]      a ZeRO checkpoint
-    make_example.py --pt FILE [--size 2e9]                                  a model, in bfloat16 and float32
+    make_example.py --pt FILE [--size 2e9] [--no-buffers]                   a model, in bfloat16 and float32
     make_example.py --check RESULT DIRECTORY                                is RESULT exactly what DIRECTORY holds?
 
 Needs torch alone. Every number is a function of the parameter's name and the element's index, so that any result can
@@ -517,15 +517,19 @@ def _fragments(group: dict[str, Shape], start: int, stop: int) -> Iterator[tuple
 # ------------------------------------------------------------------------------------------------------ a plain model
 
 
-def write_model(path: Path, size: int, seed: int = 0) -> None:
-    """A state dict of about `size` bytes: matrices in bfloat16, vectors in float32, the output layer tied."""
+def write_model(path: Path, size: int, seed: int = 0, no_buffers: bool = False) -> None:
+    """A state dict of about `size` bytes: matrices in bfloat16, vectors in float32, the output layer tied, and with
+    `no_buffers` neither bools nor integers."""
     saver = Saver()
     weights: dict[str, torch.Tensor] = {}
     params = max(size // 2, 1)
     for name, shape in parameter_shapes(params).items():
         dtype = torch.bfloat16 if len(shape) > 1 else torch.float32
         weights[name] = saver.tensor(math.prod(shape), dtype, _whole(seed, name, shape, dtype)).view(shape)
-    saver.save(state_dict(params, weights), path)
+    state = state_dict(params, weights)
+    for name in buffers(params) if no_buffers else ():
+        del state[name]
+    saver.save(state, path)
 
 
 # -------------------------------------------------------------------------------------------------------------- check
@@ -591,12 +595,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sparse", action="store_true", help="the optimizer's moments are holes in the files")
     parser.add_argument("--pt", type=Path, metavar="FILE", help="make a plain model instead")
     parser.add_argument("--size", type=count, default=2_000_000_000, metavar="BYTES", help="of the model; default: 2e9")
+    parser.add_argument("--no-buffers", action="store_true", help="of the model: parameters alone, all floating")
     parser.add_argument("--check", type=Path, metavar="RESULT", help="compare a conversion with the example")
     options = parser.parse_args(arguments)
     if (options.directory is None) == (options.pt is None) or (options.check and options.pt):
         parser.error("give the DIRECTORY of a checkpoint, or --pt FILE")
     if options.pt:
-        write_model(options.pt, options.size, options.seed)
+        write_model(options.pt, options.size, options.seed, options.no_buffers)
     elif options.check:
         example = Example(**json.loads((options.directory / "example.json").read_text()))
         wrong = differences(example, options.check)

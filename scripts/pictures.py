@@ -1,8 +1,8 @@
-"""Makes the pictures of the documentation: what commands print, in a terminal.
+"""Makes the pictures of the documentation that show no measurements: what commands print, and how a conversion flows.
 
     pictures.py [DIRECTORY]      default: docs/
 
-Runs every command of `SCENES` on an example that is made for it, and draws what it really printed.
+Runs every command of `SCENES` on examples that are made for it (3 GB of disk), and draws what it really printed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+import plots
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "scripts" / "make_example.py"
-COLUMNS = 100
-# What is shown in each picture; the commands run in a directory that holds `checkpoints` and `model.pt`.
+COLUMNS = 112
+# What is shown in each picture; the commands run in a directory that holds `run`, `checkpoints` and `stranger.pt`.
 SCENES = {
-    "zero-to-fp32": [
-        "ckptconv zero-to-fp32 checkpoints model.safetensors",
-        "ckptconv verify checkpoints model.safetensors",
-    ],
+    "convert": ["ckptconv convert run model", "ckptconv verify run model"],
     "inspect": ["ckptconv inspect --depth 3 --as fp32 checkpoints"],
     "errors": [
         "ckptconv zero-to-fp32 -t global_step4 checkpoints model",
@@ -34,6 +33,18 @@ SCENES = {
         "ckptconv pt2safetensors stranger.pt",
     ],
 }
+EXAMPLE_OPTIONS = {
+    "run": ["--params", "500e6", "--ranks", "4", "--sparse"],
+    "checkpoints": ["--params", "20e6", "--ranks", "4", "--frozen-blocks", "1"],
+}
+# The steps of a conversion, as CONTRIBUTING.md has them.
+STEPS = [
+    ("open", "Read names, shapes, and where the bytes are", "kilobytes of each file"),
+    ("select", "Choose tensors; rename, cast, tie", "no data read yet"),
+    ("plan", "Lay out every output file, byte by byte", "disk space checked"),
+    ("move", "Read ranges, cast, write, buffer by buffer", "8 MiB of buffers"),
+    ("commit", "Sync, rename; the index comes last", "complete, or nothing"),
+]
 # An attack that is none: nothing runs, here or elsewhere.
 _ATTACK = b"\x80\x02cos\nsystem\nX\x09\x00\x00\x00rm -rf ~/\x85R."
 _LINE, _CHARACTER, _MARGIN = 18, 8.0, 16
@@ -52,14 +63,15 @@ text { fill: #24292f; white-space: pre }
 
 def prepare(place: Path) -> None:
     """The examples that the commands are run on."""
-    options = ["--params", "20e6", "--ranks", "4", "--frozen-blocks", "1"]
-    subprocess.run([sys.executable, str(EXAMPLES), *options, str(place / "checkpoints")], check=True)
+    for name, options in EXAMPLE_OPTIONS.items():
+        subprocess.run([sys.executable, str(EXAMPLES), *options, str(place / name)], check=True)
     (place / "stranger.pt").write_bytes(_ATTACK)
 
 
 def run(command: str, place: Path) -> list[str]:
     """What a terminal shows of `command`, line by line."""
-    settings = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    settings = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "CKPTCONV_PROGRESS": "0", "PATH": path}
     done = subprocess.run(
         ["bash", "-c", command], cwd=place, env={**os.environ, **settings}, text=True, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -90,6 +102,7 @@ def picture(lines: Sequence[str]) -> str:
 
 def main() -> int:
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs"
+    (target / "flow.svg").write_text(plots.steps("How a conversion flows", STEPS))
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         prepare(place)

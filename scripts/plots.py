@@ -1,8 +1,9 @@
-"""Two kinds of pictures as SVG, for light and dark pages: lines over logarithmic axes, and bars. Pure: text out."""
+"""Pictures as SVG, for light and dark pages: lines over logarithmic axes, bars, and steps. Pure: text out."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -17,11 +18,16 @@ text { font: 13px system-ui, sans-serif; fill: #24292f }
 .faint { fill: #57606a }
 .grid { stroke: #d0d7de; stroke-width: 1 }
 .mark { stroke: #57606a; stroke-width: 1.5; stroke-dasharray: 4 3 }
+.step { fill: #f6f8fa; stroke: #0072b2; stroke-width: 1.5 }
+.arrow { fill: #0072b2 }
+.name { font-weight: 600 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 }
   .faint { fill: #9198a1 }
   .grid { stroke: #3d444d }
   .mark { stroke: #9198a1 }
+  .step { fill: #161b22; stroke: #56b4e9 }
+  .arrow { fill: #56b4e9 }
 }
 """
 
@@ -116,3 +122,22 @@ def bars(title: str, groups: Mapping[str, Sequence[tuple[str, float]]], mark: fl
         y += 14
     parts.append(_line(left + mark * scale, _TOP - 8, left + mark * scale, y - 10, "mark"))
     return _picture(y + 6, title, parts)
+
+
+def steps(title: str, parts: Sequence[tuple[str, str, str]]) -> str:
+    """Boxes from left to right, with arrows between them: the name of each step, what it does, and a note below it."""
+    gap, top, height, characters = 18, 44, 118, 15
+    width = (WIDTH - 32 - gap * (len(parts) - 1)) / len(parts)
+    drawn = []
+    for number, (name, what, note) in enumerate(parts):
+        x = 16 + number * (width + gap)
+        middle = top + height / 2
+        drawn.append(f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{height}" rx="6" class="step"/>')
+        drawn.append(_text(x + 10, top + 24, name, kind="name"))
+        for line, text in enumerate(textwrap.wrap(what, characters)):
+            drawn.append(_text(x + 10, top + 46 + 17 * line, text))
+        for line, text in enumerate(textwrap.wrap(note, characters)):
+            drawn.append(_text(x + width / 2, top + height + 22 + 17 * line, text, "middle", "faint"))
+        if number:
+            drawn.append(f'<path d="M{x - gap + 4:.1f} {middle - 6:.0f} l10 6 l-10 6 z" class="arrow"/>')
+    return _picture(top + height + 62, title, drawn)

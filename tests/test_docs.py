@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -116,3 +117,26 @@ def test_links_of_the_readme_work_on_a_package_index() -> None:
     for shown, target in re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
         assert target.startswith(("https://", "#")), target
         assert target.startswith(site.PICTURES) or not shown, f"{target} is a page that shows the picture"
+
+
+def said() -> list[str]:
+    """Every text in the package, with … for what is put into it."""
+    found = []
+    for path in sorted((ROOT / "ckptconv").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+                found.append("".join(parts))
+    return found
+
+
+def test_messages_that_are_quoted_are_those_of_the_program() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quotes = "".join(re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).splitlines()
+    assert len(quotes) > 25
+    texts = said()
+    for quote in quotes:
+        pattern = re.compile(".*".join(map(re.escape, quote.strip("… ").split("…"))), re.DOTALL)
+        assert any(map(pattern.search, texts)), f"the program does not say {quote!r}"

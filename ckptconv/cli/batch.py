@@ -324,7 +324,7 @@ def _described(result: Result) -> dict[str, Any]:
 
 
 def _not_begun(source: str) -> StoppedError:
-    return StoppedError(f"{source} was not begun, as a signal came first.")
+    return StoppedError(f"{source} was not started: a signal came first.")
 
 
 def exit_code(results: Iterable[Result], stopped: StoppedError | None) -> int:

@@ -36,7 +36,7 @@ def _options_below(group: Any) -> set[str]:
     return own.union(*map(_options_below, commands))
 
 
-# What a word may mean that stands where a command should, and the commands that were meant.
+# What a word in the place of a command may mean, and the commands that were meant.
 _KINDS = {
     "pt": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
     "zero": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds"),
@@ -71,7 +71,7 @@ def _no_command(word: str, group: Any) -> UsageError:
     if os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES):
         path = shlex.quote(word)
         return UsageError(
-            f"{word} stands where a command should.",
+            f"{word} is not a command.",
             f"ckptconv convert {path} converts it; ckptconv inspect {path} shows what it is; ckptconv --help lists the "
             "commands.",
         )

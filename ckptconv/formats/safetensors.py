@@ -129,7 +129,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         place = found
         single = asked.join(f"model{SUFFIX}")
         if place.path.endswith(INDEX_SUFFIX) and single.kind == "file":
-            warnings.append(f"{single} was left alone: the index beside it is taken for what is meant.")
+            warnings.append(f"{single} was not read: the index beside it is used instead.")
     if place.path.endswith(INDEX_SUFFIX):
         found_set = _read_set(place, warnings)
         beside = True

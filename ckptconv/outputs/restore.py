@@ -112,8 +112,8 @@ def _has_unlisted(tree: Any) -> bool:
 def _refusal(path: str, found: dict[str, str]) -> UnsafeError:
     one = "an object of a class that is" if len(found) == 1 else f"{len(found)} objects of classes that are"
     return UnsafeError(
-        f"{path} holds {one} known by name only: {_shown(found)}. Whoever loads a .pt file with them runs what they "
-        "name, so they are written only where that is asked for. Nothing was written.",
+        f"{path} holds {one} known by name only: {_shown(found)}. Loading a .pt file with them runs what they "
+        "name, so they are written only on request. Nothing was written.",
         "Use --opaque keep if you trust these names, --opaque drop to write everything else, or leave them out with "
         "--exclude.",
     )

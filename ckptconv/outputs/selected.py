@@ -136,7 +136,7 @@ def selected_states(source: Source, options: Options, rename: Rename = selection
     """
     optimizer = source.states()
     if optimizer is None:
-        raise UsageError(f"{source.path} holds no optimizer states that can be told by parameter, for --optimizer.")
+        raise UsageError(f"{source.path} holds no optimizer states that can be named by parameter, for --optimizer.")
     choice = Choice(options.include, options.exclude)
     known = dict.fromkeys([*_flattened(source, source.weights, choice).tensors, *optimizer["state"]])
     names = _names(source, known, options, choice, rename)

@@ -193,7 +193,7 @@ class Spared:
     def _refused(path: str, what: str) -> UsageError:
         return UsageError(
             f"{what} would replace {path}, the input itself. Nothing was written.",
-            "Write it to another place; rename it afterwards if it shall have this name.",
+            "Write it to another place; rename it afterwards if it is to have this name.",
         )
 
 
@@ -230,7 +230,7 @@ def _an_input(path: str) -> UsageError:
     It proposes no name made from the checkpoint's: that would suggest that the checkpoint had been converted.
     """
     return UsageError(
-        f"{path} stands where OUTPUT should, and is a checkpoint that is there. Nothing was written.",
+        f"{path} is given as OUTPUT, and is an existing checkpoint. Nothing was written.",
         "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. An OUTPUT is a directory, or a "
         "name that ends in .safetensors.",
     )

@@ -151,7 +151,7 @@ def _published(planned: _Planned, manifest: str) -> bytes:
     if planned.kind == "file" or look(path).kind != "file":
         if manifest:
             raise FailedError(
-                f"{planned.path} is complete, and what its manifest was to be made of is gone.",
+                f"{planned.path} is complete, and the records that its manifest needs are gone.",
                 "Convert it again with --manifest if you need one.",
             )
         return b""
@@ -205,8 +205,8 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
     for name, _, count in planned.files:
         if name in made and len(made[name].crcs) != count:
             raise CorruptError(
-                f"The record of {name!r} in {planned.path} is damaged: it tells of {len(made[name].crcs)} tensors, and "
-                f"the plan of {count}. {planned.untouched}",
+                f"The record of {name!r} in {planned.path} is damaged: it describes {len(made[name].crcs)} tensors, "
+                f"and the plan {count}. {planned.untouched}",
                 f"Run {_by_part(planned, [name])} again, then finish.",
             )
     missing = [name for name, _, _ in planned.files if name not in made]

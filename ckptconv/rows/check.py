@@ -222,7 +222,7 @@ class _Checking:
             if name not in _COMPARED:
                 continue
             if name not in places:
-                self._report.warnings.append(f"{name} was not looked at: {layout.optimizer} has none.")
+                self._report.warnings.append(f"{name} was not checked: {layout.optimizer} has none.")
                 continue
             offset, size = places[name]
             # Momentum may have been saved together with the padding after it.

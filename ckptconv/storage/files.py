@@ -312,7 +312,7 @@ class RemoteReader(Reader):
 
             self._fetch(offset, offset + length, counted)
             if end != length:
-                raise remote.ShortReadError(f"{end} bytes came, where {length} were asked for")
+                raise remote.ShortReadError(f"{end} bytes arrived, where {length} were requested")
 
         with self._explained():
             remote.retrying(attempt, stop)
@@ -349,7 +349,7 @@ class RemoteReader(Reader):
             ) from error
         except (remote.ShortReadError, remote.WrongAnswerError) as error:
             check_unchanged([self.file], self._options)
-            raise FailedError(f"{path} cannot be read: again and again, {error}.") from error
+            raise FailedError(f"{path} cannot be read, after several attempts: {error}.") from error
         except Exception as error:
             raise FailedError(f"{path} cannot be read: {remote.why(error)}.", remote.hint(error)) from error
 

@@ -380,7 +380,7 @@ def _check_range(told: str, start: int, stop: int, size: int | None) -> None:
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", told.strip())
     if found is None or (int(found[1]), int(found[2])) != (start, stop - 1):
         what = f"{told[:80]!r}" if told else "no range"
-        raise WrongAnswerError(f"its server says that it gives {what}, where bytes {start}-{stop - 1} were asked for")
+        raise WrongAnswerError(f"its server says that it gives {what}, where bytes {start}-{stop - 1} were requested")
     if size is not None and found[3] not in ("*", str(size)):
         raise ChangedError(f"it has {found[3]} bytes now, and had {size}")
 
@@ -475,7 +475,7 @@ async def _from_azure(fs: Any, inner: str, version: str, start: int, stop: int, 
             raise ChangedError("it is another version now") from error
         raise
     if len(data) != stop - start:
-        raise ShortReadError(f"{len(data)} bytes came, where {stop - start} were asked for")
+        raise ShortReadError(f"{len(data)} bytes arrived, where {stop - start} were requested")
     put(0, data)
 
 
@@ -501,7 +501,7 @@ async def _from_http(
         _check_version(answer.headers.get("ETag"), version)
         encoding = answer.headers.get("Content-Encoding", "identity")
         if encoding not in ("", "identity"):
-            raise WrongAnswerError(f"its server sends it compressed ({encoding[:40]}), which was not asked for")
+            raise WrongAnswerError(f"its server sends it compressed ({encoding[:40]}), which was not requested")
         length = answer.content_length if stop is None else stop - start
         if stop is not None and answer.status != 206 and (start or answer.content_length != length):
             raise NoRangesError("its server gives whole files only, and no ranges of them")
@@ -523,11 +523,11 @@ async def _pass_on(
     check = Check(checksums, length or 0)
     while data := await _soon(read(CHUNK), inner):
         if length is not None and done + len(data) > length:
-            raise ShortReadError(f"more came than the {length} bytes that were asked for")
+            raise ShortReadError(f"more arrived than the {length} bytes that were requested")
         put(done, data)
         check.update(data)
         done += len(data)
     if length is not None and done != length:
-        raise ShortReadError(f"{done} bytes came, where {length} were asked for")
+        raise ShortReadError(f"{done} bytes arrived, where {length} were requested")
     if check.wrong:
-        raise WrongAnswerError(f"what came does not have the checksum ({check.wrong}) that its server tells of it")
+        raise WrongAnswerError(f"what arrived does not have the checksum ({check.wrong}) that its server states")

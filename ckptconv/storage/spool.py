@@ -177,7 +177,7 @@ def take_pipe(path: str, directory: str = "") -> str:
             mode = os.fstat(source).st_mode
             what = f"the pipe {name}" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else name
             raise CorruptError(
-                f"Nothing came out of {what}: it was at its end at once. Nothing was written.",
+                f"Nothing came out of {what}: it is empty. Nothing was written.",
                 "Look at what the command before it says; with `set -o pipefail` the shell reports that it failed.",
             )
         hold(name, spool.descriptor)

@@ -180,7 +180,7 @@ def test_a_file_in_the_place_of_a_command_is_known_for_one_whatever_its_name(mod
         refused(
             ckptconv_here(name),
             2,
-            f"{name} stands where a command should",
+            f"{name} is not a command",
             f"ckptconv convert {name} converts it; ckptconv inspect {name} shows",
         )
     refused(ckptconv_here("verity"), 2, "Did you mean ckptconv verify?")

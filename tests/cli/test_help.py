@@ -130,7 +130,7 @@ def test_a_path_in_the_place_of_a_command_leads_to_convert(path: str) -> None:
     quoted = f"'{path}'" if " " in path else path
     run = ckptconv_here(path)
     assert run.code == 2
-    assert f"{path} stands where a command should. ckptconv convert {quoted} converts it; " in run.err
+    assert f"{path} is not a command. ckptconv convert {quoted} converts it; " in run.err
 
 
 # -------------------------------------------------------------------------------------------------------- environment

@@ -88,7 +88,7 @@ def directory_of(path: str) -> str:
     if path.endswith(SUFFIX):
         raise UsageError(
             f"{path} is a part of a checkpoint: archives of the tensors that one rank saved, one after the other. What "
-            f"they are and how they fit together is told by the {METADATA} beside it.",
+            f"they are and how they fit together is in the {METADATA} beside it.",
             f"Name the directory: ckptconv dcp2safetensors {dirname(path)} OUTPUT",
         )
     return dirname(path)

@@ -241,7 +241,7 @@ class _Checkpoint:
         for name, found in self.entries.values({name: at for name, at in places.items() if name not in self.hidden}):
             if found is None:
                 self.hidden[name] = None
-                self.warnings.append(f"Left out: {named(name)}, which is nothing that torch.save wrote.")
+                self.warnings.append(f"Left out: {named(name)}, which torch.save did not write.")
                 continue
             mentioned.update(dict.fromkeys(map(str, found.globals)))
             if _is_plain(found.value):

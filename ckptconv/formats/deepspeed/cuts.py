@@ -123,8 +123,8 @@ def cut_flat(
         # The flat vector is padded to a multiple of twice the ranks; most releases strip that. There is never more.
         if not needed <= held <= max(end, -(-end // (2 * count)) * 2 * count):
             raise CorruptError(
-                f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and its "
-                f"like), and its {len(shapes)} parameters with their padding take {brief(end)}."
+                f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and the "
+                f"others), and its {len(shapes)} parameters with their padding take {brief(end)}."
             )
         padded.append(_check_ranks(group, slices, end, [optims[rank] for rank in ranks], world))
     if len(copies) == 1:
@@ -210,8 +210,9 @@ def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
     size, rest = divmod(end + padding, len(optims))
     if rest or size < largest:
         raise CorruptError(
-            f"{optims[0].file.path} and its like note {brief(padding)} elements of padding for group {group}, whose "
-            f"parameters take {brief(end)}: that is not {len(optims)} partitions of {largest} elements."
+            f"{optims[0].file.path} and the files of the other ranks note {brief(padding)} elements of padding for "
+            f"group {group}, whose parameters take {brief(end)}: that is not {len(optims)} partitions of {largest} "
+            "elements."
         )
     return size
 

@@ -36,7 +36,7 @@ def find_shapes(
         if release < (0, 5) and (first.stage != 3 or len(first.hyper) > 1):
             raise UnsupportedError(
                 f"{first.file.path} has {groups} groups of partitions, and its release of DeepSpeed, older than 0.5.0, "
-                "wrote nowhere which parameters are in which.",
+                "did not write which parameters are in which.",
                 "Load the checkpoint with that release, and save the model's state dict.",
             )
         world, named = len(optims), list(shapes[0].items())
@@ -124,8 +124,8 @@ def _mapped_shapes(
         if tensor is None or tensor.numel != size:
             found = "is nowhere" if tensor is None else f"has the shape {list(tensor.shape)}"
             raise CorruptError(
-                f"{optims[0].file.path} and its like hold {size} elements of {name!r}, which {found} in the model, "
-                "layer and expert files."
+                f"{optims[0].file.path} and the files of the other ranks hold {size} elements of {name!r}, "
+                f"which {found} in the model, layer and expert files."
             )
         shapes[name] = tensor.shape
     return shapes

@@ -389,7 +389,7 @@ class _Archive:
             )
         return CorruptError(
             f"{self.file.path} is not a torch checkpoint: it is no zip archive, and begins with {head[:16]!r}.",
-            "Look where it came from: it may be another file than its name says.",
+            "Check where it came from: it may not be what its name says.",
         )
 
     def _read_directory(self) -> None:

@@ -125,7 +125,7 @@ class UploadStaging(Staging):
                 if len(names) > 1:
                     error.message += (
                         f" {self.path} is not complete: {number} of {len(names)} files have their final names, {name} "
-                        "has not, and what an earlier output had is replaced in part."
+                        "has not, and the earlier output is replaced in part."
                     )
                 raise
         remove_previous()
