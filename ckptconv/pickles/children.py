@@ -13,7 +13,7 @@ from ckptconv.pickles.set_order import ordered
 from ckptconv.tensors.lazy import Tagged
 
 ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
-_MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
+MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 _SETS = (set, frozenset)
 
 
@@ -24,7 +24,7 @@ def _values(mapping: dict[Any, Any]) -> Iterable[Any]:
 
 # By type, what may hold further nodes inside a node; the keys of mappings are left out.
 CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
-    **dict.fromkeys(_MAPPINGS, _values),
+    **dict.fromkeys(MAPPINGS, _values),
     **dict.fromkeys((list, tuple, deque, *_SETS), lambda container: container),
     Opaque: lambda opaque: (
         opaque.cls,
@@ -56,5 +56,5 @@ def walk(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
         yield value
         if kind in CHILDREN:
             stack.extend(ordered(value) if kind in _SETS else CHILDREN[kind](value))
-        if kind in _MAPPINGS:
+        if kind in MAPPINGS:
             stack.extend(value)

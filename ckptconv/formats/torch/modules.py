@@ -8,7 +8,7 @@ here and in `packed`.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from ckptconv.formats.torch.packed import (
     packed_in,
     scales_of,
 )
-from ckptconv.pickles.children import walk
+from ckptconv.pickles.children import MAPPINGS, walk
 from ckptconv.pickles.nodes import Global, Opaque, class_of
 from ckptconv.tensors.lazy import Tagged
 from ckptconv.text import brief, some
@@ -48,7 +48,6 @@ _UNNAMED = {
 _HARMLESS = ("torch.nn.utils.spectral_norm.SpectralNormStateDictHook",)
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _RAW = "--raw takes all that is in the objects instead."
-_MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 
 
 class Taken(NamedTuple):
@@ -103,14 +102,19 @@ class _Modules:
         self._where = where
         self._paths = Paths(where)
         self.values: dict[str, Any] = {}
+        # By id a tuple, kept so that no id is reused, and what stands for it.
+        self._tuples: dict[int, tuple[Any, Any]] = {}
         self._left: dict[str, None] = {}
         self._hooked: dict[str, None] = {}
 
     def replaced(self, value: Any, depth: int = 0) -> Any:
         """Return what stands for `value` in a tree: its state dict if it is a module, a tuple with modules replaced."""
         if type(value) is tuple and depth < MAX_DEPTH:
-            items = tuple(self.replaced(each, depth + 1) for each in value)
-            return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+            if id(value) not in self._tuples:
+                items = tuple(self.replaced(each, depth + 1) for each in value)
+                changed = any(new is not old for new, old in zip(items, value, strict=True))
+                self._tuples[id(value)] = value, items if changed else value
+            return self._tuples[id(value)][1]
         if not _is_module(value):
             return value
         self.classes[value.name] = self.classes.get(value.name, 0) + 1
@@ -128,7 +132,7 @@ class _Modules:
         seen: set[int] = set()
         for node in walk(tree, seen):
             kind = type(node)
-            if kind in _MAPPINGS:
+            if kind in MAPPINGS:
                 changed = {key: self.replaced(value) for key, value in node.items() if type(value) in (Opaque, tuple)}
                 node.update(changed)
             elif kind in (list, deque):
@@ -252,7 +256,7 @@ def _convolution(value: Any) -> dict[str, Any] | None:
 
 def _is_plain(value: Any) -> bool:
     """Whether a value is made of numbers, text and containers alone."""
-    return all(type(node) in (*_MAPPINGS, list, tuple) for node in walk(value))
+    return all(type(node) in (*MAPPINGS, list, tuple) for node in walk(value))
 
 
 def _changes(hooks: Any) -> bool:

@@ -19,6 +19,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from ckptconv import load_state_dict
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.detect import open_source
+from ckptconv.formats.torch.modules import taken
+from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.structure.keymap import flatten
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -434,6 +436,18 @@ HOSTILE = {
     "private": (lambda: nn.Sequential(Private()), UnsupportedError, "a state of its own making"),
     "twice": (twice, CorruptError, "two parameters named"),
 }
+
+
+def test_tuples_shared_many_times_are_searched_once() -> None:
+    cls = Global("models", "Model")
+    value: Any = (Opaque(cls, state=[{"_parameters": {}, "_buffers": {}, "_modules": {}}]),)
+    for _ in range(100):
+        value = (value, value)
+    found = taken({"v": value}, (cls,), "file").tree["v"]
+    for _ in range(100):
+        assert found[0] is found[1]
+        found = found[1]
+    assert found == (OrderedDict(),)
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
