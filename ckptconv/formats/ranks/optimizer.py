@@ -1,0 +1,144 @@
+"""Which parameter each state of an optimizer is of, and which part of it. Pure.
+
+torch numbers an optimizer's parameters in the order in which they were given to it, which is that of the model's
+parameters; names are in `param_names`, since torch 2.6, or FSDP puts them in place of the numbers. A number is believed
+if all states have the shapes of the parameters so numbered. States that are plain tensors have the parts that the
+parameter has on the same rank: in its local shape, or, under FSDP1, as a piece of the flattened parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import UnsupportedError
+from ckptconv.formats.dcp.metadata import Path, named
+from ckptconv.formats.ranks.join import Ranks
+from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole
+from ckptconv.tensors.lazy import Concat, View, untagged
+
+_STATE, _GROUPS = "state", "param_groups"
+_ADVICE = (
+    "Save them with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint: they "
+    "name the parameters."
+)
+
+
+def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path]) -> dict[str, str]:
+    """Return the names of numbered parameters: {number: name}; {} if the states have names already.
+
+    `root` is where the optimizer is in `ranks`; `parameters` are the paths, in `model`, of the model's tensors. States
+    that are parts of their parameter are described as such. Raise UnsupportedError if nothing tells which
+    parameter a state is of, or which part.
+    """
+    depth = len(root) + 1
+    states = [path for path in ranks.pieces if len(path) > depth and path[:depth] == (*root, _STATE)]
+    keys = list(dict.fromkeys(str(path[depth]) for path in states))
+    numbered = bool(keys) and all(key.isdecimal() for key in keys)
+    names = _names(ranks, root, model, parameters) if numbered else {}
+    for path in states:
+        key = str(path[depth])
+        name = names.get(key, key)
+        if numbered and key not in names:
+            raise _unknown(ranks.where, f"a state is of parameter {key}, and the model has {len(names)}")
+        if name in parameters:
+            _describe(ranks, path, name, model.pieces[parameters[name]])
+        elif model.ready.get(parameters.get(name, ())) is None and _differ(ranks.pieces[path]):
+            raise _unknown(ranks.where, f"the ranks have states of {named(name)} of different shapes")
+    return names
+
+
+def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path]) -> dict[str, str]:
+    groups = _groups(ranks, root)
+    numbers = [[str(number) for number in _listed(group.get("params"))] for group in groups]
+    stated = [_listed(group.get("param_names")) for group in groups]
+    if all(stated) and [len(own) for own in stated] == [len(own) for own in numbers]:
+        pairs = zip(numbers, stated, strict=True)
+        return {number: str(name) for own, told in pairs for number, name in zip(own, told, strict=True)}
+    distinct = _distinct(model, parameters)
+    count = sum(map(len, numbers))
+    if count != len(distinct):
+        raise _unknown(
+            ranks.where,
+            f"its optimizer has {count} parameters by number, and the model has {len(distinct)}: these are flat "
+            "parameters, each of them several in one, or some of the model's",
+        )
+    if len(groups) > 1:
+        raise _unknown(ranks.where, f"its optimizer has its parameters by number, in {len(groups)} groups")
+    return dict(zip(numbers[0], distinct, strict=True))
+
+
+def _unknown(where: str, reason: str) -> UnsupportedError:
+    return UnsupportedError(f"{where}: {reason}, and nothing tells which states are of which parameter.", _ADVICE)
+
+
+def _groups(ranks: Ranks, root: Path) -> list[Mapping[str, Any]]:
+    """Return the groups of parameters, without settings that are tensors."""
+    whole = ranks.values.get((*root, _GROUPS))
+    if isinstance(whole, list):
+        return [group for group in whole if isinstance(group, dict)]
+    found: dict[str | int, dict[str, Any]] = {}
+    for path, value in ranks.values.items():
+        if path[: len(root) + 1] == (*root, _GROUPS) and len(path) == len(root) + 3:
+            found.setdefault(path[-2], {})[str(path[-1])] = value
+    return list(found.values())
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _distinct(model: Ranks, parameters: Mapping[str, Path]) -> list[str]:
+    """Return the names of the model's parameters in order, a tied one once: of its distributed tensors, if it has any,
+    for buffers are whole on each rank."""
+    held = {name: model.pieces[path] for name, path in parameters.items() if path in model.pieces}
+    spread = {name: own for name, own in held.items() if not isinstance(own[min(own)], Whole)}
+    found: dict[Any, str] = {}
+    for name, own in (spread or held).items():
+        one = own[min(own)]
+        tensor = one.tensor if isinstance(one, (Whole, Part)) else next((tile.tensor for tile in one.tiles), None)
+        facts = getattr(tensor, "facts", None)
+        key = name if facts is None or not facts.storage else (facts.storage, facts.storage_offset)
+        found.setdefault(key, name)
+    return list(found.values())
+
+
+def _differ(held: Mapping[int, Piece]) -> bool:
+    shapes = {piece.tensor.shape for piece in held.values() if isinstance(piece, Whole)}
+    return len(shapes) > 1
+
+
+def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece]) -> None:
+    """Say which part of its parameter each rank's state is, if it is a plain tensor."""
+    held = ranks.pieces[path]
+    if not all(isinstance(piece, Whole) for piece in held.values()):
+        return
+    wholes = {rank: piece.tensor for rank, piece in held.items() if isinstance(piece, Whole)}
+    one = parameter[min(parameter)]
+    shape = one.tensor.shape if isinstance(one, Whole) else one.layout.shape if isinstance(one, Part) else one.shape
+    if all(not tensor.shape or tensor.shape == shape for tensor in wholes.values()):
+        return
+    parts = {rank: parameter.get(rank) for rank in wholes}
+    if all(isinstance(part, Part) and part.tensor.shape == wholes[rank].shape for rank, part in parts.items()):
+        for rank, part in parts.items():
+            if isinstance(part, Part):
+                held[rank] = part._replace(tensor=wholes[rank])
+        return
+    total = sum(tensor.numel for tensor in wholes.values())
+    if (
+        all(len(tensor.shape) == 1 for tensor in wholes.values())
+        and total == math.prod(shape)
+        and (len(wholes) == 1 or not isinstance(one, Shards | Whole))
+    ):
+        filled = [untagged(tensor) for _, tensor in sorted(wholes.items()) if tensor.numel]
+        if filled:
+            ranks.ready[path] = View(Concat(tuple(filled)), filled[0].dtype, shape)
+            del ranks.pieces[path]
+            return
+    sizes = sorted({tensor.shape for tensor in wholes.values()})
+    raise _unknown(
+        ranks.where,
+        f"the state of {named(name)} has {' or '.join(str(list(size)) for size in sizes[:2])}, and the parameter "
+        f"{list(shape)}",
+    )
