@@ -59,16 +59,18 @@ def _common(
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(*CONVERTING)
+@taking(*named("optimizer"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
-    """Convert a .pt, .pth, .bin or .ckpt file to safetensors.
+    """Convert a .pt, .pth, .bin or .ckpt file, or a file for each rank, to safetensors.
 
-    Nested state keeps its structure in a record beside the tensors. Without OUTPUT, x.pt becomes x.safetensors.
+    Nested state keeps its structure in a record beside the tensors. Without OUTPUT, x.pt becomes x.safetensors. INPUT
+    may be a directory with a set of shards, or with a file for each rank, as FSDP's and verl's: these are joined.
 
     \b
     Examples:
       ckptconv pt2safetensors model.pt
       ckptconv pt2safetensors --key state_dict epoch=3.ckpt model.safetensors
+      ckptconv pt2safetensors global_step_100/actor model/ --optimizer optimizer/
     """
     _convert("pt2safetensors", "torch", source, output, options)
 

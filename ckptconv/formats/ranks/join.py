@@ -17,7 +17,7 @@ from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import dotted
 from ckptconv.formats.ranks.layouts import Layout, Mesh, boxes, by_shards, extents, spans
-from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, parts_of
+from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, parts_of, shape_of
 from ckptconv.structure import keymap
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import LazyTensor, Narrow, Tagged, untagged
@@ -164,7 +164,7 @@ class Ranks:
     def _check_alike(self, name: str, first: int, one: Piece, rank: int, other: Piece) -> None:
         """Raise CorruptError unless two ranks say the same of a tensor."""
         kinds = {Whole: "whole", Part: "as a DTensor", Shards: "as a ShardedTensor"}
-        told = [(kinds[type(each)], str(_dtype(each)), list(_shape(each))) for each in (one, other)]
+        told = [(kinds[type(each)], str(_dtype(each)), list(shape_of(each))) for each in (one, other)]
         if isinstance(one, Shards) and isinstance(other, Shards) and one.boxes != other.boxes:
             told[1] = ("in other shards", *told[1][1:])
         if None not in (_dtype(one), _dtype(other)) and told[0] != told[1]:
@@ -268,12 +268,6 @@ def lacking(where: str, missing: list[int], files: Mapping[int, str]) -> Corrupt
 def _dtype(piece: Piece) -> DType | None:
     """Return the dtype; None for a rank without shards."""
     return next((tensor.dtype for tensor in parts_of(piece)), None)
-
-
-def _shape(piece: Piece) -> Shape:
-    if isinstance(piece, Whole):
-        return piece.tensor.shape
-    return piece.layout.shape if isinstance(piece, Part) else piece.shape
 
 
 def _how(piece: Piece) -> Any:

@@ -9,13 +9,14 @@ parameter has on the same rank: in its local shape, or, under FSDP1, as a piece 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.ranks.join import Ranks
-from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole
+from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, shape_of
 from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS = "state", "param_groups"
@@ -56,17 +57,36 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
     if all(stated) and [len(own) for own in stated] == [len(own) for own in numbers]:
         pairs = zip(numbers, stated, strict=True)
         return {number: str(name) for own, told in pairs for number, name in zip(own, told, strict=True)}
-    distinct = _distinct(model, parameters)
-    count = sum(map(len, numbers))
-    if count != len(distinct):
-        raise _unknown(
-            ranks.where,
-            f"its optimizer has {count} parameters by number, and the model has {len(distinct)}: these are flat "
-            "parameters, each of them several in one, or some of the model's",
-        )
+    own = [number for group in numbers for number in group]
     if len(groups) > 1:
         raise _unknown(ranks.where, f"its optimizer has its parameters by number, in {len(groups)} groups")
-    return dict(zip(numbers[0], distinct, strict=True))
+    found = matched([_stated_shape(ranks, root, number) for number in own], _distinct(model, parameters))
+    if found is None:
+        raise _unknown(
+            ranks.where,
+            f"its optimizer has {len(own)} parameters by number, whose shapes are not those of the model's in this "
+            "order, or are flat parameters, each of them several in one",
+        )
+    return dict(zip(own, found, strict=True))
+
+
+def matched(wanted: Sequence[Shape | None], known: Sequence[tuple[str, Shape]]) -> list[str] | None:
+    """Return the names of the parameters of the shapes `wanted` among the `known`, in their order, with the frozen ones
+    left out; None if there is no such choice, or more than one. A shape that is None may be any.
+
+    >>> matched([(2, 8)], [("base", (8, 8)), ("lora_A", (2, 8)), ("lora_B", (8, 2))])
+    ['lora_A']
+    """
+    # ways[i]: in how many ways the first i shapes are found among the names so far, at most 2. `last` has the choices.
+    ways = [1] + [0] * len(wanted)
+    last: list[list[str]] = [[] for _ in range(len(wanted) + 1)]
+    for name, shape in known:
+        for at in range(len(wanted), 0, -1):
+            if ways[at - 1] and wanted[at - 1] in (None, shape):
+                if not ways[at]:
+                    last[at] = [*last[at - 1], name]
+                ways[at] = min(ways[at] + ways[at - 1], 2)
+    return last[-1] if ways[-1] == 1 else None
 
 
 def _unknown(where: str, reason: str) -> UnsupportedError:
@@ -89,18 +109,28 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _distinct(model: Ranks, parameters: Mapping[str, Path]) -> list[str]:
-    """Return the names of the model's parameters in order, a tied one once: of its distributed tensors, if it has any,
-    for buffers are whole on each rank."""
+def _stated_shape(ranks: Ranks, root: Path, number: str) -> Shape | None:
+    """Return the shape of the distributed states of a parameter; None if there are none."""
+    for path, held in ranks.pieces.items():
+        if path[: len(root) + 2] == (*root, _STATE, number):
+            piece = held[min(held)]
+            if not isinstance(piece, Whole):
+                return shape_of(piece)
+    return None
+
+
+def _distinct(model: Ranks, parameters: Mapping[str, Path]) -> list[tuple[str, Shape]]:
+    """Return the names and shapes of the model's parameters in order, a tied one once: of its distributed tensors, if
+    it has any, for buffers are whole on each rank."""
     held = {name: model.pieces[path] for name, path in parameters.items() if path in model.pieces}
     spread = {name: own for name, own in held.items() if not isinstance(own[min(own)], Whole)}
-    found: dict[Any, str] = {}
+    found: dict[Any, tuple[str, Shape]] = {}
     for name, own in (spread or held).items():
         one = own[min(own)]
         tensor = one.tensor if isinstance(one, (Whole, Part)) else next((tile.tensor for tile in one.tiles), None)
         facts = getattr(tensor, "facts", None)
         key = name if facts is None or not facts.storage else (facts.storage, facts.storage_offset)
-        found.setdefault(key, name)
+        found.setdefault(key, (name, shape_of(one)))
     return list(found.values())
 
 
@@ -116,7 +146,7 @@ def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece
         return
     wholes = {rank: piece.tensor for rank, piece in held.items() if isinstance(piece, Whole)}
     one = parameter[min(parameter)]
-    shape = one.tensor.shape if isinstance(one, Whole) else one.layout.shape if isinstance(one, Part) else one.shape
+    shape = shape_of(one)
     if all(not tensor.shape or tensor.shape == shape for tensor in wholes.values()):
         return
     parts = {rank: parameter.get(rank) for rank in wholes}

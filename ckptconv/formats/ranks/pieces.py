@@ -61,6 +61,12 @@ def is_distributed(node: Any) -> bool:
     return type(node) is Composite and _kind(node) in ("DTensor", "ShardedTensor")
 
 
+def is_partial(node: Composite) -> bool:
+    """Whether a DTensor is placed so that no rank has its values: these are the sum of what all have, or the like."""
+    placements = attributes(_attributes_of(node).get("_spec")).get("placements")
+    return isinstance(placements, (tuple, list)) and any("Partial" in _kind(each) for each in placements)
+
+
 def _kind(node: Any) -> str:
     """Return the name of a class of torch.distributed; "" for any other."""
     name = class_of(node) if type(node) is Composite else node.name if type(node) is Opaque else ""
@@ -156,11 +162,7 @@ class Pieces:
             return None
         if kind not in ("Shard", "_StridedShard"):
             shown = kind or type(node).__name__
-            raise UnsupportedError(
-                f"{self.where}: {named(name)} is placed as {shown[:100]}: each rank has a part of every element, to be "
-                "added up or reduced in another way, and none has its value.",
-                "Redistribute it to Shard or Replicate before saving, or leave it out with --exclude.",
-            )
+            raise UnsupportedError(f"{self.where}: {named(name)} is placed as {shown[:100]}, which is not known.")
         args = node.args if type(node.args) is tuple else ()
         dim = own.get("dim", args[0] if args else None)
         factor = own.get("split_factor", args[1] if len(args) > 1 else 1) if kind == "_StridedShard" else 1
@@ -351,3 +353,10 @@ def _flat(value: Any) -> tuple[Any, ...]:
 def parts_of(piece: Piece) -> tuple[LazyTensor, ...]:
     """Return the tensors that are stored for a piece."""
     return tuple(tile.tensor for tile in piece.tiles) if isinstance(piece, Shards) else (piece.tensor,)
+
+
+def shape_of(piece: Piece) -> Shape:
+    """Return the shape of the tensor that it is a piece of."""
+    if isinstance(piece, Whole):
+        return piece.tensor.shape
+    return piece.layout.shape if isinstance(piece, Part) else piece.shape

@@ -20,7 +20,7 @@ from ckptconv.formats.ranks import flat
 from ckptconv.formats.ranks.join import Pair, Ranks, distributed, lacking
 from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, choose, parsed, sets_of
 from ckptconv.formats.ranks.optimizer import by_name
-from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed
+from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed, is_partial
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
@@ -91,7 +91,9 @@ class _Files:
         pieces: dict[Path, Piece] = {}
         values: dict[Path, Any] = {}
         for path, node in leaves(file.value, place.path):
-            if path and is_distributed(node):
+            if path and is_distributed(node) and is_partial(node):
+                values[path] = Composite("partial", {"shape": node.parts["shape"]})
+            elif path and is_distributed(node):
                 pieces[path] = reader.of(names_of.dotted(path), node)
             elif path and isinstance(node, Tagged):
                 pieces[path] = Whole(node)
@@ -219,7 +221,7 @@ def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet],
         equal=equal,
         equal_states=states_equal,
         facts=_facts(directory, model, ranks) | settings,
-        opaque=model.names(lambda file: file.opaque),
+        opaque=[name for name in model.names(lambda file: file.opaque) if not _is_understood(name)],
         mentioned=model.names(lambda file: file.globals),
         records={
             **model.records,
@@ -237,6 +239,11 @@ def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet],
         wanted=wanted,
         reread=functools.partial(_read, path, directory, chosen, found),
     )
+
+
+def _is_understood(name: str) -> bool:
+    """Whether a class, known by name only, is one that pieces are described by."""
+    return name.startswith("torch.distributed.")
 
 
 def _weights(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[Pair], bool]:
