@@ -49,13 +49,13 @@ def split(ranks: Ranks, shapes: Mapping[str, Iterable[Shape]]) -> None:
     parameter do not follow one another.
     """
     flat = {path: held for path, held in ranks.pieces.items() if _is_flat(path)}
-    starts: dict[Any, tuple[Path, int]] = {}
+    starts: dict[Any, tuple[str, int]] = {}
     for path, held in flat.items():
         for piece in held.values():
             for tile in piece.tiles if isinstance(piece, Shards) else ():
                 if isinstance(tile.tensor, Tagged) and len(tile.offsets) == 1 and tile.tensor.numel:
                     facts = tile.tensor.facts
-                    starts[facts.storage] = path, tile.offsets[0] - facts.storage_offset
+                    starts[facts.storage] = dotted(path), tile.offsets[0] - facts.storage_offset
     views = {path: own for path in ranks.pieces if path not in flat and (own := _views(ranks, path, starts))}
     ready = _shaped(ranks, views, shapes)
     for path in views:
@@ -67,28 +67,32 @@ def split(ranks: Ranks, shapes: Mapping[str, Iterable[Shape]]) -> None:
 
 
 def _shaped(
-    ranks: Ranks, views: Mapping[Path, Mapping[tuple[Path, int], LazyTensor]], shapes: Mapping[str, Iterable[Shape]]
+    ranks: Ranks, views: Mapping[Path, Mapping[tuple[str, int], LazyTensor]], shapes: Mapping[str, Iterable[Shape]]
 ) -> dict[Path, LazyTensor] | None:
     """Return the parameters that `views` are the parts of; None if the shape of one is not known."""
+    # Tied parameters have one place, and the optimizer knows one of their names.
+    told: dict[Any, set[Shape]] = {}
+    for path, own in views.items():
+        told.setdefault(min(own), set()).update(shapes.get(dotted(path), ()))
     found: dict[Path, LazyTensor] = {}
     made: dict[Any, LazyTensor] = {}
     for path, own in views.items():
         parts = _consecutive(ranks, path, own)
         numel = sum(part.numel for part in parts)
-        fitting = {shape for shape in shapes.get(dotted(path), ()) if math.prod(shape) == numel}
+        fitting = {shape for shape in told[min(own)] if math.prod(shape) == numel}
         if len(fitting) != 1:
             return None
         shape = fitting.pop()
-        key = *min(own), shape
+        key = (min(own), numel)
         if key not in made:
             made[key] = View(Concat(tuple(parts)), parts[0].dtype, shape)
         found[path] = made[key]
     return found
 
 
-def _views(ranks: Ranks, path: Path, starts: Mapping[Any, tuple[Path, int]]) -> dict[tuple[Path, int], LazyTensor]:
+def _views(ranks: Ranks, path: Path, starts: Mapping[Any, tuple[str, int]]) -> dict[tuple[str, int], LazyTensor]:
     """Return the parts of a parameter by where they begin in a flat parameter; {} if it is not in one."""
-    found: dict[tuple[Path, int], LazyTensor] = {}
+    found: dict[tuple[str, int], LazyTensor] = {}
     for _, piece in sorted(ranks.pieces[path].items()):
         if not isinstance(piece, Whole) or not piece.tensor.numel:
             continue
@@ -103,7 +107,7 @@ def _views(ranks: Ranks, path: Path, starts: Mapping[Any, tuple[Path, int]]) -> 
     return found
 
 
-def _consecutive(ranks: Ranks, path: Path, own: Mapping[tuple[Path, int], LazyTensor]) -> list[LazyTensor]:
+def _consecutive(ranks: Ranks, path: Path, own: Mapping[tuple[str, int], LazyTensor]) -> list[LazyTensor]:
     """Return the parts of a parameter in order. Raise CorruptError if they do not follow one another."""
     parts: list[LazyTensor] = []
     expected = min(own)
@@ -119,9 +123,11 @@ def _consecutive(ranks: Ranks, path: Path, own: Mapping[tuple[Path, int], LazyTe
     return parts
 
 
-def _is_covered(path: Path, ranks: Ranks, views: Iterable[Mapping[tuple[Path, int], LazyTensor]]) -> bool:
+def _is_covered(path: Path, ranks: Ranks, views: Iterable[Mapping[tuple[str, int], LazyTensor]]) -> bool:
     """Whether the views of a flat parameter leave out no more than padding."""
-    places = sorted({(at, at + part.numel) for own in views for (where, at), part in own.items() if where == path})
+    places = sorted(
+        {(at, at + part.numel) for own in views for (where, at), part in own.items() if where == dotted(path)}
+    )
     piece = next(iter(ranks.pieces[path].values()))
     if not isinstance(piece, Shards) or not places:
         return False

@@ -20,6 +20,8 @@ from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, shape_of
 from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS = "state", "param_groups"
+# Comparisons of numbered parameters with the model's, at most.
+_MOST = 1 << 24
 _ADVICE = (
     "Save them with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint: they "
     "name the parameters."
@@ -60,7 +62,8 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
     own = [number for group in numbers for number in group]
     if len(groups) > 1:
         raise _unknown(ranks.where, f"its optimizer has its parameters by number, in {len(groups)} groups")
-    found = matched([_stated_shape(ranks, root, number) for number in own], _distinct(model, parameters))
+    shapes = _stated_shapes(ranks, root)
+    found = matched([shapes.get(number) for number in own], _distinct(model, parameters))
     if found is None:
         raise _unknown(
             ranks.where,
@@ -77,6 +80,11 @@ def matched(wanted: Sequence[Shape | None], known: Sequence[tuple[str, Shape]]) 
     >>> matched([(2, 8)], [("base", (8, 8)), ("lora_A", (2, 8)), ("lora_B", (8, 2))])
     ['lora_A']
     """
+    if len(wanted) == len(known):
+        fits = all(one in (None, shape) for one, (_, shape) in zip(wanted, known, strict=True))
+        return [name for name, _ in known] if fits else None
+    if len(wanted) * len(known) > _MOST:
+        return None
     # ways[i]: in how many ways the first i shapes are found among the names so far, at most 2. `last` has the choices.
     ways = [1] + [0] * len(wanted)
     last: list[list[str]] = [[] for _ in range(len(wanted) + 1)]
@@ -109,14 +117,14 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _stated_shape(ranks: Ranks, root: Path, number: str) -> Shape | None:
-    """Return the shape of the distributed states of a parameter; None if there are none."""
+def _stated_shapes(ranks: Ranks, root: Path) -> dict[str, Shape]:
+    """Return the shapes of the distributed states of each parameter."""
+    found: dict[str, Shape] = {}
     for path, held in ranks.pieces.items():
-        if path[: len(root) + 2] == (*root, _STATE, number):
-            piece = held[min(held)]
-            if not isinstance(piece, Whole):
-                return shape_of(piece)
-    return None
+        piece = held[min(held)]
+        if path[: len(root) + 1] == (*root, _STATE) and len(path) > len(root) + 1 and not isinstance(piece, Whole):
+            found.setdefault(str(path[len(root) + 1]), shape_of(piece))
+    return found
 
 
 def _distinct(model: Ranks, parameters: Mapping[str, Path]) -> list[tuple[str, Shape]]:

@@ -273,7 +273,7 @@ def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | Non
     model = opened.model.ranks
     ranks = opened.optimizer.ranks if opened.optimizer else model
     roles = names_of.Roles.of([*ranks.paths()], [*ranks.pieces])
-    roots = sorted(roles.optimizers) or ([()] if opened.optimizer else [])
+    roots = sorted(roles.optimizers, key=names_of.dotted) or ([()] if opened.optimizer else [])
     if not roots:
         return None, None, []
     own = opened.roles
