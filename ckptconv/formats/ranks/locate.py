@@ -28,7 +28,6 @@ _RANK = re.compile(
     r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
 )
 _WORLD = re.compile(r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])")
-_SUFFIX = re.compile(r"\.(?:pt|pth|bin|ckpt)")
 MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
 _WORDS = re.compile(r"[a-z]+")
 _OPTIMIZERS = frozenset({"optim", "optimizer", "optimizers", "opt", "optimstate"})
@@ -68,8 +67,7 @@ def parsed(name: str) -> tuple[str, int, int | None] | None:
     >>> parsed("model_world_size_8_rank_3.pt")
     ('model_world_size_8_rank_{}.pt', 3, 8)
     """
-    suffix = _SUFFIX.search(name)
-    found = list(_RANK.finditer(name)) if suffix and suffix.end() == len(name) else []
+    found = list(_RANK.finditer(name)) if name.endswith(torch_file.SUFFIXES) else []
     if not found:
         return None
     start, stop = found[-1].span(1)

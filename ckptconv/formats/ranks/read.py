@@ -206,7 +206,7 @@ def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet],
     trees: dict[str, Any] = {}
     if wanted.key:
         trees, every = _everything(ranks, wanted.key)
-        equal += [pair for pair in every if pair not in equal]
+        equal, structured, chosen_paths = every, True, list(ranks.paths())
     notes, warnings = _told(directory, chosen, others, beside, ranks, wanted, chosen_paths)
     settings, broken = _settings(directory, found, ranks)
     return Source(
