@@ -61,7 +61,7 @@ def _common(
 @app.command("pt2safetensors", cls=Command)
 @taking(*named("optimizer"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
-    """Convert a .pt, .pth, .bin or .ckpt file, or a file for each rank, to safetensors.
+    """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
     Nested state keeps its structure in a record beside the tensors. Without OUTPUT, x.pt becomes x.safetensors. INPUT
     may be a directory with a set of shards, or with a file for each rank, as FSDP's and verl's: these are joined.
