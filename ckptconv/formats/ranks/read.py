@@ -283,7 +283,9 @@ def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | Non
         joined = ranks.join([each for each in ranks.pieces if ranks is not model or own.optimizer_of(each) is not None])
     except UnsupportedError as error:
         return None, error, []
-    leading = {each: value for each, value in ranks.values.items() if ranks is not model or own.optimizer_of(each)}
+    leading = {
+        each: value for each, value in ranks.values.items() if ranks is not model or own.optimizer_of(each) is not None
+    }
     tree = names_of.nest({**joined.tensors, **leading}, ranks.where)
     trees = []
     for root in roots:

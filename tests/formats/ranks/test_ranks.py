@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from checkpoints import assert_same, ckptconv_here, load_with_aliases, metadata_of
 from rank_files import CASES, RANKS, converted, placed, refused, write
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -128,6 +130,44 @@ def test_a_note_names_the_optimizer_and_an_adapter(tmp_path: Path) -> None:
     notes = json.loads(converted(source, tmp_path / "out", "--json").out)["notes"]
     assert any("optim_world_size_4_rank_0.pt; --optimizer PATH" in note for note in notes)
     assert any("LoRA adapter" in note for note in notes)
+
+
+def _of_old(mesh: DeviceMesh) -> dict[str, Any]:
+    """A mesh's state until torch 2.9: its tensor of ranks, and a list of them since 2.2."""
+    told = {"device_type": "cpu", "mesh": mesh.mesh, "mesh_dim_names": mesh.mesh_dim_names}
+    return {**told, "_coordinate_on_dim": list(mesh.get_coordinate() or ())}
+
+
+def _of_listed(mesh: DeviceMesh) -> dict[str, Any]:
+    return {**_of_old(mesh), "_flatten_mesh_list": tuple(mesh.mesh.flatten().tolist())}
+
+
+def _of_layouts(mesh: DeviceMesh) -> dict[str, Any]:
+    """A mesh's state of torch 2.10: the extents and strides of all dimensions at once."""
+    layout = SimpleNamespace(shape=tuple(mesh.mesh.shape), stride=tuple(mesh.mesh.stride()))
+    told = {"_device_type": "cpu", "_layout": layout, "_rank_map": mesh.mesh.flatten(), "_mesh_dim_names": None}
+    return {**told, "_rank": mesh.get_rank()}
+
+
+@pytest.mark.parametrize("state", [_of_old, _of_listed, _of_layouts])
+def test_the_meshes_of_other_releases_are_read(state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceMesh, "__getstate__", state)
+    source = write(tmp_path / "in", (2, 2), lambda mesh, rank: {"weight": placed(WEIGHT, mesh, Shard(1), Shard(0))})
+    monkeypatch.undo()
+    converted(source, tmp_path / "out")
+    assert_same(load_with_aliases(tmp_path / "out"), {"weight": WEIGHT})
+
+
+def test_a_model_and_its_optimizer_in_one_file_are_told_apart(tmp_path: Path) -> None:
+    def state(mesh: Any, rank: int) -> dict[str, Any]:
+        weights = {"a": placed(WEIGHT, mesh, Shard(0)), "b": placed(OTHER, mesh, Shard(0))}
+        return {"model": weights, "optimizer": adam(mesh, *(placed(each, mesh, Shard(0)) for each in (-WEIGHT, OTHER)))}
+
+    source = write(tmp_path / "in", (2,), state, name="rank_{}.pt")
+    converted(source, tmp_path / "out", "--optimizer", tmp_path / "states.safetensors")
+    assert_same(load_with_aliases(tmp_path / "out"), {"a": WEIGHT, "b": OTHER})
+    states = load_with_aliases(tmp_path / "states.safetensors")
+    assert_same({name: states[f"{name}.exp_avg"] for name in "ab"}, {"a": -WEIGHT, "b": OTHER})
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused
