@@ -76,10 +76,10 @@ class Ranks:
         is_first = len(self.files) == 1
         for path, value in values.items():
             written = keymap.describe({"": value}).structure
-            if is_first or path not in self._written:
-                self.values[path], self._written[path] = value, written
-            if not is_first and self._written[path] != written:
+            if not is_first and self._written.get(path, "") != written:
                 self.differing[path] = None
+            if path not in self._written:
+                self.values[path], self._written[path] = value, written
         self.differing.update(dict.fromkeys(path for path in self._written if path not in values))
 
     def paths(self) -> Iterator[Path]:

@@ -38,11 +38,14 @@ _OTHERS = frozenset(
 
 @dataclass
 class FileSet:
-    """The files of all ranks: their names by rank; `world` is the number of ranks, if the names tell it."""
+    """The files of all ranks, by rank. `world` is the number of ranks, if the names tell it; `twice` are two
+    names of one rank, as rank_1.pt and rank_01.pt.
+    """
 
     stem: str
     world: int | None
     files: dict[int, str] = field(default_factory=dict)
+    twice: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -54,10 +57,6 @@ class FileSet:
     def is_certain(self) -> bool:
         """Whether this is a set, and not one file with a number in its name."""
         return len(self.files) > 1 or self.world is not None or "rank" in self.stem
-
-    def name(self, rank: int) -> str:
-        """Return the name that the file of `rank` has."""
-        return self.stem.replace("{}", str(rank))
 
 
 def parsed(name: str) -> tuple[str, int, int | None] | None:
@@ -84,6 +83,8 @@ def sets_of(names: Mapping[str, Entry] | Iterable[str]) -> list[FileSet]:
             continue
         stem, rank, world = told
         own = found.setdefault(stem, FileSet(stem, world))
+        if rank in own.files:
+            own.twice = (own.files[rank], name)
         own.files.setdefault(rank, name)
     return list(found.values())
 

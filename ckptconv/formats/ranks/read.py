@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
@@ -47,15 +47,25 @@ def read(place: Location, wanted: Wanted) -> Source:
     for tensors whose values no file tells.
     """
     directory = place if place.kind == "directory" else place.parent
-    found = sets_of(directory.names)
     if place.kind == "directory":
+        found = sets_of(directory.names)
         chosen = choose(place, [each for each in found if each.is_certain])
     else:
-        told = parsed(place.name)
-        chosen = next(each for each in found if told and each.stem == told[0])
+        found = _beside(place)
+        stem = parsed(place.name)
+        chosen = next(each for each in found if stem and each.stem == stem[0])
         if len(chosen.files) == 1 and not chosen.is_certain:
             return torch_file.read(place, wanted)
     return _read(place.path, directory, chosen, found, wanted)
+
+
+def _beside(place: Location) -> list[FileSet]:
+    """Return the sets of files beside a file; that of the file alone in a store that lists no names."""
+    try:
+        names = place.parent.names
+    except CkptconvError:
+        names = {}
+    return sets_of(names if place.name in names else [place.name])
 
 
 @dataclass
@@ -71,6 +81,8 @@ class _Files:
         """Read the descriptions in all files of a set."""
         found = cls(Ranks(directory.path))
         present = sorted(files.files)
+        if files.twice:
+            raise CorruptError(f"{directory} has two files of one rank: {' and '.join(files.twice)}.")
         expected = files.world or present[-1] + 1
         missing = [rank for rank in range(expected) if rank not in files.files]
         if missing and (files.world or present[0] == 0):
@@ -109,7 +121,7 @@ class _Files:
         own = rank if reader.said is None else reader.said
         self.ranks.add(own, place.name, pieces, reader.meshes, reader.world)
         self.ranks.add_values(own, values)
-        self.opened.append(file)
+        self.opened.append(replace(file, value=None))
         self.inputs[place.name] = fingerprint(file)
 
     @property
@@ -208,6 +220,8 @@ def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet],
         trees, every = _everything(ranks, wanted.key)
         equal, structured, chosen_paths = every, True, list(ranks.paths())
     notes, warnings = _told(directory, chosen, others, beside, ranks, wanted, chosen_paths)
+    state_inputs = _state_inputs(opened, beside) if wanted.states or local else {}
+    facts = _facts(directory, model, ranks)
     settings, broken = _settings(directory, found, ranks)
     return Source(
         format=f"torch.save files of {len(ranks.files)} ranks",
@@ -220,7 +234,7 @@ def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet],
         structured=structured,
         equal=equal,
         equal_states=states_equal,
-        facts=_facts(directory, model, ranks) | settings,
+        facts={**facts, **{name: value for name, value in settings.items() if name not in facts}},
         opaque=[name for name in model.names(lambda file: file.opaque) if not _is_understood(name)],
         mentioned=model.names(lambda file: file.globals),
         records={
@@ -231,9 +245,9 @@ def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet],
         notes=notes,
         warnings=[*model.names(lambda file: file.warnings), *warnings, *broken],
         hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
-        inputs=model.inputs,
-        state_inputs=_state_inputs(opened, beside) if wanted.states else {},
-        bytes_read=sum(file.bytes_read for file in model.opened),
+        inputs={**model.inputs, **(state_inputs if local else {})},
+        state_inputs=state_inputs,
+        bytes_read=sum(file.bytes_read for each in (model, opened.optimizer) if each for file in each.opened),
         default_shard_size=5 * 10**9,
         pieces=names_of.FLAT_PARAMETER,
         wanted=wanted,

@@ -274,6 +274,12 @@ def test_parts_of_a_flat_parameter_that_do_not_meet_are_corrupt(tmp_path: Path) 
     refused(source, tmp_path / "out", 4)
 
 
+def test_two_files_of_one_rank_are_not_chosen_between(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", (2,), sharded, name="rank_{}.pt")
+    shutil.copy(source / "rank_1.pt", source / "rank_01.pt")
+    assert "rank_01.pt and rank_1.pt" in refused(source, tmp_path / "out", 4)
+
+
 def test_several_sets_are_not_chosen_between(tmp_path: Path) -> None:
     source = write(tmp_path / "in", (2,), sharded, name="model_world_size_2_rank_{}.pt")
     write(source, (1,), sharded, name="model_world_size_1_rank_{}.pt")
