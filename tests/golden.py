@@ -105,6 +105,19 @@ def of_fixtures() -> Iterator[Golden]:
                 ("convert", "all", "again", "--max-shard-size", "10KB", "--json"),
             ),
         )
+    for case in sorted(each for each in (DATA / "ranks").iterdir() if each.is_dir()):
+        convert = ("pt2safetensors", "in", "--json")
+        yield Golden(
+            f"ranks/{case.name}",
+            _copied(case / "checkpoint"),
+            (
+                (*convert, "out"),
+                (*convert, "all", "--key", ".", "--max-shard-size", "20KB"),
+                (*convert, "model.safetensors", "--dtype", "bf16", "--optimizer", "states"),
+                ("verify", "in", "out", "--json"),
+                ("inspect", "in", "--json"),
+            ),
+        )
 
 
 def _tree() -> dict[str, Any]:

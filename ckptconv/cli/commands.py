@@ -64,16 +64,18 @@ app.command("convert", cls=ConvertCommand)(convert_)
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(*named("raw"), *CONVERTING)
+@taking(*named("optimizer raw"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
-    """Convert a .pt, .pth, .bin or .ckpt file to safetensors.
+    """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
-    Nested state keeps its structure in a record beside the tensors. Without OUTPUT, x.pt becomes x.safetensors.
+    Nested state keeps its structure in a record beside the tensors. Without OUTPUT, x.pt becomes x.safetensors. INPUT
+    may be a directory with a set of shards, or with a file for each rank, as FSDP's and verl's: these are joined.
 
     \b
     Examples:
       ckptconv pt2safetensors model.pt
       ckptconv pt2safetensors --key state_dict epoch=3.ckpt model.safetensors
+      ckptconv pt2safetensors global_step_100/actor model/ --optimizer optimizer/
     """
     convert_one("pt2safetensors", "torch", source, output, options)
 

@@ -16,6 +16,7 @@ from ckptconv.formats.dcp import below as dcp_below
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
+from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import sharded
@@ -30,7 +31,7 @@ from ckptconv.text import UNSET, some
 
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins.
-FORMATS: tuple[Format, ...] = (dcp, deepspeed, dcp_below, virtual, safetensors, sharded, torch_file)
+FORMATS: tuple[Format, ...] = (dcp, deepspeed, ranks, dcp_below, virtual, safetensors, sharded, torch_file)
 _Found: TypeAlias = tuple[Format, Guess]
 # Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
 _LOOKED_AT, _FEW = 50, 5

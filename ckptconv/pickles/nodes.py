@@ -152,18 +152,24 @@ _UNINITIALIZED = "never initialized, as the model was not yet called"
 _DISTRIBUTED = "distributed over several processes, each of which saved its own part"
 
 
+_PARTIAL = "placed as Partial: each rank has a summand of every element, and none its value"
+
+
 _ADVICE = {
     _UNINITIALIZED: "Save the checkpoint after a first call of the model, or leave them out with --exclude.",
+    _PARTIAL: "Redistribute it to Shard or Replicate before saving, or leave it out with --exclude.",
     _META: "Save the checkpoint again with its weights loaded, or leave them out with --exclude.",
     _DISTRIBUTED: (
-        "Save with torch.distributed.checkpoint and convert its directory (ckptconv dcp2safetensors), or gather whole "
-        "tensors before saving; leave them out with --exclude."
+        "Put the files of all ranks in one directory, with each rank in its name (model_rank0.pt, model_rank1.pt, …), "
+        "and convert the directory; or gather whole tensors before saving; or leave them out with --exclude."
     ),
 }
 
 
 # Parameters and buffers of lazy modules, until their first call.
 _LAZY = ("torch.nn.parameter.UninitializedParameter", "torch.nn.parameter.UninitializedBuffer")
+# The kinds of composites without data. "partial" is none of torch's: it stands for a DTensor that is placed so.
+_WITHOUT = {"meta": _META, "partial": _PARTIAL}
 
 
 def class_of(node: Any) -> str:
@@ -175,8 +181,8 @@ def class_of(node: Any) -> str:
 
 def lacks_data(node: Any) -> str:
     """Return why a tensor's data is not in its file; "" if it is, or if `node` is no tensor."""
-    if type(node) is Composite and node.kind == "meta":
-        return _META
+    if type(node) is Composite and node.kind in _WITHOUT:
+        return _WITHOUT[node.kind]
     name = class_of(node)
     if name in _LAZY and type(node) is Opaque:
         return _UNINITIALIZED

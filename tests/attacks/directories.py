@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 import zipfile
@@ -31,6 +32,7 @@ from .corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED
 from .live import PAYLOADS, SYSTEM, touch
 
 ZERO = Path(__file__).parents[1] / "data" / "zero" / "z2_bf16_w2" / "checkpoint"
+RANKS = Path(__file__).parents[1] / "data" / "ranks"
 DCP = Path(__file__).parents[1] / "data" / "dcp" / "dtensor_noncontig_w2" / "checkpoint"
 MODEL = "mp_rank_00_model_states.pt"
 OPTIM = "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"
@@ -222,6 +224,89 @@ _dcp(
 _dcp(
     CORRUPT, "metadata_deep", ".metadata nested 100,000 levels deep",
     _metadata(lambda data, canary: b"\x80\4" + b"]" * 100_000 + b"a" * 99_999 + b"."),
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- a file for each rank
+
+
+def _ranks(
+    exit_code: int, file: str, why: str, change: Callable[[Path, str], object], live: str = "", case: str = "fsdp2_tp"
+) -> None:
+    """A sound checkpoint with something changed; `change` is given its directory and the canary."""
+
+    def make(place: Path, canary: str) -> Path:
+        checkpoint = Path(shutil.copytree(RANKS / case / "checkpoint", place / "checkpoint"))
+        change(checkpoint, canary)
+        return checkpoint
+
+    _add("ranks", exit_code, f"ranks_{file}", why, make, live)
+
+
+def _said(pattern: bytes, instead: bytes, files: str = "model_*") -> Callable[[Path, str], object]:
+    """Let the pickles of these files say something else, wherever they say what `pattern` matches."""
+
+    def change(data: bytes) -> bytes:
+        changed = re.sub(pattern, instead, data, flags=re.DOTALL)
+        assert changed != data
+        return changed
+
+    def make(checkpoint: Path, canary: str) -> None:
+        for path in sorted(checkpoint.glob(files)):
+            _repickled(path, change)
+
+    return make
+
+
+# A number to come, after a key and what the memo calls it.
+_KEY = rb"(%s(?:q.|r....))"
+# Where a rank is in its mesh follows the rank.
+_PLACE = rb"(K\x01h.)"
+_SECOND = "model_world_size_4_rank_1.pt"
+_ranks(DONE, "sound", "a sound checkpoint", lambda checkpoint, canary: None)
+for _name in ("os_system", "eval", "setstate_of_an_ordered_dict"):
+    _ranks(
+        UNSAFE, f"live_{_name}", f"a rank's file that is an attack: {PAYLOADS[_name][0]}",
+        lambda checkpoint, canary, payload=PAYLOADS[_name][1]: _with_prelude(checkpoint / _SECOND, payload(canary)),
+        live=f"checkpoint/{_SECOND}",
+    )  # fmt: skip
+_ranks(
+    UNSAFE, "live_extra_state", "an attack in a file beside the weights",
+    lambda checkpoint, canary: _with_prelude(
+        checkpoint / "extra_state_world_size_4_rank_0.pt", called(SYSTEM, touch(canary))
+    ),
+    live="checkpoint/extra_state_world_size_4_rank_0.pt",
+)  # fmt: skip
+_ranks(CORRUPT, "missing", "a rank is missing", lambda checkpoint, canary: (checkpoint / _SECOND).unlink())
+_ranks(
+    CORRUPT, "doubled", "a rank's file is that of another",
+    lambda checkpoint, canary: shutil.copy(checkpoint / "model_world_size_4_rank_0.pt", checkpoint / _SECOND),
+)  # fmt: skip
+for _file, _why, _pattern, _instead, _files in (
+    ("dim", "shards along a dimension that is none", _KEY % b"\x03\0\0\0dim" + b"K\0", b"\\1K\x07", "model_*"),
+    ("factor_zero", "a split factor of 0", _KEY % b"split_factor" + rb"K\x02", b"\\1K\0", "model_*"),
+    ("factor_huge", "a split factor of a billion", _KEY % b"split_factor" + rb"K\x02", b"\\1J\0\0\0\x40", "model_*"),
+    ("factor_other", "strides that no rank's part has", _KEY % b"split_factor" + rb"K\x02", b"\\1K\x03", "model_*"),
+    ("mesh_rank_twice", "a mesh with a rank twice", rb"K\0K\x01K\x02K\x03t", b"K\0K\x01K\x01K\x03t", "model_*"),
+    ("mesh_order", "another order of ranks", rb"K\0K\x01K\x02K\x03t", b"K\x01K\0K\x02K\x03t", _SECOND),
+    ("place_beyond", "a rank beyond its mesh", _PLACE + rb"K\0K\x01", b"\\1K\0K\x05", _SECOND),
+    ("place_of_another", "a rank in the place of another", _PLACE + rb"K\0K\x01", b"\\1K\x01K\x01", _SECOND),
+    ("shape", "a spec of another shape", rb"(TensorMeta.{1,40}?)K\nK\x06", b"\\1K\x0bK\x06", "model_*"),
+    ("kind", "a rank with another placement", rb"placement_types\nShard\n", rb"placement_types\nReplicate\n", _SECOND),
+):  # fmt: skip
+    _ranks(CORRUPT, _file, _why, _said(_pattern, _instead, _files))
+_ranks(
+    UNSUPPORTED, "partial", "tensors of which each rank has a summand",
+    _said(rb"placement_types\nShard\n", rb"placement_types\nPartial\n"),
+)  # fmt: skip
+for _file, _why, _pattern, _instead in (
+    ("overlapping", "shards that overlap", rb"\(K\x05K\0e", b"(K\x04K\0e"),
+    ("beyond", "shards beyond the shape", _KEY % b"shard_sizes" + rb"(\]q.)\(K\x05K\x06", b"\\1\\2(K\x09K\x06"),
+):
+    _ranks(CORRUPT, f"shards_{_file}", _why, _said(_pattern, _instead), case="fsdp1_sharded")
+_ranks(
+    CORRUPT, "flat_moved", "a rank's part of a flat parameter elsewhere",
+    _said(_KEY % b"shard_offsets" + rb"(\]q.)K#a", b"\\1\\2K\x21a", "model_rank1.pt"), case="fsdp1_local",
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from ckptconv.storage.location import Location
 FAMILY = "torch"
 GUESS = Guess(LIKELY, "a single file", "pt2safetensors {}")
 # Suffixes of files that torch.save wrote.
-_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Names of the files of a sharded set.
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
 
@@ -33,7 +33,7 @@ def sniff(probe: Probe) -> Guess | None:
     if not probe.is_file:
         return None
     head, _ = probe.head
-    known = probe.place.path.endswith(_SUFFIXES) or head.startswith(b"\x80") or b"/data.pkl" in head
+    known = probe.place.path.endswith(SUFFIXES) or head.startswith(b"\x80") or b"/data.pkl" in head
     return GUESS if known else GUESS._replace(sure=POSSIBLE)
 
 

@@ -1,0 +1,129 @@
+"""Find the files of a checkpoint that has one for each rank, by their names.
+
+Frameworks name them alike: `model_world_size_8_rank_3.pt` (verl), `pytorch_model_fsdp_rank3.bin` (accelerate),
+`model_rank3.pt`, `rank_3.pt`. One rule reads all: names that differ only in a number after a word for a rank are a set.
+Its other words tell whether it holds weights, an optimizer's states, or something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ckptconv.errors import UsageError
+from ckptconv.formats import safetensors
+from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.torch import file as torch_file
+from ckptconv.formats.torch import sharded
+from ckptconv.storage.files import Entry
+from ckptconv.storage.location import Location
+from ckptconv.text import some
+
+FAMILY = torch_file.FAMILY
+_GUESS = Guess(CERTAIN, "a checkpoint with a file for each rank", "pt2safetensors {}")
+# The number of a rank, and the words before it. DeepSpeed's and Megatron's files are formats of their own.
+_RANK = re.compile(
+    r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
+)
+_WORLD = re.compile(r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])")
+MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
+_WORDS = re.compile(r"[a-z]+")
+_OPTIMIZERS = frozenset({"optim", "optimizer", "optimizers", "opt", "optimstate"})
+_OTHERS = frozenset(
+    {"extra", "rng", "random", "scheduler", "sched", "lr", "dataloader", "loader", "data", "sampler", "progress"}
+)
+
+
+@dataclass
+class FileSet:
+    """The files of all ranks, by rank. `world` is the number of ranks, if the names tell it; `twice` are two
+    names of one rank, as rank_1.pt and rank_01.pt.
+    """
+
+    stem: str
+    world: int | None
+    files: dict[int, str] = field(default_factory=dict)
+    twice: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What the files hold, by their names."""
+        words = frozenset(_WORDS.findall(self.stem.lower()))
+        return OPTIMIZER if words & _OPTIMIZERS else OTHER if words & _OTHERS else MODEL
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether this is a set, and not one file with a number in its name."""
+        return len(self.files) > 1 or self.world is not None or "rank" in self.stem
+
+
+def parsed(name: str) -> tuple[str, int, int | None] | None:
+    """Return the name of a file with {} for its rank, the rank, and the number of ranks, if it is told; None if this is
+    not the name of a rank's file.
+
+    >>> parsed("model_world_size_8_rank_3.pt")
+    ('model_world_size_8_rank_{}.pt', 3, 8)
+    """
+    found = list(_RANK.finditer(name)) if name.endswith(torch_file.SUFFIXES) else []
+    if not found:
+        return None
+    start, stop = found[-1].span(1)
+    world = _WORLD.search(name)
+    return f"{name[:start]}{{}}{name[stop:]}", int(name[start:stop]), int(world[1]) if world else None
+
+
+def sets_of(names: Mapping[str, Entry] | Iterable[str]) -> list[FileSet]:
+    """Return the sets of files of ranks among `names`, in the order of the names."""
+    found: dict[str, FileSet] = {}
+    for name in names:
+        told = parsed(name)
+        if told is None or (isinstance(names, Mapping) and names[name].kind != "file"):
+            continue
+        stem, rank, world = told
+        own = found.setdefault(stem, FileSet(stem, world))
+        if rank in own.files:
+            own.twice = (own.files[rank], name)
+        own.files.setdefault(rank, name)
+    return list(found.values())
+
+
+def sniff(probe: Probe) -> Guess | None:
+    """Recognize a directory with a file for each rank, or one of the files."""
+    if probe.expected not in ("", FAMILY):
+        return None
+    place = probe.place
+    if probe.is_file:
+        return _GUESS._replace(sure=LIKELY) if parsed(place.name) else None
+    found = [each for each in sets_of(place.names) if each.is_certain] if probe.is_directory else []
+    if not found:
+        return None
+    if all(each.kind == OTHER for each in found):
+        return _GUESS._replace(sure=POSSIBLE)
+    # A whole model beside the ranks' files is what a reader means.
+    beside = safetensors.holds_set(place.names) or sharded.holds_set(place.names)
+    return _GUESS._replace(sure=LIKELY) if beside else _GUESS
+
+
+def choose(place: Location, found: list[FileSet]) -> FileSet:
+    """Return the set of the weights. Raise UsageError if there are several."""
+    for kind in (MODEL, OPTIMIZER, OTHER):
+        own = [each for each in found if each.kind == kind]
+        best = [each for each in own if "model" in each.stem.lower()] or own
+        if len(best) > 1:
+            names = [next(iter(each.files.values())) for each in best]
+            raise UsageError(
+                f"{place} holds several sets of files of ranks, {some(names, form=str)} among them.",
+                f"Name a file of the set that is meant: {place.join(names[0])}",
+            )
+        if best:
+            return best[0]
+    raise UsageError(f"{place} holds no files of ranks.", "Name the directory that they are in.")
+
+
+def read(place: Location, wanted: Wanted) -> Source:
+    """Open the checkpoint by its directory, or by one of its files."""
+    from ckptconv.formats.ranks import read as ranks
+
+    return ranks.read(place, wanted)

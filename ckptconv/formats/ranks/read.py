@@ -1,0 +1,420 @@
+"""Open a checkpoint with a file for each rank, which torch.save wrote.
+
+The files of the weights are read one after the other, descriptions only: of each, what it says of its rank's parts is
+kept. The optimizer's files beside them are read when its states are wanted, and the other files of the first rank for
+the values in them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
+from ckptconv.formats.dcp import locate as dcp
+from ckptconv.formats.dcp import paths as names_of
+from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
+from ckptconv.formats.ranks import flat
+from ckptconv.formats.ranks.join import Pair, Ranks, distributed, lacking
+from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, choose, parsed, sets_of
+from ckptconv.formats.ranks.optimizer import by_name
+from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed, is_partial
+from ckptconv.formats.source import Source, Wanted, prefixed
+from ckptconv.formats.torch import file as torch_file
+from ckptconv.formats.torch.container import TorchFile
+from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.pickles.children import walk
+from ckptconv.pickles.nodes import Composite, class_of
+from ckptconv.storage.location import Location
+from ckptconv.storage.records import Records
+from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
+from ckptconv.text import some
+
+# Values of a state dict, tensors and others; an honest one has some tens of thousands.
+MAX_LEAVES = 1 << 20
+# Where verl puts the adapter of a model that it trains with LoRA, and what tells that verl wrote the files.
+_ADAPTER, _VERL = "lora_adapter", "fsdp_config.json"
+# Settings that inspect shows, and the length of one.
+_SHOWN, _LONGEST = 12, 80
+
+
+def read(place: Location, wanted: Wanted) -> Source:
+    """Open a checkpoint by its directory, or by one of its files.
+
+    Raise CorruptError if files of ranks are missing, are of several saves, or contradict each other; UnsupportedError
+    for tensors whose values no file tells.
+    """
+    directory = place if place.kind == "directory" else place.parent
+    if place.kind == "directory":
+        found = sets_of(directory.names)
+        chosen = choose(place, [each for each in found if each.is_certain])
+    else:
+        found = _beside(place)
+        stem = parsed(place.name)
+        chosen = next(each for each in found if stem and each.stem == stem[0])
+        if len(chosen.files) == 1 and not chosen.is_certain:
+            return torch_file.read(place, wanted)
+    return _read(place.path, directory, chosen, found, wanted)
+
+
+def _beside(place: Location) -> list[FileSet]:
+    """Return the sets of files beside a file; that of the file alone in a store that lists no names."""
+    try:
+        names = place.parent.names
+    except CkptconvError:
+        names = {}
+    return sets_of(names if place.name in names else [place.name])
+
+
+@dataclass
+class _Files:
+    """The files of a set that were read, and what they hold together."""
+
+    ranks: Ranks
+    opened: list[TorchFile] = field(default_factory=list)
+    inputs: dict[str, Hashable] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, directory: Location, files: FileSet) -> _Files:
+        """Read the descriptions in all files of a set."""
+        found = cls(Ranks(directory.path))
+        present = sorted(files.files)
+        if files.twice:
+            raise CorruptError(f"{directory} has two files of one rank: {' and '.join(files.twice)}.")
+        expected = files.world or present[-1] + 1
+        missing = [rank for rank in range(expected) if rank not in files.files]
+        if missing and (files.world or present[0] == 0):
+            raise lacking(directory.path, missing, files.files)
+        if present[-1] >= expected:
+            raise CorruptError(
+                f"{directory.join(files.files[present[-1]])} is of rank {present[-1]}, and says that there are "
+                f"{files.world} ranks."
+            )
+        for rank in present:
+            found._add(directory.join(files.files[rank]), rank)
+        found.ranks.check_names()
+        return found
+
+    def _add(self, place: Location, rank: int) -> None:
+        file = read_torch(place)
+        reader = Pieces(place.path, rank, _bytes_of(place))
+        pieces: dict[Path, Piece] = {}
+        values: dict[Path, Any] = {}
+        for path, node in leaves(file.value, place.path):
+            if path and is_distributed(node) and is_partial(node):
+                values[path] = Composite("partial", {"shape": node.parts["shape"]})
+            elif path and is_distributed(node):
+                pieces[path] = reader.of(names_of.dotted(path), node)
+            elif path and isinstance(node, Tagged):
+                pieces[path] = Whole(node)
+            elif not path or any(map(_is_tensor, walk(node))):
+                kind = class_of(node) or type(node).__name__
+                what = named(names_of.dotted(path)) if path else "the whole"
+                raise UnsupportedError(
+                    f"{place}: {what} is a {kind[:200]}, and only state dicts of ordinary, DTensor and ShardedTensor "
+                    "tensors are joined."
+                )
+            else:
+                values[path] = node
+        own = rank if reader.said is None else reader.said
+        self.ranks.add(own, place.name, pieces, reader.meshes, reader.world)
+        self.ranks.add_values(own, values)
+        self.opened.append(replace(file, value=None))
+        self.inputs[place.name] = fingerprint(file)
+
+    @property
+    def records(self) -> dict[str, Records]:
+        return {file.file.path: file.records for file in self.opened}
+
+    def names(self, of: Callable[[TorchFile], Iterable[Any]]) -> list[str]:
+        return list(dict.fromkeys(str(name) for file in self.opened for name in of(file)))
+
+
+def _bytes_of(place: Location) -> Callable[[Stored], bytes]:
+    def read(stored: Stored) -> bytes:
+        reader = place.open_reader()
+        try:
+            return reader.read_at(stored.offset, stored.nbytes)
+        finally:
+            reader.close()
+
+    return read
+
+
+def leaves(tree: Any, where: str) -> Iterator[tuple[Path, Any]]:
+    """Yield the tensors of a state dict and its other values, each with its path: keys as text, indices of lists.
+
+    What holds no tensor is one value. Raise LimitError for a tree of too many.
+    """
+    stack: list[tuple[Path, Any]] = [((), tree)]
+    count = 0
+    while stack:
+        path, node = stack.pop()
+        count += 1
+        if count > MAX_LEAVES:
+            raise LimitError(f"{where} holds more than {MAX_LEAVES} values.")
+        inner = _inside(node) if len(path) < MAX_DEPTH else None
+        if inner is None or (path and not any(map(_is_tensor, walk(node)))):
+            yield path, node
+        else:
+            stack.extend(((*path, step), value) for step, value in reversed(inner))
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node, (LazyTensor, Composite))
+
+
+def _inside(node: Any) -> list[tuple[str | int, Any]] | None:
+    """Return what a container holds, by key as text or by index; None for anything else."""
+    if isinstance(node, dict):
+        return [(str(key), value) for key, value in node.items()]
+    if isinstance(node, (list, tuple)) and not isinstance(node, LazyTensor):
+        return list(enumerate(node))
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- the source
+
+
+@dataclass
+class _Opened:
+    """What was read of a checkpoint: the weights' files; if they were wanted, the optimizer's, or its directory."""
+
+    model: _Files
+    optimizer: _Files | None = None
+    beside: Source | None = None
+
+    @functools.cached_property
+    def roles(self) -> names_of.Roles:
+        """What is model, and what optimizer, in the weights' files."""
+        ranks = self.model.ranks
+        return names_of.Roles.of([*ranks.paths()], [*ranks.pieces])
+
+
+def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet], wanted: Wanted) -> Source:
+    model = _Files.open(directory, chosen)
+    ranks = model.ranks
+    if len(model.opened) == 1 and chosen.world is None and not any(distributed(ranks.pieces)):
+        return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
+    opened = _Opened(model)
+    others = [each for each in found if each is not chosen and each.kind == OPTIMIZER and each.is_certain]
+    beside = _checkpoint_beside(directory)
+    local = flat.is_local(ranks)
+    if wanted.states or local:
+        if len(others) == 1:
+            opened.optimizer = _Files.open(directory, others[0])
+        elif beside is not None:
+            opened.beside = dcp.read(beside, Wanted(states=True))
+    states, states_error, states_equal = _states(opened)
+    if local:
+        flat.split(ranks, flat.shapes_of(states))
+    roles = opened.roles
+    chosen_paths = [each for each in ranks.paths() if roles.is_model(each)]
+    if not any(each in ranks.pieces for each in chosen_paths) and not roles.models:
+        chosen_paths = list(ranks.paths())  # the files are an optimizer's
+    weights, equal, structured = _weights(ranks, chosen_paths, roles.model)
+    trees: dict[str, Any] = {}
+    if wanted.key:
+        trees, every = _everything(ranks, wanted.key)
+        equal, structured, chosen_paths = every, True, list(ranks.paths())
+    notes, warnings = _told(directory, chosen, others, beside, ranks, wanted, chosen_paths)
+    state_inputs = _state_inputs(opened, beside) if wanted.states or local else {}
+    facts = _facts(directory, model, ranks)
+    settings, broken = _settings(directory, found, ranks)
+    return Source(
+        format=f"torch.save files of {len(ranks.files)} ranks",
+        family=FAMILY,
+        path=path,
+        weights=weights,
+        optimizer=states if wanted.states else None,
+        states_error=states_error if wanted.states else None,
+        trees=trees,
+        structured=structured,
+        equal=equal,
+        equal_states=states_equal,
+        facts={**facts, **{name: value for name, value in settings.items() if name not in facts}},
+        opaque=[name for name in model.names(lambda file: file.opaque) if not _is_understood(name)],
+        mentioned=model.names(lambda file: file.globals),
+        records={
+            **model.records,
+            **(opened.optimizer.records if opened.optimizer else {}),
+            **(opened.beside.records if opened.beside else {}),
+        },
+        notes=notes,
+        warnings=[*model.names(lambda file: file.warnings), *warnings, *broken],
+        hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
+        inputs={**model.inputs, **(state_inputs if local else {})},
+        state_inputs=state_inputs,
+        bytes_read=sum(file.bytes_read for each in (model, opened.optimizer) if each for file in each.opened),
+        default_shard_size=5 * 10**9,
+        pieces=names_of.FLAT_PARAMETER,
+        wanted=wanted,
+        reread=functools.partial(_read, path, directory, chosen, found),
+    )
+
+
+def _is_understood(name: str) -> bool:
+    """Whether a class, known by name only, is one that pieces are described by."""
+    return name.startswith("torch.distributed.")
+
+
+def _weights(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[Pair], bool]:
+    """Return the weights, what must be equal in them, and whether they are more than a flat state dict."""
+    joined = ranks.join([each for each in paths if each in ranks.pieces or each in ranks.ready])
+    depth = len(model)
+    values = [each for each in paths if each in ranks.values]
+    if not values and all(len(each) == depth + 1 and type(each[-1]) is str for each in joined.tensors):
+        state = {str(each[-1]): untagged(tensor) for each, tensor in joined.tensors.items()}
+        if all(tensor.dtype.code is not None for tensor in state.values()):
+            return state, joined.equal, False
+    found = {**joined.tensors, **{each: ranks.values[each] for each in values}}
+    tree = names_of.nest({each: found[each] for each in paths if each in found}, ranks.where)
+    inner = names_of.below(tree, model)
+    return ({} if inner is None else inner), joined.equal, True
+
+
+def _everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Pair]]:
+    joined = ranks.join([*ranks.pieces, *ranks.ready])
+    return {key: names_of.nest({**joined.tensors, **ranks.values}, ranks.where)}, joined.equal
+
+
+def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Pair]]:
+    """Return the optimizer's states by parameter, or why they cannot be told, and what must be equal in them."""
+    if opened.beside is not None:
+        return opened.beside.optimizer, opened.beside.states_error, list(opened.beside.equal_states)
+    model = opened.model.ranks
+    ranks = opened.optimizer.ranks if opened.optimizer else model
+    roles = names_of.Roles.of([*ranks.paths()], [*ranks.pieces])
+    roots = sorted(roles.optimizers, key=names_of.dotted) or ([()] if opened.optimizer else [])
+    if not roots:
+        return None, None, []
+    own = opened.roles
+    parameters = {names_of.dotted(each[len(own.model) :]): each for each in model.pieces if own.is_model(each)}
+    try:
+        known = {root: by_name(ranks, root, model, parameters) for root in roots}
+        joined = ranks.join([each for each in ranks.pieces if ranks is not model or own.optimizer_of(each) is not None])
+    except UnsupportedError as error:
+        return None, error, []
+    leading = {
+        each: value for each, value in ranks.values.items() if ranks is not model or own.optimizer_of(each) is not None
+    }
+    tree = names_of.nest({**joined.tensors, **leading}, ranks.where)
+    trees = []
+    for root in roots:
+        told = names_of.optimizer_state([("", names_of.below(tree, root))], list(parameters), ranks.where)
+        if told:
+            new = known[root]
+            groups = [
+                {**each, "params": [new.get(one, one) for one in each["params"]]} for each in told["param_groups"]
+            ]
+            state = {new.get(name, name): state for name, state in told["state"].items()}
+            trees.append(("", {"state": state, "param_groups": groups}))
+    return names_of.optimizer_state(trees, list(parameters), ranks.where), None, joined.equal
+
+
+def _state_inputs(opened: _Opened, beside: Location | None) -> dict[str, Hashable]:
+    if opened.optimizer:
+        return opened.optimizer.inputs
+    if opened.beside and beside:
+        return {f"{beside.name}/{name}": identity for name, identity in opened.beside.with_companions().items()}
+    return opened.model.inputs
+
+
+def _checkpoint_beside(directory: Location) -> Location | None:
+    """Return the directory of torch.distributed.checkpoint with the optimizer's states, as accelerate writes it."""
+    for name, entry in directory.names.items():
+        if entry.kind == "directory" and name.startswith("optim"):
+            inner = directory.join(name)
+            if dcp.is_directory(inner.names):
+                return inner
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- what is told
+
+
+def _facts(directory: Location, model: _Files, ranks: Ranks) -> dict[str, Any]:
+    meshes = list(dict.fromkeys(mesh for held in ranks.meshes.values() for mesh in held))
+    shapes = list(dict.fromkeys(map(str, meshes)))
+    return {
+        **({"framework": "verl"} if _VERL in directory.names else {}),
+        "ranks": len(ranks.files),
+        **({"mesh": ", ".join(shapes)} if shapes else {}),
+        "files": len(model.opened),
+        "size": sum(file.file.size for file in model.opened),
+    }
+
+
+def _told(
+    directory: Location,
+    chosen: FileSet,
+    others: list[FileSet],
+    beside: Location | None,
+    ranks: Ranks,
+    wanted: Wanted,
+    paths: list[Path],
+) -> tuple[list[str], list[str]]:
+    """Return the notes and warnings on what was taken and what was left."""
+    notes: list[str] = []
+    warnings: list[str] = []
+    if chosen.kind != OTHER and not wanted.states and not wanted.key:
+        left = [next(iter(each.files.values())) for each in others] or ([beside.path] if beside else [])
+        if left:
+            notes.append(f"Beside the model there is {some(left, form=str)}; --optimizer PATH converts its states.")
+    if _ADAPTER in directory.names:
+        notes.append(f"Beside the model there is a LoRA adapter, {directory.join(_ADAPTER)}, which was not read.")
+    missing = sorted(ranks.expected - ranks.files.keys())
+    if missing:
+        warnings.append(
+            f"The files of ranks {some(missing, form=str)} are not there; the other ranks' files hold the same."
+        )
+    differing = [each for each in ranks.differing if each in paths]
+    if differing:
+        warnings.append(
+            f"Values that are no tensors differ between the ranks, and are those of rank {min(ranks.files)}: "
+            f"{some([names_of.dotted(each) for each in differing])}."
+        )
+    return notes, warnings
+
+
+def _settings(directory: Location, found: list[FileSet], ranks: Ranks) -> tuple[dict[str, Any], list[str]]:
+    """Return the numbers and texts beside the tensors, such as the epoch, by their dotted paths, and warnings."""
+    warnings: list[str] = []
+    shown: dict[str, Any] = {}
+    values = [(names_of.dotted(path), value) for path, value in ranks.values.items()]
+    for each in found:
+        if each.kind == OTHER:
+            place = directory.join(each.files[min(each.files)])
+            try:
+                values.append(("", read_torch(place).value))
+            except UnsafeError:
+                raise
+            except CkptconvError as error:
+                warnings.append(f"Not read: {error.message}")
+    for name, value in values:
+        for path, leaf in _scalars(value):
+            if len(shown) < _SHOWN:
+                shown[names_of.dotted((*([name] if name else []), *path))] = leaf
+    return shown, warnings
+
+
+def _scalars(tree: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield the numbers and short texts in nested dicts, and lists of one of them, each with its path."""
+    stack: list[tuple[Path, Any]] = [((), tree)]
+    for _ in range(_SHOWN * _LONGEST):
+        if not stack:
+            return
+        path, node = stack.pop()
+        if isinstance(node, dict):
+            inner = [(str(key), value) for key, value in node.items()]
+            stack.extend(((*path, step[:_LONGEST]), value) for step, value in reversed(inner[:_LONGEST]))
+        elif type(node) is list and len(node) == 1 and type(node[0]) in (dict, int, float):
+            stack.append((path, node[0]))
+        elif (
+            type(node) in (bool, float)
+            or (type(node) is int and abs(node) < 1 << 63)
+            or (type(node) is str and len(node) <= _LONGEST and node.isprintable())
+        ):
+            yield path, node
