@@ -95,6 +95,8 @@ class Pieces:
     said: int | None = None
     world: int = 0
     _known: dict[int, tuple[Mesh, Shape | None]] = field(default_factory=dict)
+    _lists: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _slices: dict[Any, tuple[Shape, tuple[int, ...]]] = field(default_factory=dict)
 
     def of(self, name: str, node: Composite) -> Piece:
         """Return the piece that `node`, a distributed tensor called `name`, is.
@@ -215,8 +217,8 @@ class Pieces:
             shape, ranks = self._sliced(name, own.get("_layout"), every, self.rank if self.said is None else self.said)
         names = own.get("_mesh_dim_names", own.get("mesh_dim_names"))
         named_dims = names if type(names) in (tuple, list) and len(names) == len(shape) else ()
-        if math.prod(shape) != len(ranks) or len(set(ranks)) != len(ranks) or not ranks:
-            raise self._corrupt(name, f"is on a mesh of {list(shape)} that lists {len(ranks)} ranks, or one twice")
+        if math.prod(shape) != len(ranks) or not ranks:
+            raise self._corrupt(name, f"is on a mesh of {list(shape)} that lists {len(ranks)} ranks")
         mesh = Mesh(ranks, shape, tuple(map(str, named_dims)))
         if stated is None:
             return mesh, mesh.coordinate(self.said) if self.said in ranks else None
@@ -233,9 +235,15 @@ class Pieces:
 
     def _ranks(self, name: str, tensor: Any, listed: Any) -> tuple[int, ...]:
         """Return the ranks of a mesh: as they are listed, which most releases do, or from their tensor."""
+        key = id(tensor if listed is None else listed)
+        if key in self._lists:
+            return self._lists[key]
         ranks = tuple(listed) if isinstance(listed, (tuple, list)) else self._numbers(name, tensor)
         if len(ranks) > MAX_RANKS or any(type(rank) is not int or rank < 0 for rank in ranks):
             raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that are no ranks, or too many")
+        if len(set(ranks)) != len(ranks):
+            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that lists one twice")
+        self._lists[key] = ranks
         return ranks
 
     def _numbers(self, name: str, tensor: Any) -> tuple[int, ...]:
@@ -249,6 +257,14 @@ class Pieces:
     def _sliced(self, name: str, node: Any, every: tuple[int, ...], rank: int) -> tuple[Shape, tuple[int, ...]]:
         """Return the shape and the ranks of the mesh with `rank` that a layout takes from `every` rank."""
         axes = self._axes(name, attributes(node))
+        key = (id(every), tuple(axes), rank)
+        if key not in self._slices:
+            self._slices[key] = self._slice(name, axes, every, rank)
+        return self._slices[key]
+
+    def _slice(
+        self, name: str, axes: list[tuple[Shape, Shape]], every: tuple[int, ...], rank: int
+    ) -> tuple[Shape, tuple[int, ...]]:
         if rank not in every:
             raise self._corrupt(name, f"is on a mesh that rank {rank} is not in")
         position = every.index(rank)
@@ -263,8 +279,8 @@ class Pieces:
             inner = (unravelled(at, extents) for at in range(math.prod(extents)))
             offsets.append([sum(map(int.__mul__, at, strides)) for at in inner])
         places = [base + sum(each) for each in itertools.product(*offsets)]
-        if any(not 0 <= place < len(every) for place in places):
-            raise self._corrupt(name, f"is on a mesh that reaches beyond its {len(every)} ranks")
+        if any(not 0 <= place < len(every) for place in places) or len(set(places)) != len(places):
+            raise self._corrupt(name, f"is on a mesh that reaches beyond its {len(every)} ranks, or has one twice")
         return shape, tuple(every[place] for place in places)
 
     def _axes(self, name: str, own: Mapping[str, Any]) -> list[tuple[Shape, Shape]]:

@@ -33,7 +33,7 @@ from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
 from ckptconv.text import some
 
 # Values of a state dict, tensors and others; an honest one has some tens of thousands.
-MAX_LEAVES = 1 << 20
+MAX_LEAVES = 1 << 18
 # Where verl puts the adapter of a model that it trains with LoRA, and what tells that verl wrote the files.
 _ADAPTER, _VERL = "lora_adapter", "fsdp_config.json"
 # Settings that inspect shows, and the length of one.
@@ -149,6 +149,7 @@ def leaves(tree: Any, where: str) -> Iterator[tuple[Path, Any]]:
     What holds no tensor is one value. Raise LimitError for a tree of too many.
     """
     stack: list[tuple[Path, Any]] = [((), tree)]
+    holds: dict[int, bool] = {}  # whether a container holds a tensor: it may be in many places
     count = 0
     while stack:
         path, node = stack.pop()
@@ -156,7 +157,9 @@ def leaves(tree: Any, where: str) -> Iterator[tuple[Path, Any]]:
         if count > MAX_LEAVES:
             raise LimitError(f"{where} holds more than {MAX_LEAVES} values.")
         inner = _inside(node) if len(path) < MAX_DEPTH else None
-        if inner is None or (path and not any(map(_is_tensor, walk(node)))):
+        if inner is not None and path and id(node) not in holds:
+            holds[id(node)] = any(map(_is_tensor, walk(node)))
+        if inner is None or (path and not holds[id(node)]):
             yield path, node
         else:
             stack.extend(((*path, step), value) for step, value in reversed(inner))
