@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckptconv.formats.source import Source
+    from ckptconv.inspection.inspecting import inspect
+    from ckptconv.inspection.summary import Summary
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.loading import load_state_dict
@@ -49,6 +51,7 @@ _HOMES = {
     "Tensor": ("library.tensor", "Tensor"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
+    "Summary": ("inspection.summary", "Summary"),
     "UnsafeError": ("errors", "UnsafeError"),
     "UnsupportedError": ("errors", "UnsupportedError"),
     "UsageError": ("errors", "UsageError"),
@@ -58,6 +61,7 @@ _HOMES = {
     "convert": ("conversion", "convert"),
     "finish": ("publish.finish", "finish"),
     "flatten": ("structure.keymap", "flatten"),
+    "inspect": ("inspection.inspecting", "inspect"),
     "load_state_dict": ("library.loading", "load_state_dict"),
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("rows.pack", "pack"),
@@ -78,6 +82,7 @@ __all__ = [
     "Report",
     "Source",
     "StoppedError",
+    "Summary",
     "Tensor",
     "UnsafeError",
     "UnsupportedError",
@@ -88,6 +93,7 @@ __all__ = [
     "convert",
     "finish",
     "flatten",
+    "inspect",
     "load_state_dict",
     "open",
     "pack_rows",

@@ -621,6 +621,7 @@ ROWS = {**RowOptions.table, **_options_in(_Rows)}
 PACKING = {**RowOptions.table, **_options_in(_Packing)}
 OPENING = {**OPTIONS, **_options_in(_Opening)}
 COMMAND = _options_in(_Command)
+INSPECTING = {**OPTIONS, **{name: COMMAND[name] for name in ("as_", "html", "stats")}}
 # Which tensors to convert, and how.
 TENSORS = tuple(
     OPTIONS[name]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptconv.conversion import produce
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
@@ -18,6 +17,7 @@ from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import FilePlan
+from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.rows.layout import METADATA_KEY
 from ckptconv.rows.parts import Parts

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptconv.conversion import produce
 from ckptconv.engine.execute import Progress, TensorReader
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
@@ -17,6 +16,7 @@ from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.plan import AssertZero, FilePlan, NotZeroError
+from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import METADATA_KEY, PAD, Layout, dump
