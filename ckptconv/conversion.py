@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.execute import Progress
+from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
@@ -39,20 +40,26 @@ from ckptconv.storage.spool import is_pipe
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from typing_extensions import Unpack
+
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import ConvertOptions
+
 # Plans one kind of output of a source.
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]
 
 
+@shown
 @checked(OPTIONS)
 def convert(
     source: str | os.PathLike[str] | Source | Opened,
     output: str | os.PathLike[str] | None = None,
     *,
-    progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
-    before_commit: Callable[[], None] | None = None,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
     executor: Executor | None = None,
-    **options: Any,
+    **options: Unpack[ConvertOptions],
 ) -> Report:
     """Convert `source`, a path or an opened checkpoint, to safetensors at `output`, or from safetensors to a `.pt`.
 
@@ -97,8 +104,8 @@ def convert(
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
                 sources[0] = replace(sources[0], notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())
-        verify = _verifier(work, chosen, progress) if chosen.verify else None
-        return produce(sources, outputs, chosen, started, progress, on_total, before_commit, verify, executor)
+        verify = _verifier(work, chosen, counter(progress)) if chosen.verify else None
+        return produce(sources, outputs, chosen, started, counter(progress), on_total, before_commit, verify, executor)
 
 
 def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Output]) -> bool:

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ckptconv.engine.execute import Progress
+from ckptconv.engine.progress import counter, shown
 from ckptconv.formats.detect import complete, open_source
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import Summary, forecast, summarize, tensors_of
-from ckptconv.options import INSPECTING, Options, checked
+from ckptconv.options import INSPECTING, Options, checked, filled
 from ckptconv.process import no_garbage
 from ckptconv.storage.paths import normalize
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import InspectOptions
+
+
+@shown
 @checked(INSPECTING)
 def inspect(
     source: str | os.PathLike[str] | Source | Opened,
     *,
-    key: str = "",
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    stats: bool = False,
-    as_: str | None = None,
-    max_shard_size: int | None = None,
-    html: str = "",
-    tag: str = "",
-    inert: bool = False,
-    family: str = "",
-    spool_dir: str = "",
-    storage_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    **options: Unpack[InspectOptions],
 ) -> Summary:
     """Return what is inside `source`, a path or an opened checkpoint of any format.
 
@@ -47,32 +43,25 @@ def inspect(
     """
     from ckptconv.rows import tables
 
-    options = dict(storage_options or {})
-    chosen = {"key": key, "include": include, "exclude": exclude}
+    asked = filled(INSPECTING, options)
+    stats, as_, html, max_shard_size = (asked.pop(name) for name in ("stats", "as_", "html", "max_shard_size"))
+    chosen = {name: asked.pop(name) for name in ("include", "exclude")} | {"key": asked["key"]}
     which = Options(**chosen)
     opened, path, found, read = source_of(source), "", None, 0
     # A million tensors are a million small objects that live until the end: do not scan them.
     with no_garbage():
         if isinstance(opened, Source):
-            opened = complete(opened, key=key, inert=inert)
+            opened = complete(opened, key=asked["key"], inert=asked["inert"])
         else:
             path = os.fspath(opened)
-            opened = open_source(
-                normalize(path),
-                key=key,
-                tag=tag,
-                inert=inert,
-                family=family,
-                spool_dir=spool_dir,
-                storage_options=options,
-            )
+            opened = open_source(normalize(path), **asked)
         conversion = forecast(opened, as_, max_shard_size, **chosen) if as_ or max_shard_size else None
     if stats:
         from ckptconv.inspection.measure import measured
 
         tensors, aliases = tensors_of(opened, which)
         kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
-        found, read = measured(kept, options, progress, on_total)
+        found, read = measured(kept, asked["storage_options"], counter(progress), on_total)
     with no_garbage():
         notes = list(tables.notes(tables.contents(opened)))
         summary = summarize(opened, notes, which, path=path, found=found)

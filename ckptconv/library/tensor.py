@@ -6,7 +6,7 @@ import operator
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import OutOfRangeError, UsageError
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, Wanted
 from ckptconv.options import OPTIONS
@@ -16,10 +16,6 @@ from ckptconv.structure import live
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.slices import Span, sliced
-
-
-class OutOfRangeError(UsageError, IndexError):
-    """An index that a tensor does not have."""
 
 
 class Tensor:

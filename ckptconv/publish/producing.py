@@ -42,8 +42,8 @@ def produce(
     chosen: Options,
     started: float,
     progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
-    before_commit: Callable[[], None] | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
     verify: Verifier | None = None,
     executor: Executor | None = None,
 ) -> Report:
