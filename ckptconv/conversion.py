@@ -66,13 +66,19 @@ def convert(
     If `output` ends in ".safetensors" it is one file, else a directory; the default is beside the input. The name of a
     file for torch.load ends in .pt, .pth, .bin or .ckpt. `options` are the fields of `Options`.
 
-    `progress` is called from any thread with the bytes written since the last call; if it has a method `on_file`, that
-    is called with the name of each file as it is begun. `on_total` is called once, before the first byte, with the
-    total bytes. `before_commit` is called when everything is staged, before the first output gets its final name.
-    `executor` writes the files: any `concurrent.futures.Executor` whose workers see the inputs and outputs under the
-    same names.
+    `progress` shows the bytes written: it is a bar of tqdm or the class of one, a `rich.progress.Progress`, True for a
+    bar of tqdm's, or a function, which is called from any thread with the bytes since the last call; if that has a
+    method `on_file`, it is called with the name of each file as it is begun. An exception of `progress` ends the work.
+    `on_total` is called once, before the first byte, with the total bytes. `before_commit` is called when everything is
+    staged, before the first output gets its final name. `executor` writes the files: any `concurrent.futures.Executor`
+    whose workers see the inputs and outputs under the same names.
 
     Raises a `CkptconvError`; then nothing new has a final name.
+
+    Examples:
+        >>> report = ckptconv.convert("model.pt", "model.safetensors", dtype="bf16")
+        >>> report.tensors, [file.path for file in report.outputs]
+        (2, ['model.safetensors'])
     """
     started = time.monotonic()
     source = source_of(source)

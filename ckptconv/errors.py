@@ -14,14 +14,14 @@
 
 Every error is one short paragraph: what is wrong, in which file, what was expected and what was found; `hint` says what
 to do next. A call raises nothing else: any exception that is not listed here is a bug. After one, nothing new has a
-final name. All of them can be pickled.
+final name.
 
->>> import ckptconv
->>> try:
-...     ckptconv.convert("no-such-file.pt", "model.safetensors")
-... except ckptconv.CkptconvError as error:
-...     print(error.exit_code, error.message)
-2 no-such-file.pt does not exist.
+Examples:
+    >>> try:
+    ...     ckptconv.convert("no-such-file.pt", "model.safetensors")
+    ... except ckptconv.CkptconvError as error:
+    ...     print(error.exit_code, error.message)
+    2 no-such-file.pt does not exist.
 """
 
 from __future__ import annotations

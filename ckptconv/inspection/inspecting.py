@@ -35,11 +35,18 @@ def inspect(
     Only descriptions are read, no tensor data, unless `stats` asks for the statistics of all values. `key`, `include`
     and `exclude` choose tensors, as in a conversion. With `as_`, a dtype, or `max_shard_size`, in bytes or as text, the
     summary has what such a conversion would write. `html` is a file for a page that shows all this. `tag`, `inert`,
-    `family` and `spool_dir` are those of `open`. `progress` is called with the bytes of tensors read for statistics,
-    `on_total` once with their total.
+    `family` and `spool_dir` are those of `open`. `progress` and `on_total` are those of `convert`, for the bytes of
+    tensors that are read for statistics.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
     else opening the checkpoint raises.
+
+    Examples:
+        >>> found = ckptconv.inspect("model.pt", stats=True)
+        >>> found.format, found.bytes, found.not_finite
+        ('torch zip archive', 60, [])
+        >>> [(each.name, each.dtype, each.shape, each.stats.mean) for each in found.tensors]
+        [('weight', 'float32', (3, 4), 1.0), ('bias', 'float32', (3,), 0.0)]
     """
     from ckptconv.rows import tables
 

@@ -184,6 +184,11 @@ class Checkpoint(Tensors):
     `convert` and `verify` take a Checkpoint in its place. It closes at the end of a `with` block, by `close()`, or when
     it is collected; arrays that were read stay. It may be used by several threads, and in processes that are forked;
     pickled, it is opened again.
+
+    Examples:
+        >>> with ckptconv.open("checkpoints") as ck:  # a DeepSpeed run
+        ...     print(ck.optimizer["l1.weight.exp_avg"].shape == ck["l1.weight"].shape)
+        True
     """
 
     def __init__(self, source: Source, framework: str, device: Any, memory: Memory, given: Mapping[str, Any]) -> None:
@@ -344,6 +349,11 @@ def open_checkpoint(
     with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
     raises UsageError. `backend` "pread" copies what is read, where "mmap" maps it. "-" is standard input; what comes
     through a pipe, or is compressed, is kept in a temporary file in `spool_dir`. Raise a CkptconvError.
+
+    Examples:
+        >>> with ckptconv.open("model.pt", framework="np") as ck:
+        ...     print(list(ck), ck["weight"].shape, ck["weight"][0, 2:])
+        ['weight', 'bias'] (3, 4) [1. 1.]
     """
     kind = named(framework)
     if backend not in _BACKENDS:

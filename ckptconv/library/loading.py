@@ -43,6 +43,11 @@ def load_state_dict(
     name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed. Floating-point tensors are cast to
     `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only stay
     `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns if a `.pt` file beside `path` is newer.
+
+    Examples:
+        >>> state = ckptconv.load_state_dict("model.pt", dtype="bf16")
+        >>> state["weight"].dtype, state["bias"].shape
+        (torch.bfloat16, torch.Size([3]))
     """
     torch = framework("pt")
     path = normalize(path)

@@ -53,7 +53,13 @@ def save_state_dict(
     has it. `metadata` is written beside that. `options` are the fields of `Options` that a conversion from memory can
     use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`, `verify`, `manifest` and so on.
 
-    Nothing has a final name before all is complete. Raise a CkptconvError: UsageError for what cannot be stored.
+    `progress` and `on_total` are those of `convert`. Nothing has a final name before all is complete. Raise a
+    CkptconvError: UsageError for what cannot be stored.
+
+    Examples:
+        >>> report = ckptconv.save_state_dict({"w": torch.ones(2), "step": 7}, "saved.safetensors")
+        >>> ckptconv.load_state_dict("saved.safetensors")
+        {'w': tensor([1., 1.]), 'step': 7}
     """
     if normalize(path).endswith(TORCH_SUFFIXES):
         raise UsageError(f"{path} is named as a file for torch.load, and this writes safetensors.", "Use torch.save.")

@@ -26,6 +26,15 @@ class Tensor:
     used, if the bytes lie there as they are needed, and else a copy. A view can be written: that changes neither the
     file nor what other processes see, but it does change other views of the same bytes. All of these raise
     CorruptError if a file has changed since the checkpoint was opened.
+
+    Examples:
+        >>> weight = ckptconv.open("model.pt")["weight"]
+        >>> weight.dtype.name, weight.shape, weight.nbytes
+        ('float32', (3, 4), 48)
+        >>> weight[1, -2:]
+        tensor([1., 1.])
+        >>> weight.to("bf16").torch().dtype
+        torch.bfloat16
     """
 
     __slots__ = ("_device", "_framework", "_key", "_memory", "_tensor", "name")

@@ -89,6 +89,12 @@ def finish(
     `progress` and `on_total` are those of `convert`, for the bytes read again. Raises UsageError if nothing is staged,
     FailedError if parts are missing, and CorruptError if a file has changed; then nothing is published, and the staged
     files stay.
+
+    Examples:
+        >>> for part in ("0/2", "1/2"):
+        ...     report = ckptconv.convert("model.pt", "model", max_shard_size=50, part=part)
+        >>> ckptconv.finish("model").tensors
+        2
     """
     started = time.monotonic()
     chosen = Options(**options)

@@ -101,6 +101,10 @@ def check(
     its rows. Buckets, which span `bucket_size` ids, must hold the stated numbers of ids. What is absent is not checked.
     `table`, `names` and `options` are as for `split`.
     Raises DifferenceError with the whole report if something is wrong.
+
+    Examples:
+        >>> ckptconv.check_rows("kv.pt", embedding_dim=64, optimizer="adagrad").checked
+        ['weight_id']
     """
     started = time.monotonic()
     paths, asked = as_paths(table), RowOptions.take(given := dict(options))

@@ -52,6 +52,11 @@ def pack(
     {"weight": …}; by default a tensor is named as its part. `name` is the table's name. The output of `split` records
     its layout. For other inputs `options` describe it, by the fields of `RowOptions`. All else is as for `split`.
     Raises a `CkptconvError`; then nothing new exists at `output`.
+
+    Examples:
+        >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, optimizer="adagrad")
+        >>> ckptconv.pack_rows("parts", "again.pt").tensors
+        1
     """
     started = time.monotonic()
     asked = RowOptions.take(given := dict(options))

@@ -173,11 +173,16 @@ def verify(
 
     `options` are those of the conversion, the fields of `Options`. Options not given are taken from the output's
     manifest, in its directory or at the path `manifest`. `output` may be omitted if `optimizer` or `universal` is
-    given. `progress` is called with the bytes compared since the last call, `on_total` once with the total.
+    given. `progress` and `on_total` are those of `convert`, for the bytes compared.
 
     Return what was compared if every tensor, name, alias and structure record is equal, bit for bit. Raise
     DifferenceError with the first difference, UsageError for a path that does not exist, and whatever opening the
     source raises.
+
+    Examples:
+        >>> report = ckptconv.convert("model.pt", "model.safetensors")
+        >>> ckptconv.verify("model.pt", "model.safetensors").bytes_compared
+        60
     """
     source = source_of(source)
     asked = Options(**options)

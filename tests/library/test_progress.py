@@ -65,7 +65,7 @@ def test_of_a_class_of_tqdm_a_bar_is_made_and_closed(model: Path, tmp_path: Path
     totals: list[int] = []
     ckptconv.convert(model, tmp_path / "a.safetensors", progress=Closing, on_total=totals.append)
     assert [bar.n for bar in made] == [bar.total for bar in made] == totals
-    assert [(bar.desc, bar.unit, bar.disable) for bar in made] == [("convert: ", "B", True)]
+    assert [(bar.desc, bar.unit, bar.disable) for bar in made] == [("convert", "B", True)]
 
 
 def test_a_bar_is_closed_when_the_work_fails(model: Path, tmp_path: Path, made: list[Closing]) -> None:
