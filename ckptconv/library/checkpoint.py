@@ -212,7 +212,7 @@ class Checkpoint(Tensors):
 
     @functools.cached_property
     def optimizer(self) -> Tensors:
-        """The optimizer's states, named <parameter>.<state>; read only when they are asked for.
+        """The optimizer's states, named `<parameter>.<state>`; read only when they are asked for.
 
         Its first use raises UsageError for a checkpoint without states, or whose states cannot be told by parameter.
         """
