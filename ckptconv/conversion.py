@@ -15,20 +15,8 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options import OPTIONS, Default, Options, checked
-from ckptconv.outputs.planning import (
-    Output,
-    optimizer_output,
-    universal_output,
-    weights_output,
-)
-from ckptconv.outputs.targets import (
-    Target,
-    beside,
-    check_spool,
-    default_output,
-    of_rank,
-    resolve_output,
-)
+from ckptconv.outputs.planning import Output, optimizer_output, universal_output, weights_output
+from ckptconv.outputs.targets import Target, beside, check_spool, default_output, of_rank, resolve_output
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import Verifier, produce
