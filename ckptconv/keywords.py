@@ -195,7 +195,7 @@ class OpenOptions(TypedDict, total=False):
     """Only this tensor-parallel rank of DeepSpeed's, from 0."""
 
     states: bool
-    """Read the description of the optimizer's states now, not when it is asked for."""
+    """Read what describes the optimizer's states now, not when they are asked for."""
 
     inert: bool
     """Take even files that carry an attack; nothing in them runs."""

@@ -577,9 +577,7 @@ class _Opening:
 
     exclude_frozen = Option(FLAG, "Leave frozen parameters out.", group=LIBRARY)
     model_rank = Option(_count(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed's, from 0.", group=LIBRARY)
-    states = Option(
-        FLAG, "Read the description of the optimizer's states now, not when it is asked for.", group=LIBRARY
-    )
+    states = Option(FLAG, "Read what describes the optimizer's states now, not when they are asked for.", group=LIBRARY)
 
 
 class _Command:
