@@ -81,6 +81,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/house.py --check
+	$(BIN)/python scripts/keywords.py --check
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
@@ -88,6 +89,7 @@ format: $(INSTALLED)
 
 man: $(INSTALLED)
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/keywords.py
 
 bench: $(INSTALLED)
 	$(BIN)/python scripts/bench.py $(BENCH_FLAGS)

@@ -14,12 +14,24 @@ if TYPE_CHECKING:
         DifferenceError,
         FailedError,
         LimitError,
+        NoTensorError,
+        OutOfRangeError,
         StoppedError,
         UnsafeError,
         UnsupportedError,
         UsageError,
     )
     from ckptconv.formats.source import Source
+    from ckptconv.inspection.inspecting import inspect
+    from ckptconv.inspection.summary import Summary
+    from ckptconv.keywords import (
+        ConvertOptions,
+        FinishOptions,
+        InspectOptions,
+        LoadOptions,
+        OpenOptions,
+        RowsOptions,
+    )
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.loading import load_state_dict
@@ -41,25 +53,35 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checkpoint": ("library.checkpoint", "Checkpoint"),
     "CkptconvError": ("errors", "CkptconvError"),
+    "ConvertOptions": ("keywords", "ConvertOptions"),
     "CorruptError": ("errors", "CorruptError"),
     "DifferenceError": ("errors", "DifferenceError"),
     "FailedError": ("errors", "FailedError"),
+    "FinishOptions": ("keywords", "FinishOptions"),
+    "InspectOptions": ("keywords", "InspectOptions"),
     "LimitError": ("errors", "LimitError"),
+    "LoadOptions": ("keywords", "LoadOptions"),
+    "NoTensorError": ("errors", "NoTensorError"),
+    "OpenOptions": ("keywords", "OpenOptions"),
     "Options": ("options", "Options"),
+    "OutOfRangeError": ("errors", "OutOfRangeError"),
     "Report": ("result", "Report"),
-    "Tensor": ("library.tensor", "Tensor"),
+    "RowsOptions": ("keywords", "RowsOptions"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
+    "Summary": ("inspection.summary", "Summary"),
+    "Tensor": ("library.tensor", "Tensor"),
     "UnsafeError": ("errors", "UnsafeError"),
     "UnsupportedError": ("errors", "UnsupportedError"),
     "UsageError": ("errors", "UsageError"),
-    "__version__": ("version", "__version__"),
     "Verification": ("verification.verify", "Verification"),
     "VirtualFiles": ("library.virtual", "VirtualFiles"),
+    "__version__": ("version", "__version__"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
     "finish": ("publish.finish", "finish"),
     "flatten": ("structure.keymap", "flatten"),
+    "inspect": ("inspection.inspecting", "inspect"),
     "load_state_dict": ("library.loading", "load_state_dict"),
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("rows.pack", "pack"),
@@ -72,14 +94,23 @@ _HOMES = {
 __all__ = [
     "Checkpoint",
     "CkptconvError",
+    "ConvertOptions",
     "CorruptError",
     "DifferenceError",
     "FailedError",
+    "FinishOptions",
+    "InspectOptions",
     "LimitError",
+    "LoadOptions",
+    "NoTensorError",
+    "OpenOptions",
     "Options",
+    "OutOfRangeError",
     "Report",
+    "RowsOptions",
     "Source",
     "StoppedError",
+    "Summary",
     "Tensor",
     "UnsafeError",
     "UnsupportedError",
@@ -91,6 +122,7 @@ __all__ = [
     "convert",
     "finish",
     "flatten",
+    "inspect",
     "load_state_dict",
     "open",
     "pack_rows",
@@ -101,15 +133,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+if not TYPE_CHECKING:  # else every name would be right
 
-    module, attribute = _HOMES[name]
-    value = getattr(importlib.import_module(f".{module}", __name__), attribute)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        module, attribute = _HOMES[name]
+        value = getattr(importlib.import_module(f".{module}", __name__), attribute)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

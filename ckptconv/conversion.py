@@ -3,86 +3,70 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import Progress
+from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options import OPTIONS, Default, Options, checked
-from ckptconv.outputs.planning import (
-    Output,
-    check_growth,
-    check_output,
-    optimizer_output,
-    universal_output,
-    weights_output,
-)
-from ckptconv.outputs.targets import (
-    Spared,
-    Target,
-    beside,
-    check_spool,
-    default_output,
-    files_behind,
-    named_inputs,
-    of_rank,
-    resolve_output,
-)
-from ckptconv.process import no_garbage, peak_rss, settled
+from ckptconv.outputs.planning import Output, optimizer_output, universal_output, weights_output
+from ckptconv.outputs.targets import Target, beside, check_spool, default_output, of_rank, resolve_output
+from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
-from ckptconv.publish.publish import Done, files_of, final_path, last_path, publish
-from ckptconv.publish.staging.local import LocalStaging
-from ckptconv.result import OutputFile, Report
+from ckptconv.publish.producing import Verifier, produce
+from ckptconv.result import Report
 from ckptconv.storage.hub import pinned
 from ckptconv.storage.paths import is_remote, normalize, real_place
 from ckptconv.storage.spool import is_pipe
-from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.tensors.moves import File
-from ckptconv.text import some
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-# Keys under which training checkpoints keep the weights.
-_WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
+    from typing_extensions import Unpack
+
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import ConvertOptions
 
 # Plans one kind of output of a source.
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]
-# Compares the staged outputs with their sources; takes the file paths of each output, returns the bytes compared.
-Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None]], int]
 
 
+@shown
 @checked(OPTIONS)
 def convert(
     source: str | os.PathLike[str] | Source | Opened,
     output: str | os.PathLike[str] | None = None,
     *,
-    progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
-    before_commit: Callable[[], None] | None = None,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
     executor: Executor | None = None,
-    **options: Any,
+    **options: Unpack[ConvertOptions],
 ) -> Report:
     """Convert `source`, a path or an opened checkpoint, to safetensors at `output`, or from safetensors to a `.pt`.
 
     If `output` ends in ".safetensors" it is one file, else a directory; the default is beside the input. The name of a
     file for torch.load ends in .pt, .pth, .bin or .ckpt. `options` are the fields of `Options`.
 
-    `progress` is called from any thread with the bytes written since the last call; if it has a method `on_file`, that
-    is called with the name of each file as it is begun. `on_total` is called once, before the first byte, with the
-    total bytes. `before_commit` is called when everything is staged, before the first output gets its final name.
-    `executor` writes the files: any `concurrent.futures.Executor` whose workers see the inputs and outputs under the
-    same names.
+    `progress` shows the bytes written: it is a bar of tqdm or the class of one, a `rich.progress.Progress`, True for a
+    bar of tqdm's, or a function, which is called from any thread with the bytes since the last call; if that has a
+    method `on_file`, it is called with the name of each file as it is begun. An exception of `progress` ends the work.
+    `on_total` is called once, before the first byte, with the total bytes. `before_commit` is called when everything is
+    staged, before the first output gets its final name. `executor` writes the files: any `concurrent.futures.Executor`
+    whose workers see the inputs and outputs under the same names.
 
     Raises a `CkptconvError`; then nothing new has a final name.
+
+    Examples:
+        >>> report = ckptconv.convert("model.pt", "model.safetensors", dtype="bf16")
+        >>> report.tensors, [file.path for file in report.outputs]
+        (2, ['model.safetensors'])
     """
     started = time.monotonic()
     source = source_of(source)
@@ -114,172 +98,14 @@ def convert(
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
                 sources[0] = replace(sources[0], notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())
-        verify = _verifier(work, chosen, progress) if chosen.verify else None
-        return produce(sources, outputs, chosen, started, progress, on_total, before_commit, verify, executor)
-
-
-def produce(
-    sources: Sequence[Source],
-    outputs: Sequence[Output],
-    chosen: Options,
-    started: float,
-    progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
-    before_commit: Callable[[], None] | None = None,
-    verify: Verifier | None = None,
-    executor: Executor | None = None,
-) -> Report:
-    """Check the planned `outputs` of `sources`, write them, and return the report.
-
-    `started` is the monotonic time at which the conversion began. `verify` compares the staged files with the source.
-    The other functions are those that `convert` takes.
-    """
-    read_by = [each.plan.inputs() for each in outputs]
-    read = list(dict.fromkeys(itertools.chain.from_iterable(read_by)))
-    inputs = list(dict.fromkeys(file.stored for file in read))
-    spared = Spared([*(path for one in sources for path in files_behind(one)), *(file.path for file in inputs)])
-    for each, files in zip(outputs, read_by, strict=True):
-        check_growth(each, sum(file.size for file in files))
-        check_output(each, spared, chosen)
-    equal = [pair for one in sources for pair in one.equal]
-    alike: list[tuple[str, LazyTensor, LazyTensor]] = []
-    if chosen.optimizer or chosen.universal:
-        equal.extend(pair for one in sources for pair in one.equal_states)
-        alike.extend(pair for one in sources for pair in one.alike_states)
-    checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
-    watched = checksums if chosen.checksum else None
-    done = Done()
-    mine = files_of(outputs, chosen.part)
-    if not chosen.dry_run:
-        with _depfile(sources, outputs, inputs, chosen):
-            done = publish(
-                outputs, read, equal, alike, chosen, on_total, progress, before_commit, watched, verify, executor
-            )
-    has_chosen_names = chosen.key or chosen.strip_prefix or chosen.rename
-    recorded = list(dict.fromkeys(key for each in outputs for key in each.told.recorded))
-    counts: Counter[str] = Counter()
-    for one in sources:
-        counts.update(one.counts)
-    written = sum(file.size for files in mine for file in files) - done.reused_bytes
-    return Report(
-        input=sources[0].path,
-        outputs=[
-            OutputFile(final_path(each.target, file), file.size, each.tensors_of(file))
-            for each, files in zip(outputs, mine, strict=True)
-            for file in files
-        ],
-        format=sources[0].format,
-        tensors=sum(each.tensors for each in outputs),
-        aliases={alias: kept for each in outputs for alias, kept in each.aliases.items()},
-        counts=dict(counts),
-        opaque=list(_opaque(sources, outputs)),
-        warnings=list(_warnings(sources, outputs, chosen, checksums, done)),
-        notes=[note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))],
-        input_bytes=sum(file.size for file in inputs),
-        bytes_read=sum(one.bytes_read for one in sources) + done.tally.bytes_read + checksums.extra_bytes,
-        bytes_written=written,
-        bytes_verified=0 if is_inert(outputs) else done.tally.bytes_verified,
-        reused=done.reused,
-        checksums=checksums.checked,
-        extra_bytes=checksums.extra_bytes,
-        seconds=time.monotonic() - started,
-        peak_rss_bytes=peak_rss(),
-        dry_run=chosen.dry_run,
-        part=f"{chosen.part[0]}/{chosen.part[1]}" if chosen.part else "",
-        finish=[each.target.path for each in outputs] if chosen.part else [],
-        dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
-        recorded=recorded,
-        weights_key=_weights_key(sources, chosen) if recorded else "",
-    )
-
-
-def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:
-    """Yield the opaque classes (known by name only) that an output keeps. A `.pt` file keeps none."""
-    every = dict.fromkeys(name for one in sources for name in one.opaque)
-    for name in every if not outputs[0].restored else ():
-        if any(each.told.kept is None or name in each.told.kept for each in outputs):
-            yield name
-
-
-def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
-    """Return the key that selects the weights in a training checkpoint; "" if there is none."""
-    weights = sources[0].weights
-    return next((key for key in _WEIGHTS if not chosen.key and _is_tree(weights, key)), "")
-
-
-def _is_tree(weights: Any, key: str) -> bool:
-    return isinstance(weights, Mapping) and isinstance(weights.get(key), Mapping) and bool(weights[key])
+        verify = _verifier(work, chosen, counter(progress)) if chosen.verify else None
+        return produce(sources, outputs, chosen, started, counter(progress), on_total, before_commit, verify, executor)
 
 
 def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Output]) -> bool:
     """Whether any part of `source` is, or may be, kept in a temporary file."""
     path = "" if isinstance(source, Source) else normalize(source)
     return is_pipe(path) or is_remote(path) or any(file.packed for each in outputs for file in each.plan.inputs())
-
-
-def _warnings(
-    sources: Sequence[Source], outputs: Sequence[Output], chosen: Options, checksums: Checksums, done: Done
-) -> Iterator[str]:
-    """Yield the warnings: those of the sources, then those of the outputs."""
-    for one in sources:
-        yield from one.warnings
-    if checksums.unrecorded:
-        paths = list(checksums.unrecorded)
-        more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
-        yield f"{paths[0]}{more} cannot be checked: no checksums are recorded for what was read."
-    if done.differing:
-        few = ", ".join(done.differing[:5]) + (", …" if len(done.differing) > 5 else "")
-        yield (
-            f"The tensor-parallel ranks differ in {len(done.differing)} states of parameters that each of them has "
-            f"whole; the first rank's were taken: {few}."
-        )
-    if overflows := done.tally.overflows:
-        values = "1 value was" if overflows == 1 else f"{overflows:,} values were"
-        yield f"{values} too large for {chosen.dtype} and became infinite."
-    for each in outputs:
-        if is_remote(each.target.path):
-            from ckptconv.publish.staging.remote import notes
-
-            sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
-            yield from notes(sent, chosen.buffers(far=True) // 2)
-    for each in outputs:
-        yield from each.told.warnings
-        yield from each.restored.warnings() if each.restored else ()
-    # An option that affects none of the outputs is probably a mistake.
-    for option, reason in outputs[0].told.idle.items():
-        if all(option in each.told.idle for each in outputs):
-            yield f"{option} {reason}."
-    for each in outputs:
-        if each.told.bits:
-            yield (
-                f"{some(each.told.bits)} cannot be put together again without the structure record: safetensors "
-                "has no dtype for what they are of."
-            )
-    if is_inert(outputs):
-        yield _no_model(sources[0], outputs)
-    elif not any(each.tensors for each in outputs):
-        kept = "nothing of it is kept" if not chosen.structure else "only its structure is kept"
-        yield f"{sources[0].path} holds no tensor: {kept}."
-
-
-def is_inert(outputs: Sequence[Output]) -> bool:
-    """Whether the outputs hold no tensor outside objects of opaque classes (known by name only)."""
-    return all(each.told.inert for each in outputs)
-
-
-def _no_model(source: Source, outputs: Sequence[Output]) -> str:
-    """Return the warning for an input whose tensors, if any, are all inside objects of opaque classes."""
-    count = sum(each.tensors for each in outputs)
-    classes = f"objects of classes that are known by name only ({some(source.opaque, 3)})"
-    what = (
-        f"has all its tensors ({count}) inside {classes}: their names are no model's"
-        if count
-        else f"holds no tensor, and {classes}, which may have some, are kept as inert data"
-    )
-    return (
-        f"{source.path} {what}. This is no converted model. Where the classes can be imported, save the state_dict() "
-        "of the object with torch.save, and convert that."
-    )
 
 
 def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None) -> Verifier:
@@ -300,31 +126,6 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
         return verification.verify_outputs(staged, options, progress=progress).bytes_compared
 
     return verify
-
-
-@contextlib.contextmanager
-def _depfile(
-    sources: Sequence[Source], outputs: Sequence[Output], inputs: Sequence[File], options: Options
-) -> Iterator[None]:
-    """Stage a make rule for the outputs; commit it after the block has committed them."""
-    if not options.depfile:
-        yield
-        return
-    path = normalize(options.depfile)
-    if is_remote(path):
-        raise UsageError(f"{path}: a rule for make is written to a local file.")
-    read = [file.path for file in inputs]
-    for source in sources:
-        read.extend([*named_inputs(source), *source.pointers])
-    # make can check neither a pipe nor a remote file later.
-    read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
-    from ckptconv.publish.depfile import rule
-
-    text = os.fsencode(rule([last_path(each) for each in outputs], read))
-    with LocalStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
-        staging.seal(staging.put("", text))
-        yield
-        staging.commit([""])
 
 
 def _work(

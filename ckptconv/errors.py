@@ -1,7 +1,27 @@
-"""The closed set of errors that a user can meet, each with its exit code.
+"""The closed set of errors that a user can meet, each with the exit code of the command line.
+
+    CkptconvError               1    all of them
+    ├── FailedError             1    the work could not be done: a full disk, a broken connection
+    ├── DifferenceError         1    an output is not what its source gives
+    ├── UsageError              2    the request makes no sense, or names what does not exist
+    │   ├── NoTensorError       2    a checkpoint has no tensor of that name; a KeyError too
+    │   └── OutOfRangeError     2    a tensor has no such index; an IndexError too
+    ├── UnsafeError             3    the input carries an attack, or points out of its place
+    ├── CorruptError            4    the input contradicts itself, is truncated, or lacks a part
+    │   └── LimitError          4    it asks for more than any honest file of its size needs
+    ├── UnsupportedError        5    a layout that is recognised and not converted
+    └── StoppedError     130, 143    a signal ended the work
 
 Every error is one short paragraph: what is wrong, in which file, what was expected and what was found; `hint` says what
-to do next. A conversion raises nothing else: any exception that is not listed here is a bug.
+to do next. A call raises nothing else: any exception that is not listed here is a bug. After one, nothing new has a
+final name.
+
+Examples:
+    >>> try:
+    ...     ckptconv.convert("no-such-file.pt", "model.safetensors")
+    ... except ckptconv.CkptconvError as error:
+    ...     print(error.exit_code, error.message)
+    2 no-such-file.pt does not exist.
 """
 
 from __future__ import annotations
@@ -47,6 +67,14 @@ class UsageError(CkptconvError):
 
     exit_code = 2
     kind = "usage"
+
+
+class NoTensorError(UsageError, KeyError):
+    """A checkpoint has no tensor of that name. It is a KeyError too."""
+
+
+class OutOfRangeError(UsageError, IndexError):
+    """A tensor has no such index. It is an IndexError too."""
 
 
 class UnsafeError(CkptconvError):

@@ -47,13 +47,15 @@ class Kind(NamedTuple):
     """What values an option takes.
 
     `parse` converts what a caller gave; it raises UsageError, which names the option by its second argument. `words` is
-    its type on the command line, `stored` its type in JSON, and `unset` the value if none was given.
+    its type on the command line, `stored` its type in JSON, and `unset` the value if none was given. `accepts` is its
+    type in Python as type checkers read it, without None; the names that are not Python's are those of `keywords`.
     """
 
     parse: Callable[[Any, str], Any]
     words: Any = str
     stored: type = str
     unset: Any = None
+    accepts: str = "str"
 
 
 def _text(value: Any, called: str) -> str:
@@ -157,28 +159,29 @@ def _choice(*choices: str, words: Any = str, unset: Any = None) -> Kind:
             raise UsageError(f"{called} is {brief(value)}; it may be {' or '.join(choices)}.")
         return value
 
-    return Kind(parse, words, unset=unset)
+    return Kind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]")
 
 
 def _count(least: int, most: int) -> Kind:
-    return Kind(lambda value, called: parse_count(value, called, least, most), stored=int)
+    return Kind(lambda value, called: parse_count(value, called, least, most), stored=int, accepts="int | str")
 
 
 # Choices that the command line completes; it refuses others.
 _LITERAL: Any = Literal
+_SEVERAL = "str | list[str] | tuple[str, ...]"
 TEXT = Kind(_text, unset="")
-PATH = Kind(_path, unset="")
-FLAG = Kind(_flag, bool, bool, unset=False)
-SWITCH = Kind(_flag, bool, bool)
-TEXTS = Kind(_texts, list[str], list, unset=())
-RULES = Kind(_rules, list[str], list, unset=())
-NAMES = Kind(_names, list[str], dict, unset={})
-MAPPING = Kind(_mapping, stored=dict, unset={})
-SIZE = Kind(parse_size, stored=int)
-PART = Kind(_part, stored=list)
-DTYPE = Kind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")])
-DTYPE_TEXT = Kind(_dtype)
-ROW_DTYPE = Kind(_dtype_name)
+PATH = Kind(_path, unset="", accepts="str | os.PathLike[str]")
+FLAG = Kind(_flag, bool, bool, unset=False, accepts="bool")
+SWITCH = Kind(_flag, bool, bool, accepts="bool")
+TEXTS = Kind(_texts, list[str], list, unset=(), accepts=_SEVERAL)
+RULES = Kind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
+NAMES = Kind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {_SEVERAL}")
+MAPPING = Kind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
+SIZE = Kind(parse_size, stored=int, accepts="int | str")
+PART = Kind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
+DTYPE = Kind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")], accepts="str | TorchDType")
+DTYPE_TEXT = Kind(_dtype, accepts=DTYPE.accepts)
+ROW_DTYPE = Kind(_dtype_name, accepts=DTYPE.accepts)
 TIED = _choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = _choice("keep", "drop", unset="")
 
@@ -251,12 +254,22 @@ class Option:
         told = self.fallback or (str(self.written) if self.kind is not FLAG and self.written is not None else "")
         return told if isinstance(told, str) else told.get(command, told.get("", ""))
 
+    @property
+    def accepts(self) -> str:
+        """The type of its values in Python, as type checkers read it."""
+        return self.kind.accepts if self.kind is FLAG else f"{self.kind.accepts} | None"
+
     def parse(self, value: Any, called: str = "") -> Any:
         """Return the parsed `value`; None gives the default. Raise UsageError for an invalid one; it names the option
         `called`, or by its own name."""
         if value is None and self.kind is not FLAG:
             return copy.copy(self.default)
         return self.kind.parse(value, called or self.name)
+
+    def parameter(self) -> inspect.Parameter:
+        """Return it as a parameter of a function."""
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, keyword, default=self.default, annotation=self.accepts)
 
     def of_environment(self) -> Any:
         """Return the value that its environment variable gives; None if it is not set, or empty."""
@@ -303,12 +316,7 @@ class _Given:
 
     def __init_subclass__(cls) -> None:
         cls.table = _options_in(cls)
-        cls.__signature__ = inspect.Signature(
-            [
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
-                for name, option in cls.table.items()
-            ]
-        )
+        cls.__signature__ = inspect.Signature([option.parameter() for option in cls.table.values()])
 
     def __init__(self, **given: Any) -> None:
         for name in given:
@@ -441,7 +449,9 @@ class Options(_Given):
     )
     inert: bool = _deciding(FLAG, "Take even files that carry an attack; nothing in them runs.", group=TAKE)
     raw: bool = _deciding(FLAG, "Take whole modules as the objects they are, not as their state dicts.", group=TAKE)
-    family: str = _option(TEXT, group=LIBRARY)
+    family: str = _option(
+        TEXT, "The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's.", group=LIBRARY
+    )
     tag: str = _deciding(
         TEXT,
         "The tag of a DeepSpeed run.",
@@ -579,8 +589,9 @@ class _Packing:
 class _Opening:
     """Options that only `open` has, or names differently."""
 
-    exclude_frozen = Option(FLAG, group=LIBRARY)
-    model_rank = Option(_count(0, 1 << 20), group=LIBRARY)
+    exclude_frozen = Option(FLAG, "Leave frozen parameters out.", group=LIBRARY)
+    model_rank = Option(_count(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed's, from 0.", group=LIBRARY)
+    states = Option(FLAG, "Read what describes the optimizer's states now, not when they are asked for.", group=LIBRARY)
 
 
 class _Command:
@@ -637,10 +648,27 @@ class _Command:
 
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
-ROWS = {**RowOptions.table, **_options_in(_Rows)}
-PACKING = {**RowOptions.table, **_options_in(_Packing)}
-OPENING = {**OPTIONS, **_options_in(_Opening)}
+LAYOUT = RowOptions.table
+ROWS = {**LAYOUT, **_options_in(_Rows)}
+PACKING = {**LAYOUT, **_options_in(_Packing)}
 COMMAND = _options_in(_Command)
+
+
+def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
+    return {name: every[name] for name in names.split()}
+
+
+# What the calls of the library take that are no conversions.
+OPENING = _named_in(
+    {**OPTIONS, **_options_in(_Opening)},
+    "key tag exclude_frozen model_rank states inert family spool_dir storage_options",
+)
+LOADING = _named_in(OPTIONS, "key dtype tag storage_options")
+FINISHING = _named_in(OPTIONS, "checksum manifest fsync storage_options")
+INSPECTING = _named_in(
+    {**OPTIONS, **COMMAND},
+    "key include exclude stats as_ max_shard_size html tag inert raw family spool_dir storage_options",
+)
 # Which tensors to convert, and how.
 TENSORS = tuple(
     OPTIONS[name]
@@ -653,12 +681,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
     """Decorate a library function: parse its keyword arguments that are options of `table`, and raise UsageError for an
-    argument that neither the function nor, if it accepts any keywords, `table` knows."""
+    argument that neither the function nor, if it accepts any keywords, `table` knows. Its signature shows them all."""
 
     def decorate(function: Any) -> Any:
         code = function.__code__
         own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        known = [*own, *(table if code.co_flags & inspect.CO_VARKEYWORDS else ())]
+        open_ended = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        known = [*own, *(name for name in table if open_ended and name not in own)]
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
@@ -669,6 +698,20 @@ def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
                     given[name] = table[name].parse(value)
             return function(*args, **given)
 
+        if open_ended:
+            call.__signature__ = _expanded(function, {name: table[name] for name in known[len(own) :]})  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def _expanded(function: Any, table: Mapping[str, Option]) -> inspect.Signature:
+    """Return the signature of `function` with the options of `table` in the place of its ** parameter."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    return signature.replace(parameters=[*own, *(option.parameter() for option in table.values())])
+
+
+def filled(table: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parsed values `given`, and the defaults of the other options in `table`."""
+    return {name: given[name] if name in given else copy.copy(option.default) for name, option in table.items()}

@@ -7,6 +7,7 @@ import inspect
 import json
 import pickle
 import pydoc
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -376,12 +377,12 @@ def test_every_option_of_rows_and_of_opening_takes_words() -> None:
 
 
 def test_functions_keep_their_signatures() -> None:
-    assert list(inspect.signature(ckptconv.finish).parameters)[:3] == ["outputs", "checksum", "manifest"]
-    assert "options" in inspect.signature(ckptconv.convert).parameters
+    assert next(iter(inspect.signature(ckptconv.finish).parameters)) == "outputs"
+    assert [*inspect.signature(ckptconv.convert).parameters][-len(OPTIONS) :] == list(OPTIONS)
 
 
 def test_help_lists_the_options() -> None:
     shown = pydoc.render_doc(Options, renderer=pydoc.plaintext)
     for name, option in OPTIONS.items():
-        assert f"{name}={option.default!r}" in shown
+        assert re.search(rf"\b{name}: .{{1,60}} = {re.escape(repr(option.default))}", shown)
         assert f"{name} = <{option.flags[0]}: {option.about[:10]}" in shown

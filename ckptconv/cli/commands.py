@@ -255,9 +255,6 @@ def inspect_(
     ],
     *,
     depth: int | None = None,
-    as_: str | None = None,
-    max_shard_size: int | None = None,
-    stats: bool = False,
     html: str = "",
     **options: Any,
 ) -> None:
@@ -273,39 +270,16 @@ def inspect_(
       ckptconv inspect --html model.html model.safetensors
       ckptconv inspect --stats --include '*.mlp.*' model.pt
     """
-    from ckptconv.formats.detect import open_source
-    from ckptconv.inspection.summary import add_statistics, forecast, summarize, tensors_of
-    from ckptconv.options import Options
-    from ckptconv.process import no_garbage
-    from ckptconv.rows import tables
+    from ckptconv.inspection.inspecting import inspect
     from ckptconv.storage.paths import normalize
     from ckptconv.text import format_size
 
     output = output_of("inspect", options)
-    chosen = {name: options.pop(name) for name in ("key", "include", "exclude") if name in options}
-    which = Options(**chosen)
-    # A million tensors are a million small objects that live until the end: do not scan them.
-    with no_garbage():
-        source = open_source(normalize(path), key=which.key, **options)
-        summary = summarize(source, list(tables.notes(tables.contents(source))), which)
-        if as_ or max_shard_size:
-            summary["conversion"] = forecast(source, as_, max_shard_size, **chosen)
-    if stats:
-        from ckptconv.inspection.measure import measured
-
-        tensors, aliases, _ = tensors_of(source, which)
-        kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
-        with output.progress() as progress:
-            found, read = measured(kept, options.get("storage_options", {}), progress, progress.begin)
-        add_statistics(summary, found)
-        summary["bytes_read"] += read
+    with output.progress() as progress:
+        summary = inspect(path, html=html, progress=progress, on_total=progress.begin, **options)
     if html:
-        from ckptconv.inspection.page import write_page
-        from ckptconv.outputs.targets import files_behind
-
-        size = write_page(html, path, summary, files_behind(source))
-        output.note(f"wrote {html} ({format_size(size)})")
-    output.inspected(path, summary, depth)
+        output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
+    output.inspected(summary, depth)
 
 
 def convert_one(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, has_colours
 from ckptconv.errors import FailedError
-from ckptconv.inspection.module_tree import totals, tree
 from ckptconv.inspection.overview import count_of, cut, overview, printable
 from ckptconv.storage import remote
 from ckptconv.storage.writing import reason
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from ckptconv.cli.batch import Result
     from ckptconv.errors import CkptconvError, StoppedError
     from ckptconv.inspection.overview import Line
+    from ckptconv.inspection.summary import Summary
     from ckptconv.result import OutputFile, Report
     from ckptconv.rows.check import CheckReport
     from ckptconv.verification.verify import Verification
@@ -129,16 +129,15 @@ class Output:
         elif not self.quiet:
             self._print(_rows_lines(report))
 
-    def inspected(self, path: str, summary: dict[str, Any], depth: int | None = None) -> None:
+    def inspected(self, summary: Summary, depth: int | None = None) -> None:
         """Print what is inside a checkpoint, with its modules to `depth` levels."""
         if self.json:
-            modules = list(totals(tree(summary["tensors"], summary["aliases"])))
-            self._print_json(True, {"input": path, **summary, "modules": modules})
+            self._print_json(True, summary.to_dict())
         else:
-            for warning in summary["warnings"]:
+            for warning in summary.warnings:
                 self.warn(warning)
             if not self.quiet:
-                self._show(overview(path, summary, width=_width(), depth=depth, verbose=self.verbose))
+                self._show(overview(summary, width=_width(), depth=depth, verbose=self.verbose))
 
     def serving(self, source: str, url: str, files: Mapping[str, int]) -> None:
         """Report that `files`, {name: bytes}, made from `source`, are served at `url`."""

@@ -24,7 +24,7 @@ _INTERVAL = 0.1
 
 
 def attempt(
-    source: str, output: str, options: dict[str, Any], progress: Any, on_total: Callable[[int], None]
+    source: str, output: str, options: dict[str, Any], progress: Any, on_total: Callable[[int], object]
 ) -> Report | CkptconvError:
     """Convert; return the report, or the error. From the commit on, signals are held."""
     try:

@@ -24,7 +24,7 @@ from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK
 
-Progress: TypeAlias = Callable[[int], None]
+Progress: TypeAlias = Callable[[int], object]
 
 # Parts of fewer bytes than this on average mean very many short reads and writes.
 _SHORT = 16 << 10

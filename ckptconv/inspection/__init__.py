@@ -1,3 +1,3 @@
-"""What is inside a checkpoint, as plain data, as lines of text, and as an HTML page.
+"""What is inside a checkpoint, as data, as lines of text, and as an HTML page.
 
-In: a `Source`. Out: data and text. Nothing here prints or writes."""
+In: a path, or a `Source`. Out: a `Summary`, and text; a page is a file. Nothing here prints."""

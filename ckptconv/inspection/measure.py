@@ -23,7 +23,7 @@ def measured(
     tensors: Mapping[str, LazyTensor],
     storage_options: Mapping[str, Any],
     progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
+    on_total: Callable[[int], object] | None = None,
 ) -> tuple[dict[str, Statistics], int]:
     """Read `tensors`. Return the statistics of each whose elements are numbers, by name, and the bytes read.
 

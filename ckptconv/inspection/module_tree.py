@@ -6,13 +6,44 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ckptconv.inspection.statistics import Statistics
+
 
 # Most dots at which a name is split.
 DEEPEST = 60
 # Key of a tensor inside the module of the same name. No part of a name has a dot.
 _ITSELF = "."
 _NUMBER = re.compile(r"\d{1,9}")
+
+
+@dataclass(slots=True)
+class TensorInfo:
+    """A tensor: its name, its dtype by torch's name, its shape, and its size in bytes.
+
+    `stats` are the statistics of its values, where these were asked for; None for a dtype that is no number. A tied
+    name has those of its tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    stats: Statistics | None = None
+
+
+@dataclass(slots=True)
+class ModuleInfo:
+    """A module: its path with dots, how many tensors it holds at all depths, their elements and their size in bytes,
+    of tied ones once, and the dtypes of its tensors."""
+
+    name: str
+    tensors: int
+    elements: int
+    bytes: int
+    dtypes: list[str]
 
 
 @dataclass(slots=True)
@@ -47,33 +78,33 @@ class Row(NamedTuple):
     hidden: Sequence[Module] = ()
 
 
-def tree(tensors: Sequence[Mapping[str, Any]], aliases: Mapping[str, str]) -> Module:
-    """Return the tree of `tensors`, rows with name, dtype, shape and bytes, by the dots in their names."""
+def tree(tensors: Sequence[TensorInfo], aliases: Mapping[str, str]) -> Module:
+    """Return the tree of `tensors` by the dots in their names."""
     root = Module("")
     for row in tensors:
         path = [root]
-        for part in row["name"].split(".", DEEPEST):
+        for part in row.name.split(".", DEEPEST):
             if path[-1].shape is not None:
                 _move_inside(path[-1])
             child = path[-1].children.get(part)
             if child is None:
                 child = path[-1].children[part] = Module(part)
             path.append(child)
-        tied = aliases.get(row["name"], "")
+        tied = aliases.get(row.name, "")
         leaf = path[-1]
         if leaf.children:
             leaf = leaf.children.setdefault(_ITSELF, Module(""))
             path.append(leaf)
-        leaf.shape, leaf.tied = tuple(row["shape"]), tied
+        leaf.shape, leaf.tied = row.shape, tied
         elements = 1
-        for extent in row["shape"]:
+        for extent in row.shape:
             elements *= extent
         for module in path:
             module.tensors += 1
-            module.dtypes[row["dtype"]] = None
+            module.dtypes[row.dtype] = None
             if not tied:
                 module.elements += elements
-                module.nbytes += row["bytes"]
+                module.nbytes += row.bytes
     _number_forms(root)
     return root
 
@@ -96,18 +127,12 @@ def _number_forms(root: Module) -> None:
         module.form = forms.setdefault(described, len(forms))
 
 
-def totals(root: Module) -> Iterator[dict[str, Any]]:
-    """Yield name, tensors, elements, bytes and dtypes of every module that is no tensor, the root first."""
+def totals(root: Module) -> Iterator[ModuleInfo]:
+    """Yield what is in every module that is no tensor, the root first."""
     stack = [("", root)]
     while stack:
         name, module = stack.pop()
-        yield {
-            "name": name,
-            "tensors": module.tensors,
-            "elements": module.elements,
-            "bytes": module.nbytes,
-            "dtypes": list(module.dtypes),
-        }
+        yield ModuleInfo(name, module.tensors, module.elements, module.nbytes, list(module.dtypes))
         inside = [
             (f"{name}.{each.name}" if name or module is not root else each.name, each)
             for each in module.children.values()

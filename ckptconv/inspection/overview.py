@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.inspection.module_tree import Row, fitting_depth, rows, tree
 from ckptconv.text import format_size
+
+if TYPE_CHECKING:
+    from ckptconv.inspection.statistics import Statistics
+    from ckptconv.inspection.summary import Summary
 
 # Most lines of the tree by default, and most children shown of one module.
 LINES, CHILDREN = 40, 20
@@ -32,17 +37,16 @@ Line = list[Span]
 
 
 def overview(
-    path: str,
-    summary: Mapping[str, Any],
+    summary: Summary,
     *,
     width: int | None = None,
     depth: int | None = None,
     verbose: bool = False,
 ) -> Iterator[Line]:
     """Yield the lines that show `summary`, each at most `width` cells wide (None: as wide as needed)."""
-    if not all(name.isprintable() for name in (*(row["name"] for row in summary["tensors"]), *summary["values"])):
+    if not all(name.isprintable() for name in (*(row.name for row in summary.tensors), *summary.values)):
         summary = _printable(summary)
-    yield [Span(path, "name"), Span(": "), Span(summary["format"], "title")]
+    yield [Span(summary.input, "name"), Span(": "), Span(summary.format, "title")]
     yield from _facts(summary, width)
     yield from _table_of_dtypes(summary, width)
     yield from _tree(summary, width, depth, verbose)
@@ -61,32 +65,39 @@ def _printable(value: Any) -> Any:
         return printable(value)
     if isinstance(value, Mapping):
         return {_printable(key): _printable(each) for key, each in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{name: _printable(each) for name, each in _fields(value)})
     return [_printable(each) for each in value] if isinstance(value, list) else value
 
 
-def _facts(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(value):
+        yield field.name, getattr(value, field.name)
+
+
+def _facts(summary: Summary, width: int | None) -> Iterator[Line]:
     told = []
-    for key, value in summary["facts"].items():
+    for key, value in summary.facts.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{name}={text}" for name, text in value.items())
         told.append(f"{key}: {format_size(value) if key == 'size' else value}")
     yield from _wrapped(told, " · ", width, "dim")
-    kinds = [f"{kind} {count:,}" for kind, count in summary["counts"].items()]
-    total = [count_of(len(summary["tensors"]), "tensor"), count_of(summary["elements"], "element")]
-    yield from _wrapped([*total, format_size(summary["bytes"]), *kinds], " · ", width, "")
+    kinds = [f"{kind} {count:,}" for kind, count in summary.counts.items()]
+    total = [count_of(len(summary.tensors), "tensor"), count_of(summary.elements, "element")]
+    yield from _wrapped([*total, format_size(summary.bytes), *kinds], " · ", width, "")
 
 
-def _table_of_dtypes(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
-    totals = sorted(summary["totals"].items(), key=lambda item: -item[1]["bytes"])
+def _table_of_dtypes(summary: Summary, width: int | None) -> Iterator[Line]:
+    totals = sorted(summary.totals.items(), key=lambda item: -item[1].bytes)
     if not totals:
         return
     yield []
     table = [
         [
             name,
-            count_of(total["tensors"], "tensor"),
-            count_of(total["elements"], "element"),
-            format_size(total["bytes"]),
+            count_of(total.tensors, "tensor"),
+            count_of(total.elements, "element"),
+            format_size(total.bytes),
         ]
         for name, total in totals
     ]
@@ -95,7 +106,7 @@ def _table_of_dtypes(summary: Mapping[str, Any], width: int | None) -> Iterator[
         line = [Span("  "), Span(padded(row[0], widths[0]), "name")]
         line += [Span("  " + padded(row[column], widths[column], right=True)) for column in (1, 2, 3)]
         room = None if width is None else width - sum(widths) - 8
-        yield _fitted([*line, *_share(total["bytes"], summary["bytes"], room)], width)
+        yield _fitted([*line, *_share(total.bytes, summary.bytes, room)], width)
 
 
 def _share(part: int, whole: int, room: int | None) -> Line:
@@ -110,8 +121,8 @@ def _share(part: int, whole: int, room: int | None) -> Line:
     return line if room is None or room > _PERCENT + _BAR else line[:1] if room >= _PERCENT else []
 
 
-def _tree(summary: Mapping[str, Any], width: int | None, depth: int | None, verbose: bool) -> Iterator[Line]:
-    root = tree(summary["tensors"], summary["aliases"])
+def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool) -> Iterator[Line]:
+    root = tree(summary.tensors, summary.aliases)
     if not root.children:
         return
     most = None if verbose else CHILDREN
@@ -148,7 +159,7 @@ def _tree(summary: Mapping[str, Any], width: int | None, depth: int | None, verb
             Span(size if module.tied else padded(size, _SIZE, right=True), "dim" if module.tied else ""),
         ]
         if not module.tied:
-            line += _share(module.nbytes * row.alike, summary["bytes"], room)
+            line += _share(module.nbytes * row.alike, summary.bytes, room)
         yield _fitted(line, width)
 
 
@@ -181,47 +192,47 @@ def _alike(count: int) -> str:
     return f" ({count:,} alike)"
 
 
-def _largest(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
-    by_name = {row["name"]: row for row in summary["tensors"]}
-    largest = summary["largest"][:_FEW]
+def _largest(summary: Summary, width: int | None) -> Iterator[Line]:
+    by_name = {row.name: row for row in summary.tensors}
+    largest = summary.largest[:_FEW]
     if len(by_name) <= _FEW:
         return
     yield []
     yield [Span("  largest:", "title")]
-    shapes = [" × ".join(map(str, by_name[name]["shape"])) or "scalar" for name in largest]
+    shapes = [" × ".join(map(str, by_name[name].shape)) or "scalar" for name in largest]
     widths = max(map(cells, largest)), max(map(cells, shapes))
     name_width = min(widths[0], WIDE if width is None else max(width - widths[1] - 28, _NARROW))
     for name, shape in zip(largest, shapes, strict=True):
         row = by_name[name]
         label = name if width is None else cut(name, name_width)
-        line = [Span("    "), Span(padded(label, name_width)), Span(f"  {row['dtype']:<9}", "dim")]
-        yield _fitted([*line, Span(f"  {padded(shape, widths[1])}  {format_size(row['bytes']):>9}")], width)
+        line = [Span("    "), Span(padded(label, name_width)), Span(f"  {row.dtype:<9}", "dim")]
+        yield _fitted([*line, Span(f"  {padded(shape, widths[1])}  {format_size(row.bytes):>9}")], width)
 
 
 _LONG = 10**12
 _STATISTICS = ("min", "max", "mean", "std", "zeros", "nan", "inf")
 
 
-def _values(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Iterator[Line]:
+def _values(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
     """Show the statistics of tensors; those with a NaN or an infinity are marked, and come first."""
-    if "not_finite" not in summary:
+    if summary.not_finite is None:
         return
-    broken = set(summary["not_finite"])
+    broken = set(summary.not_finite)
     # The order of the file, those with a NaN or an infinity before the others.
     found = sorted(
-        (row for row in summary["tensors"] if row["name"] not in summary["aliases"]),
-        key=lambda row: row["name"] not in broken,
+        (row for row in summary.tensors if row.name not in summary.aliases),
+        key=lambda row: row.name not in broken,
     )
     most = len(found) if verbose else max(LINES, min(len(broken), 2 * LINES))
-    table = [["", *_STATISTICS], *(_cells_of(row["stats"]) for row in found[:most])]
+    table = [["", *_STATISTICS], *(_cells_of(row.stats) for row in found[:most])]
     widths = [max(cells(row[column]) for row in table) for column in range(len(_STATISTICS) + 1)]
-    names = max((cells(row["name"]) for row in found[:most]), default=0)
+    names = max((cells(row.name) for row in found[:most]), default=0)
     room = WIDE if width is None else max(width - sum(widths[1:]) - 2 * len(widths) - 4, _NARROW)
     names = min(names, room)
     told = f"{len(broken):,} of {count_of(len(found), 'tensor')} with NaN or infinities" if broken else "all are finite"
     yield []
     yield from _wrapped([f"values: {told}"], " ", width, "warning" if broken else "good")
-    for name, row in zip(["", *(each["name"] for each in found[:most])], table, strict=True):
+    for name, row in zip(["", *(each.name for each in found[:most])], table, strict=True):
         label = name if width is None else cut(name, names)
         style = "warning" if name in broken else "" if name else "dim"
         line = [Span("  ! " if name in broken else "    ", style), Span(padded(label, names), style)]
@@ -232,9 +243,9 @@ def _values(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Ite
         yield _fitted([Span(f"    … and {count_of(left, 'more tensor')} (--verbose lists them)", "dim")], width)
 
 
-def _others(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Iterator[Line]:
+def _others(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
     """Show what is no tensor: numbers and texts such as epochs, learning rates and settings."""
-    found = summary["values"]
+    found = summary.values
     if not found:
         return
     most = len(found) if verbose else CHILDREN
@@ -248,9 +259,9 @@ def _others(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Ite
         )
 
 
-def _cells_of(stats: Mapping[str, Any] | None) -> list[str]:
+def _cells_of(stats: Statistics | None) -> list[str]:
     """Return the cells of a tensor's statistics; dashes for what it has none of."""
-    return ["", *("–" if stats is None else _value(stats[name]) for name in _STATISTICS)]
+    return ["", *("–" if stats is None else _value(getattr(stats, name)) for name in _STATISTICS)]
 
 
 def _value(value: Any) -> str:
@@ -262,8 +273,8 @@ def _value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and abs(value) < _LONG else f"{value:.5g}"
 
 
-def _ties(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Iterator[Line]:
-    ties = list(summary["aliases"].items())
+def _ties(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
+    ties = list(summary.aliases.items())
     shown = ties if verbose else ties[:_FEW]
     if shown:
         yield []
@@ -273,39 +284,39 @@ def _ties(summary: Mapping[str, Any], width: int | None, verbose: bool) -> Itera
         yield [Span(f"  … and {len(ties) - len(shown):,} more tied names (--verbose lists them)", "dim")]
 
 
-def _notes(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
-    notes = [*summary["notes"], *summary["tables"]]
+def _notes(summary: Summary, width: int | None) -> Iterator[Line]:
+    notes = [*summary.notes, *summary.tables]
     if notes:
         yield []
     for note in notes:
         yield from _wrapped(note.split(" ") if width is not None else [note], " ", width, "")
 
 
-def _classes(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
-    known = [name for name in summary["classes"] if name not in summary["opaque"]]
-    if summary["opaque"] or known:
+def _classes(summary: Summary, width: int | None) -> Iterator[Line]:
+    known = [name for name in summary.classes if name not in summary.opaque]
+    if summary.opaque or known:
         yield []
-    if summary["opaque"]:
+    if summary.opaque:
         start = "classes kept as inert data, never run: "
-        yield from _wrapped(_after(start, summary["opaque"]), ", ", width, "warning")
+        yield from _wrapped(_after(start, summary.opaque), ", ", width, "warning")
     if known:
         yield from _wrapped(_after("classes and functions mentioned, understood as data: ", known), ", ", width, "dim")
 
 
-def _conversion(summary: Mapping[str, Any], width: int | None) -> Iterator[Line]:
-    made = summary.get("conversion")
+def _conversion(summary: Summary, width: int | None) -> Iterator[Line]:
+    made = summary.conversion
     if not made:
         return
-    files = len(made["files"])
-    told = f"as {made['dtype']}: {format_size(made['bytes'])} in {count_of(files, 'file')}"
-    told += f" ({count_of(made['shards'], 'shard')})" if made["shards"] > 1 else ""
+    files = len(made.files)
+    told = f"as {made.dtype}: {format_size(made.bytes)} in {count_of(files, 'file')}"
+    told += f" ({count_of(made.shards, 'shard')})" if made.shards > 1 else ""
     # Descriptions may be read twice, and are most of a small file: more may be read than there is.
-    read = f"{format_size(made['bytes_to_read'])} of" if made["bytes_to_read"] < made["input_bytes"] else "all"
-    told += f"; reads {read} {format_size(made['input_bytes'])}"
+    read = f"{format_size(made.bytes_to_read)} of" if made.bytes_to_read < made.input_bytes else "all"
+    told += f"; reads {read} {format_size(made.input_bytes)}"
     yield []
     yield from _wrapped([told], " ", width, "title")
     # Not cut, so that users can copy it.
-    yield [Span(f"    {made['command']}", "name")]
+    yield [Span(f"    {made.command}", "name")]
 
 
 def _after(start: str, words: Sequence[str]) -> list[str]:

@@ -13,11 +13,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.inspection.overview import printable
+from ckptconv.inspection.statistics import Statistics
+from ckptconv.inspection.summary import Summary
 from ckptconv.outputs.targets import Spared
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.files import look
@@ -32,8 +35,8 @@ _BLOCK = re.compile(r"\{\{(style|script)\}\}(.*?)\{\{end\}\}", re.DOTALL)
 _FIELD = re.compile(r"\{\{(policy|title|data)\}\}")
 
 
-def page_of(path: str, summary: Mapping[str, Any]) -> str:
-    """Return the page that shows `summary`, of the checkpoint at `path`."""
+def page_of(summary: Summary) -> str:
+    """Return the page that shows `summary`."""
     template = resources.files(__package__).joinpath(_TEMPLATE).read_text("utf-8")
     hashes = {kind: _hash_of(text) for kind, text in _BLOCK.findall(template)}
     template = _BLOCK.sub(lambda match: match[2], template)
@@ -41,7 +44,7 @@ def page_of(path: str, summary: Mapping[str, Any]) -> str:
         f"default-src 'none'; script-src '{hashes['script']}'; style-src '{hashes['style']}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    name = printable(path)
+    name = printable(summary.input)
     fields = {
         "policy": policy,
         "title": html.escape(f"{os.path.basename(name.rstrip('/')) or name} · ckptconv"),
@@ -50,8 +53,8 @@ def page_of(path: str, summary: Mapping[str, Any]) -> str:
     return _FIELD.sub(lambda match: fields[match[1]], template)
 
 
-def write_page(target: str, path: str, summary: Mapping[str, Any], read: Iterable[str] = ()) -> int:
-    """Write the page to the file `target`, which gets its name only when it is complete. Return its size in bytes.
+def write_page(target: str, summary: Summary, read: Iterable[str]) -> None:
+    """Write the page to the file `target`, which gets its name only when it is complete.
 
     `read` are the files of the checkpoint, which the page may not replace. Raises UsageError if `target` cannot be such
     a file, FailedError if it cannot be written.
@@ -62,14 +65,13 @@ def write_page(target: str, path: str, summary: Mapping[str, Any], read: Iterabl
     kind = look(target).kind
     if kind not in ("file", "missing"):
         raise UsageError(f"{target} is {look(target).described}, where the page was to be written.")
-    Spared([path, *read]).check(target, "The page")
+    Spared([summary.input, *read]).check(target, "The page")
     if look(dirname(target)).kind != "directory":
         raise UsageError(f"{target} cannot be written: there is no directory {dirname(target)}.", "Make it first.")
-    data = page_of(path, summary).encode()
+    data = page_of(summary).encode()
     with LocalStaging(target, "page", durable=False) as staging:
         staging.seal(staging.put(os.path.basename(target), data))
         staging.commit([os.path.basename(target)])
-    return len(data)
 
 
 def _hash_of(text: str) -> str:
@@ -83,42 +85,42 @@ def _embedded(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _data_of(path: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _data_of(path: str, summary: Summary) -> dict[str, Any]:
     """Return the data for the page's script. Dtypes and shapes are few, so tensors refer to them by number."""
     dtypes: dict[str, int] = {}
     shapes: dict[tuple[int, ...], int] = {}
-    rows = summary["tensors"]
-    places = {row["name"]: place for place, row in enumerate(rows)}
-    facts = [[key, _fact(key, value)] for key, value in summary["facts"].items()]
-    made = summary.get("conversion")
+    rows = summary.tensors
+    places = {row.name: place for place, row in enumerate(rows)}
+    facts = [[key, _fact(key, value)] for key, value in summary.facts.items()]
+    made = summary.conversion
     return {
         "version": __version__,
         "path": path,
-        "format": summary["format"],
+        "format": summary.format,
         "facts": facts,
-        "counts": [[printable(kind), f"{count:,}"] for kind, count in summary["counts"].items()],
-        "totals": [[n, total["tensors"], total["elements"], total["bytes"]] for n, total in summary["totals"].items()],
-        "names": [printable(row["name"]) for row in rows],
-        "dtype": [dtypes.setdefault(row["dtype"], len(dtypes)) for row in rows],
-        "shape": [shapes.setdefault(tuple(row["shape"]), len(shapes)) for row in rows],
-        "bytes": [row["bytes"] for row in rows],
+        "counts": [[printable(kind), f"{count:,}"] for kind, count in summary.counts.items()],
+        "totals": [[n, total.tensors, total.elements, total.bytes] for n, total in summary.totals.items()],
+        "names": [printable(row.name) for row in rows],
+        "dtype": [dtypes.setdefault(row.dtype, len(dtypes)) for row in rows],
+        "shape": [shapes.setdefault(row.shape, len(shapes)) for row in rows],
+        "bytes": [row.bytes for row in rows],
         "dtypes": list(dtypes),
         "shapes": [list(shape) for shape in shapes],
-        "tied": {places[alias]: printable(kept) for alias, kept in summary["aliases"].items() if alias in places},
-        "stats": [_numbers(row["stats"]) for row in rows] if "not_finite" in summary else None,
-        "opaque": list(map(printable, summary["opaque"])),
-        "classes": [printable(name) for name in summary["classes"] if name not in summary["opaque"]],
-        "notes": list(map(printable, [*summary["notes"], *summary["tables"]])),
-        "warnings": list(map(printable, summary["warnings"])),
-        "conversion": made and {**made, "files": len(made["files"]), "command": printable(made["command"])},
+        "tied": {places[alias]: printable(kept) for alias, kept in summary.aliases.items() if alias in places},
+        "stats": [_numbers(row.stats) for row in rows] if summary.not_finite is not None else None,
+        "opaque": list(map(printable, summary.opaque)),
+        "classes": [printable(name) for name in summary.classes if name not in summary.opaque],
+        "notes": list(map(printable, [*summary.notes, *summary.tables])),
+        "warnings": list(map(printable, summary.warnings)),
+        "conversion": made and {**asdict(made), "files": len(made.files), "command": printable(made.command)},
     }
 
 
-def _numbers(stats: Mapping[str, Any] | None) -> list[Any] | None:
+def _numbers(stats: Statistics | None) -> list[Any] | None:
     """Return the statistics of a tensor for the page; an integer that a script would round is text."""
     if stats is None:
         return None
-    return [str(each) if isinstance(each, int) and abs(each) > _EXACT else each for each in stats.values()]
+    return [str(each) if isinstance(each, int) and abs(each) > _EXACT else each for each in asdict(stats).values()]
 
 
 def _fact(key: str, value: Any) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
 from ckptconv.tensors.kernels import numpy_module
@@ -38,7 +38,8 @@ _LARGE, _SMALL = 2.0**480, 2.0**-480
 _HALVES = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
-class Statistics(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Statistics:
     """The statistics of one tensor, as the module says."""
 
     min: float | None

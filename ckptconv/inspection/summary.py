@@ -1,14 +1,18 @@
-"""What is inside a checkpoint, as plain data: what `inspect` shows. Pure; no tensor data is read here."""
+"""What is inside a checkpoint, as data: what `inspect` returns and shows. Pure; no tensor data is read here."""
 
 from __future__ import annotations
 
+import functools
 import heapq
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, TypeGuard
 
 from ckptconv.formats.source import Source
+from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
 from ckptconv.inspection.statistics import Statistics
 from ckptconv.options import Options
 from ckptconv.outputs import selection
@@ -31,6 +35,109 @@ LARGEST = 10
 _VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 
 
+@dataclass(slots=True)
+class Total:
+    """How many tensors of a dtype there are, their elements, and their size in bytes. Tied tensors count once."""
+
+    tensors: int = 0
+    elements: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class PlannedFile:
+    """A file that a conversion would write: its name, its size in bytes, and how many tensors it holds."""
+
+    name: str
+    bytes: int
+    tensors: int
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What a conversion would write. Sizes are in bytes.
+
+    `command` is the command that does it. `shards` counts the files that hold tensors. `bytes_to_read` is about how
+    many bytes it reads, of the `input_bytes` of all files that it reads.
+    """
+
+    dtype: str
+    command: str
+    bytes: int
+    files: list[PlannedFile]
+    shards: int
+    bytes_to_read: int
+    input_bytes: int
+
+
+@dataclass
+class Summary:
+    """What is inside a checkpoint: what `ckptconv inspect --json` prints. Sizes are in bytes; tied tensors count once.
+
+    `input` is the path as it was given. `format` is for people; `family` is torch, deepspeed, dcp or safetensors, or a
+    plug-in's. `facts` are more of it, by what they are called. `counts` are the numbers of tensors of each kind, where
+    a format has kinds and all tensors were chosen. `totals` are by dtype. `largest` are names of the largest tensors,
+    by falling size. `aliases` are tied names: {name: the name that it is tied to}. `values` are numbers and texts
+    beside the tensors, by their paths. `opaque` are classes of objects that are kept as inert data, `classes` all that
+    pickles name. `tables`, `notes` and `warnings` are sentences. `bytes_read` is what finding this out took.
+    `conversion` is there if it was asked for. `not_finite` are names of tensors with a NaN or an infinity, each once;
+    None if statistics were not asked for.
+    """
+
+    input: str
+    format: str
+    family: str
+    facts: dict[str, Any]
+    counts: dict[str, int]
+    elements: int
+    bytes: int
+    totals: dict[str, Total]
+    tensors: list[TensorInfo]
+    largest: list[str]
+    aliases: dict[str, str]
+    values: dict[str, str]
+    opaque: list[str]
+    classes: list[str]
+    tables: list[str]
+    notes: list[str]
+    warnings: list[str]
+    bytes_read: int
+    conversion: Forecast | None = None
+    not_finite: list[str] | None = None
+
+    @functools.cached_property
+    def modules(self) -> list[ModuleInfo]:
+        """Every module, by the dots in names, with what is in it; the whole first, without a name."""
+        return list(totals(tree(self.tensors, self.aliases)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the command prints it, of plain values: the schema is `inspect.json`."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in ("conversion", "not_finite"):
+            if found[name] is None:
+                del found[name]
+        if self.conversion:
+            found["conversion"] = asdict(self.conversion)
+        with_stats = self.not_finite is not None
+        return {
+            **found,
+            "totals": {name: asdict(total) for name, total in self.totals.items()},
+            "tensors": [_row(tensor, with_stats) for tensor in self.tensors],
+            "modules": [asdict(module) for module in self.modules],
+        }
+
+    def to_json(self) -> str:
+        """Return `to_dict()` as text: one line of ASCII."""
+        return json.dumps(self.to_dict(), ensure_ascii=True, allow_nan=False, default=str)
+
+
+def _row(tensor: TensorInfo, with_stats: bool) -> dict[str, Any]:
+    row = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape), "bytes": tensor.bytes}
+    if with_stats:
+        row["stats"] = tensor.stats and asdict(tensor.stats)
+    return row
+
+
 def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], dict[str, str], dict[str, str]]:
     """Return the tensors that the options `key`, `include` and `exclude` choose, their ties, {alias: kept}, and which
     globs of `exclude` match nothing, {option: reason}.
@@ -48,43 +155,56 @@ def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], 
     return flat, selection.untie(flat, source.owners), selection.idle_globs(list(tensors), choice)
 
 
-def summarize(source: Source, tables: Sequence[str] = (), chosen: Options | None = None) -> dict[str, Any]:
-    """Format, facts, totals by dtype, every tensor with dtype, shape and bytes, ties, and classes met in pickles.
+def summarize(
+    source: Source,
+    tables: Sequence[str] = (),
+    chosen: Options | None = None,
+    *,
+    path: str = "",
+    found: Mapping[str, Statistics] | None = None,
+) -> Summary:
+    """Return what is in `source`, which was opened at `path`.
 
     `tables` are notes on tables of whole rows, which are shown along. `chosen` are the options that choose tensors.
-    Tied tensors count once. `largest` names tensors by falling size.
+    `found` are the statistics of tensors, by name, if they were measured.
     """
     chosen = chosen or Options()
     flat, aliases, idle = tensors_of(source, chosen)
-    totals: dict[str, dict[str, int]] = {}
+    by_dtype: dict[str, Total] = {}
     for name, tensor in flat.items():
         if name not in aliases:
-            total = totals.setdefault(tensor.dtype.name, {"tensors": 0, "elements": 0, "bytes": 0})
-            total["tensors"] += 1
-            total["elements"] += tensor.numel
-            total["bytes"] += tensor.nbytes
+            total = by_dtype.setdefault(tensor.dtype.name, Total())
+            total.tensors += 1
+            total.elements += tensor.numel
+            total.bytes += tensor.nbytes
     kept = (name for name in flat if name not in aliases)
+    stats = found or {}
     held = tree_of(source, chosen) if source.structured else {}
-    return {
-        "format": source.format,
-        "family": source.family,
-        "facts": source.facts,
+    return Summary(
+        input=path or source.path,
+        format=source.format,
+        family=source.family,
+        facts=dict(source.facts),
         # The kinds of all tensors, not of those that were chosen.
-        "counts": {} if chosen.key or chosen.include or chosen.exclude else source.counts,
-        "elements": sum(total["elements"] for total in totals.values()),
-        "bytes": sum(total["bytes"] for total in totals.values()),
-        "totals": totals,
-        "tensors": list(_rows(flat)),
-        "largest": heapq.nlargest(LARGEST, kept, key=lambda name: flat[name].nbytes),
-        "aliases": aliases,
-        "values": dict(islice(_values(held, source.values), _VALUES)),
-        "opaque": source.opaque,
-        "classes": source.mentioned,
-        "tables": list(tables),
-        "notes": [*source.notes, *source.hints],
-        "warnings": [*source.warnings, *(f"{option} {reason}." for option, reason in idle.items())],
-        "bytes_read": source.bytes_read,
-    }
+        counts={} if chosen.key or chosen.include or chosen.exclude else dict(source.counts),
+        elements=sum(total.elements for total in by_dtype.values()),
+        bytes=sum(total.bytes for total in by_dtype.values()),
+        totals=by_dtype,
+        tensors=[
+            TensorInfo(name, tensor.dtype.name, tuple(tensor.shape), tensor.nbytes, stats.get(aliases.get(name, name)))
+            for name, tensor in flat.items()
+        ],
+        largest=heapq.nlargest(LARGEST, kept, key=lambda name: flat[name].nbytes),
+        aliases=aliases,
+        values=dict(islice(_values(held, source.values), _VALUES)),
+        opaque=list(source.opaque),
+        classes=list(source.mentioned),
+        tables=list(tables),
+        notes=[*source.notes, *source.hints],
+        warnings=[*source.warnings, *(f"{option} {reason}." for option, reason in idle.items())],
+        bytes_read=source.bytes_read,
+        not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],
+    )
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, str]]:
@@ -115,25 +235,6 @@ def _is_view(tensor: LazyTensor) -> TypeGuard[View]:
     return isinstance(tensor, View) and tensor.tensor.dtype.name in STORED_AS
 
 
-def _rows(flat: dict[str, LazyTensor]) -> Iterator[dict[str, Any]]:
-    for name, tensor in flat.items():
-        yield {"name": name, "dtype": tensor.dtype.name, "shape": list(tensor.shape), "bytes": tensor.nbytes}
-
-
-def add_statistics(summary: dict[str, Any], found: Mapping[str, Statistics]) -> None:
-    """Add `found`, by name, to the tensors of `summary`; an alias has those of its tensor, others None.
-
-    `not_finite` names the tensors with a NaN or an infinity, each once.
-    """
-    aliases = summary["aliases"]
-    for row in summary["tensors"]:
-        statistics = found.get(aliases.get(row["name"], row["name"]))
-        row["stats"] = statistics and statistics._asdict()
-    summary["not_finite"] = [
-        row["name"] for row in summary["tensors"] if row["name"] in found and not found[row["name"]].is_finite
-    ]
-
-
 # For each family of formats the command that converts it, and what its output is called.
 _COMMANDS = {
     "torch": ("pt2safetensors", "OUTPUT"),
@@ -148,7 +249,7 @@ def command_for(source: Source) -> tuple[str, str]:
     return _COMMANDS.get(source.family, _COMMANDS["torch"])
 
 
-def forecast(source: Source, dtype: str | None, max_shard_size: int | None = None, **chosen: Any) -> dict[str, Any]:
+def forecast(source: Source, dtype: str | None, max_shard_size: int | None = None, **chosen: Any) -> Forecast:
     """The conversion of `source` to `dtype` (None: as it is done by default): files, bytes, and bytes to be read.
 
     `chosen` are the options that choose tensors. Of safetensors it is the one to a file for torch.load. Raises what
@@ -164,15 +265,15 @@ def forecast(source: Source, dtype: str | None, max_shard_size: int | None = Non
         values = chosen.get(name, ())
         for value in (values,) if isinstance(values, str) else values:
             asked += f" --{name} {shlex.quote(value)}"
-    return {
-        "dtype": dtype or source.default_dtype,
-        "command": f"ckptconv {command} {shlex.quote(source.path)} {output}{asked}",
-        "bytes": made.plan.nbytes,
-        "files": [{"name": file.name, "bytes": file.size, "tensors": file.tensors} for file in made.plan.files],
-        "shards": sum(file.tensors > 0 for file in made.plan.files),
-        "bytes_to_read": source.bytes_read + bytes_to_read(made.plan),
-        "input_bytes": sum(file.size for file in {file.stored: None for file in made.plan.inputs()}),
-    }
+    return Forecast(
+        dtype=dtype or source.default_dtype,
+        command=f"ckptconv {command} {shlex.quote(source.path)} {output}{asked}",
+        bytes=made.plan.nbytes,
+        files=[PlannedFile(file.name, file.size, file.tensors) for file in made.plan.files],
+        shards=sum(file.tensors > 0 for file in made.plan.files),
+        bytes_to_read=source.bytes_read + bytes_to_read(made.plan),
+        input_bytes=sum(file.size for file in {file.stored: None for file in made.plan.inputs()}),
+    )
 
 
 def bytes_to_read(plan: Plan) -> int:

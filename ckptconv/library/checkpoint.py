@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import NoTensorError, UsageError
 from ckptconv.formats.detect import complete, open_source
 from ckptconv.formats.safetensors import FAMILY as SAFETENSORS
 from ckptconv.formats.source import Source
@@ -15,7 +15,7 @@ from ckptconv.library.frameworks import framework as framework_named
 from ckptconv.library.frameworks import named
 from ckptconv.library.memory import Memory, batches
 from ckptconv.library.tensor import Tensor
-from ckptconv.options import OPENING, Options, checked
+from ckptconv.options import OPENING, Options, checked, filled
 from ckptconv.outputs import selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.process import no_garbage
@@ -25,16 +25,17 @@ from ckptconv.structure import dtype_views
 from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.text import brief
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.keywords import OpenOptions
+
 # How bytes of local files are read, as safetensors names it: by maps, or by copying what is read.
 _BACKENDS = ("mmap", "pread")
 # Bytes of tensors that `forward` reads together.
 _BATCH = 16 << 20
 # Names at most among which one like a missing one is looked for.
 _SEARCHED = 10_000
-
-
-class NoTensorError(UsageError, KeyError):
-    """A name that a checkpoint does not have."""
 
 
 class Names(KeysView[str], Sequence[str]):
@@ -183,6 +184,11 @@ class Checkpoint(Tensors):
     `convert` and `verify` take a Checkpoint in its place. It closes at the end of a `with` block, by `close()`, or when
     it is collected; arrays that were read stay. It may be used by several threads, and in processes that are forked;
     pickled, it is opened again.
+
+    Examples:
+        >>> with ckptconv.open("checkpoints") as ck:  # a DeepSpeed run
+        ...     print(ck.optimizer["l1.weight.exp_avg"].shape == ck["l1.weight"].shape)
+        True
     """
 
     def __init__(self, source: Source, framework: str, device: Any, memory: Memory, given: Mapping[str, Any]) -> None:
@@ -206,7 +212,7 @@ class Checkpoint(Tensors):
 
     @functools.cached_property
     def optimizer(self) -> Tensors:
-        """The optimizer's states, named <parameter>.<state>; read only when they are asked for.
+        """The optimizer's states, named `<parameter>.<state>`; read only when they are asked for.
 
         Its first use raises UsageError for a checkpoint without states, or whose states cannot be told by parameter.
         """
@@ -328,19 +334,11 @@ class _List(_Branch, Sequence[Any]):
 @checked(OPENING)
 def open_checkpoint(
     path: str | os.PathLike[str],
-    framework: str = "pt",
+    framework: Literal["pt", "np", "torch", "numpy"] = "pt",
     device: Any = None,
     *,
-    key: str = "",
-    tag: str = "",
-    exclude_frozen: bool = False,
-    model_rank: int | None = None,
-    states: bool = False,
-    inert: bool = False,
-    family: str = "",
-    backend: str = "mmap",
-    spool_dir: str = "",
-    storage_options: Mapping[str, Any] | None = None,
+    backend: Literal["mmap", "pread"] = "mmap",
+    **options: Unpack[OpenOptions],
 ) -> Checkpoint:
     """Open the checkpoint at `path`, whatever its format, as safetensors' `safe_open` opens a file.
 
@@ -351,26 +349,20 @@ def open_checkpoint(
     with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
     raises UsageError. `backend` "pread" copies what is read, where "mmap" maps it. "-" is standard input; what comes
     through a pipe, or is compressed, is kept in a temporary file in `spool_dir`. Raise a CkptconvError.
+
+    Examples:
+        >>> with ckptconv.open("model.pt", framework="np") as ck:
+        ...     print(list(ck), ck["weight"].shape, ck["weight"][0, 2:])
+        ['weight', 'bias'] (3, 4) [1. 1.]
     """
     kind = named(framework)
     if backend not in _BACKENDS:
         raise UsageError(f"There is no backend {backend!r}.", f"There are {' and '.join(_BACKENDS)}.")
-    options = dict(storage_options or {})
     path = normalize(path)
-    reading = {
-        "family": family,
-        "tag": tag,
-        "exclude_frozen": exclude_frozen,
-        "model_rank": model_rank,
-        "key": key,
-        "states": states,
-        "inert": inert,
-        "spool_dir": spool_dir,
-        "storage_options": options,
-    }
+    reading = filled(OPENING, options)
     with no_garbage():
-        source = open_source(path, **reading)  # type: ignore[arg-type]
-    memory = Memory(source.path, options, backend == "mmap", spool_dir)
+        source = open_source(path, **reading)
+    memory = Memory(source.path, reading["storage_options"], backend == "mmap", reading["spool_dir"])
     given = {"path": path, "framework": framework, "device": device, "backend": backend, **reading}
     return Checkpoint(source, kind, device, memory, given)
 

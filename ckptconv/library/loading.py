@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, Wanted
-from ckptconv.options import OPENING, checked
+from ckptconv.options import LOADING, Options, checked
 from ckptconv.outputs import selection
 from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor, Tagged, View, untagged
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-@checked(OPENING)
+    from ckptconv.keywords import LoadOptions
+
+
+@checked(LOADING)
 def load_state_dict(
     path: str | os.PathLike[str],
     *,
-    key: str = "",
     device: Any = None,
-    dtype: str | None = None,
-    tag: str = "",
-    storage_options: Mapping[str, Any] | None = None,
+    **options: Unpack[LoadOptions],
 ) -> Any:
     """Return the state dict in a checkpoint of any format, with torch tensors.
 
@@ -42,16 +43,22 @@ def load_state_dict(
     name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed. Floating-point tensors are cast to
     `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only stay
     `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns if a `.pt` file beside `path` is newer.
+
+    Examples:
+        >>> state = ckptconv.load_state_dict("model.pt", dtype="bf16")
+        >>> state["weight"].dtype, state["bias"].shape
+        (torch.bfloat16, torch.Size([3]))
     """
     torch = framework("pt")
     path = normalize(path)
     _warn_of_newer(path)
-    options = dict(storage_options or {})
-    source = open_source(path, key=key, tag=tag, storage_options=options)
+    chosen = Options(**options)
+    key, dtype = chosen.key, chosen.dtype
+    source = open_source(path, key=key, tag=chosen.tag, storage_options=chosen.storage_options)
     tree = selection.subtree(source.tree(key), key, path) if key else source.weights
     described = keymap.describe(tree, tagged=True)
     wanted = _wanted(source, described, dtype)
-    memory = Memory(source.path, options)
+    memory = Memory(source.path, dict(chosen.storage_options))
     try:
         with warnings.catch_warnings():
             # torch warns that the buffer is read-only where a private map was refused.

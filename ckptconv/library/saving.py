@@ -6,8 +6,8 @@ import hashlib
 import itertools
 import os
 import sys
-from collections.abc import Collection, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
 from ckptconv.errors import UsageError
@@ -26,6 +26,12 @@ from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import ConvertOptions
+
 _numbers = itertools.count()
 
 
@@ -35,7 +41,9 @@ def save_state_dict(
     path: str | os.PathLike[str],
     *,
     metadata: Mapping[str, str] | None = None,
-    **options: Any,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    **options: Unpack[ConvertOptions],
 ) -> Report:
     """Write `state`, nested as it may be, as safetensors: `load_state_dict` returns it as it was.
 
@@ -45,7 +53,13 @@ def save_state_dict(
     has it. `metadata` is written beside that. `options` are the fields of `Options` that a conversion from memory can
     use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`, `verify`, `manifest` and so on.
 
-    Nothing has a final name before all is complete. Raise a CkptconvError: UsageError for what cannot be stored.
+    `progress` and `on_total` are those of `convert`. Nothing has a final name before all is complete. Raise a
+    CkptconvError: UsageError for what cannot be stored.
+
+    Examples:
+        >>> report = ckptconv.save_state_dict({"w": torch.ones(2), "step": 7}, "saved.safetensors")
+        >>> ckptconv.load_state_dict("saved.safetensors")
+        {'w': tensor([1., 1.]), 'step': 7}
     """
     if normalize(path).endswith(TORCH_SUFFIXES):
         raise UsageError(f"{path} is named as a file for torch.load, and this writes safetensors.", "Use torch.save.")
@@ -62,7 +76,7 @@ def save_state_dict(
         remarks=_checked(metadata, tensors),
     )
     with holding(buffers.held):
-        return convert(source, path, **options)
+        return convert(source, path, progress=progress, on_total=on_total, **options)
 
 
 def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict[str, str]:

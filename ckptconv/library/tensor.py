@@ -6,7 +6,7 @@ import operator
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import OutOfRangeError, UsageError
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, Wanted
 from ckptconv.options import OPTIONS
@@ -18,10 +18,6 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.slices import Span, sliced
 
 
-class OutOfRangeError(UsageError, IndexError):
-    """An index that a tensor does not have."""
-
-
 class Tensor:
     """A tensor that is not loaded: a name, a dtype, a shape, and where its bytes are.
 
@@ -30,6 +26,15 @@ class Tensor:
     used, if the bytes lie there as they are needed, and else a copy. A view can be written: that changes neither the
     file nor what other processes see, but it does change other views of the same bytes. All of these raise
     CorruptError if a file has changed since the checkpoint was opened.
+
+    Examples:
+        >>> weight = ckptconv.open("model.pt")["weight"]
+        >>> weight.dtype.name, weight.shape, weight.nbytes
+        ('float32', (3, 4), 48)
+        >>> weight[1, -2:]
+        tensor([1., 1.])
+        >>> weight.to("bf16").torch().dtype
+        torch.bfloat16
     """
 
     __slots__ = ("_device", "_framework", "_key", "_memory", "_tensor", "name")

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.engine.execute import Progress
+from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import CorruptError, FailedError, UsageError
-from ckptconv.options import OPTIONS, Options, checked
+from ckptconv.options import FINISHING, Options, checked
 from ckptconv.outputs import safetensors, universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
 from ckptconv.outputs.targets import check_file, may_be_output
@@ -28,6 +29,12 @@ from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.paths import is_remote, join, normalize, real_place
 from ckptconv.text import some
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import FinishOptions
 
 _RANK = re.compile(r"mp_rank_\d+")
 # Number of missing files to name for each part.
@@ -65,17 +72,15 @@ class _Planned:
         return self.path if self.kind == "file" else join(self.path, name)
 
 
-@checked(OPTIONS)
+@shown
+@checked(FINISHING)
 def finish(
     outputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    checksum: bool = False,
-    manifest: str = "",
-    fsync: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-    before_commit: Callable[[], None] | None = None,
-    progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
+    before_commit: Callable[[], object] | None = None,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    **options: Unpack[FinishOptions],
 ) -> Report:
     """Check that all parts of `outputs`, one path or several, are staged, and publish them.
 
@@ -84,10 +89,16 @@ def finish(
     `progress` and `on_total` are those of `convert`, for the bytes read again. Raises UsageError if nothing is staged,
     FailedError if parts are missing, and CorruptError if a file has changed; then nothing is published, and the staged
     files stay.
+
+    Examples:
+        >>> for part in ("0/2", "1/2"):
+        ...     report = ckptconv.convert("model.pt", "model", max_shard_size=50, part=part)
+        >>> ckptconv.finish("model").tensors
+        2
     """
     started = time.monotonic()
-    known = dict(storage_options or {})
-    options = Options(fsync=fsync, storage_options=known)
+    chosen = Options(**options)
+    known, checksum, manifest = dict(chosen.storage_options), chosen.checksum, chosen.manifest
     paths = [outputs] if isinstance(outputs, (str, os.PathLike)) else outputs
     planned = [each for path in paths for each in _planned(normalize(path), known)]
     if checksum and on_total:
@@ -95,7 +106,7 @@ def finish(
     documents, works = [], []
     with ExitStack() as stack:
         for each in planned:
-            staging = staging_for(each.path, each.told.plan_id, each.kind, options, in_parts=True)
+            staging = staging_for(each.path, each.told.plan_id, each.kind, chosen, in_parts=True)
             staging.finishing = True
             staging.__enter__()
             stack.callback(staging.detach)
@@ -105,7 +116,7 @@ def finish(
                 continue
             made = _collected(each, staging)
             if checksum:
-                _check(each, staging, progress)
+                _check(each, staging, counter(progress))
             data = document(each.told.heading, made)
             documents.append(data)
             names = list(made)
@@ -113,7 +124,7 @@ def finish(
                 staging.seal(staging.put(NAME, data))
                 names.append(NAME)
             works.append((staging, names))
-        written = _staged_manifest(manifest, planned, documents, options, stack)
+        written = _staged_manifest(manifest, planned, documents, chosen, stack)
         if before_commit:
             before_commit()
         commit(works)

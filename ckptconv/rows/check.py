@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.execute import Progress, TensorReader
+from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
-from ckptconv.options import OPTIONS, ROWS, Options, RowOptions, checked
+from ckptconv.options import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
 from ckptconv.rows.buckets import Buckets
@@ -25,6 +26,10 @@ from ckptconv.tensors.moves import BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import RowsOptions
 
     Array: TypeAlias = NDArray[Any]
 
@@ -77,16 +82,17 @@ class CheckReport:
     peak_rss_bytes: int = 0
 
 
-@checked({**OPTIONS, **ROWS})
+@shown
+@checked({**OPTIONS, **LAYOUT, **{name: ROWS[name] for name in ("names", "global_id_offset", "bucket_size")}})
 def check(
     table: Paths,
     *,
     names: Sequence[str] = (),
     global_id_offset: int | None = None,
     bucket_size: int | None = None,
-    progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
-    **options: Any,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    **options: Unpack[RowsOptions],
 ) -> CheckReport:
     """Check a table of whole rows, or the tensors into which it was split, in one pass.
 
@@ -95,10 +101,14 @@ def check(
     its rows. Buckets, which span `bucket_size` ids, must hold the stated numbers of ids. What is absent is not checked.
     `table`, `names` and `options` are as for `split`.
     Raises DifferenceError with the whole report if something is wrong.
+
+    Examples:
+        >>> ckptconv.check_rows("kv.pt", embedding_dim=64, optimizer="adagrad").checked
+        ['weight_id']
     """
     started = time.monotonic()
-    paths, asked = as_paths(table), RowOptions.take(options)
-    chosen = Options(**options)
+    paths, asked = as_paths(table), RowOptions.take(given := dict(options))
+    chosen = Options(**given)
     sources = open_all(paths, chosen)
     found = [contents(source) for source in sources]
     if not names and METADATA_KEY in found[0].metadata:
@@ -115,7 +125,7 @@ def check(
     if on_total:
         on_total(rows.tensor.nbytes)
     with SpoolingReaders(dict(chosen.storage_options), chosen.spool_dir) as readers:
-        _Checking(rows, keys, layout, report, readers, global_id_offset, bucket_size).run(progress)
+        _Checking(rows, keys, layout, report, readers, global_id_offset, bucket_size).run(counter(progress))
         report.bytes_read += readers.bytes_unpacked
     if report.unused:
         report.warnings.append(f"{report.unused:,} of {report.rows:,} rows are marked as not used.")

@@ -6,10 +6,9 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ckptconv.conversion import produce
-from ckptconv.engine.execute import Progress
+from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import OPTIONS, PACKING, Options, RowOptions, checked
@@ -18,6 +17,7 @@ from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import FilePlan
+from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.rows.layout import METADATA_KEY
 from ckptconv.rows.parts import Parts
@@ -26,7 +26,14 @@ from ckptconv.rows.tables import Contents, Paths, as_paths, contents, open_all
 from ckptconv.storage.paths import basename, normalize
 from ckptconv.tensors.lazy import LazyTensor
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import RowsOptions
+
+
+@shown
 @checked({**OPTIONS, **PACKING})
 def pack(
     parts: Paths,
@@ -34,10 +41,10 @@ def pack(
     *,
     names: Mapping[str, str] | None = None,
     name: str = "",
-    progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
-    before_commit: Callable[[], None] | None = None,
-    **options: Any,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
+    **options: Unpack[RowsOptions],
 ) -> Report:
     """Pack tensors into a table of whole rows at `output`: safetensors, or a file for torch.load, by its suffix.
 
@@ -45,10 +52,15 @@ def pack(
     {"weight": …}; by default a tensor is named as its part. `name` is the table's name. The output of `split` records
     its layout. For other inputs `options` describe it, by the fields of `RowOptions`. All else is as for `split`.
     Raises a `CkptconvError`; then nothing new exists at `output`.
+
+    Examples:
+        >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, optimizer="adagrad")
+        >>> ckptconv.pack_rows("parts", "again.pt").tensors
+        1
     """
     started = time.monotonic()
-    asked = RowOptions.take(options)
-    chosen = Options(**options)
+    asked = RowOptions.take(given := dict(options))
+    chosen = Options(**given)
     target = resolve_output(normalize(output), chosen)
     chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
     sources = open_all(as_paths(parts), chosen)
@@ -56,8 +68,8 @@ def pack(
     chosen_parts = Parts.choose(found, names or {}, asked)
     name = name or chosen_parts.name
     planned = _plan(sources, chosen_parts, target, name)
-    verify = verifier_of_pack(chosen_parts, name, planned, chosen, progress) if chosen.verify else None
-    report = produce(sources, [planned], chosen, started, progress, on_total, before_commit, verify)
+    verify = verifier_of_pack(chosen_parts, name, planned, chosen, counter(progress)) if chosen.verify else None
+    report = produce(sources, [planned], chosen, started, counter(progress), on_total, before_commit, verify)
     counts = {"rows": chosen_parts.rows, "bytes a row": chosen_parts.layout.row_bytes}
     return replace(report, counts=counts, warnings=[*report.warnings, *chosen_parts.warnings])
 

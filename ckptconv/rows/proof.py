@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ckptconv.conversion import Verifier
 from ckptconv.engine.execute import Progress
 from ckptconv.errors import DifferenceError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options import Options, RowOptions
 from ckptconv.outputs.planning import Output
+from ckptconv.publish.producing import Verifier
 from ckptconv.publish.publish import final_path
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import PAD

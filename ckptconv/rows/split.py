@@ -6,17 +6,18 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ckptconv.conversion import produce
-from ckptconv.engine.execute import Progress, TensorReader
+from ckptconv.engine.execute import TensorReader
+from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
-from ckptconv.options import OPTIONS, ROWS, Options, RowOptions, checked
+from ckptconv.options import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.plan import AssertZero, FilePlan, NotZeroError
+from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import METADATA_KEY, PAD, Layout, dump
@@ -27,21 +28,28 @@ from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.kernels import is_zero
 from ckptconv.tensors.lazy import Narrow
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import RowsOptions
+
 # Bytes of rows whose padding is examined before deciding whether to keep padding.
 _LOOK = 1 << 18
 
 
-@checked({**OPTIONS, **ROWS})
+@shown
+@checked({**OPTIONS, **LAYOUT, "names": ROWS["names"], "decode": ROWS["decode"]})
 def split(
     table: Paths,
     output: str | os.PathLike[str],
     *,
     names: Sequence[str] = (),
     decode: bool = False,
-    progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
-    before_commit: Callable[[], None] | None = None,
-    **options: Any,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
+    **options: Unpack[RowsOptions],
 ) -> Report:
     """Split a table of whole rows into tensors at `output`: a name that ends in .safetensors, or a directory.
 
@@ -51,10 +59,15 @@ def split(
     `options` are the fields of `RowOptions`, which say what a row contains (embedding_dim, optimizer and others), and
     those of `Options`. `progress`, `on_total` and `before_commit` are as in `convert`.
     Raises a `CkptconvError`; then nothing new exists at `output`.
+
+    Examples:
+        >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, optimizer="adagrad")
+        >>> report.counts
+        {'rows': 10, 'bytes a row': 152}
     """
     started = time.monotonic()
-    paths, asked = as_paths(table), RowOptions.take(options)
-    chosen = Options(**options)
+    paths, asked = as_paths(table), RowOptions.take(given := dict(options))
+    chosen = Options(**given)
     target = resolve_output(normalize(output), chosen)
     if target.is_torch:
         raise UsageError(
@@ -68,8 +81,8 @@ def split(
     while True:
         planned = plan_split(sources, found, layout, target, decode=decode, keep_padding=keep)
         try:
-            verify = verifier_of_split(found, planned, chosen, progress) if chosen.verify else None
-            report = produce(sources, [planned], chosen, started, progress, on_total, before_commit, verify)
+            verify = verifier_of_split(found, planned, chosen, counter(progress)) if chosen.verify else None
+            report = produce(sources, [planned], chosen, started, counter(progress), on_total, before_commit, verify)
         except NotZeroError:
             # Rare: padding that is not zero usually is so from the first rows on.
             keep = True

@@ -57,6 +57,11 @@ def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str 
     values are recorded as the nodes that stand for them; objects of other classes as `Opaque`, made from what pickle
     would write. Tensors of a dtype that safetensors lacks are returned as the same bits in another, complex ones as
     pairs. Raise UsageError for an object without such a form.
+
+    Examples:
+        >>> flat, structure = ckptconv.flatten({"layers": [torch.ones(2), torch.zeros(3)], "step": 7})
+        >>> list(flat)
+        ['layers.0', 'layers.1']
     """
     described = describe(tree, keep_order=keep_order)
     return described.tensors, described.structure
@@ -128,6 +133,11 @@ def unflatten(
 
     Raise UnsupportedError for an unknown version, CorruptError for a record that is malformed or does not fit `flat`,
     LimitError for one built to take forever.
+
+    Examples:
+        >>> flat, structure = ckptconv.flatten({"layers": [torch.ones(2)], "step": 7})
+        >>> ckptconv.unflatten(flat, structure)
+        {'layers': [tensor([1., 1.])], 'step': 7}
     """
     if structure is None:
         return dict(flat)

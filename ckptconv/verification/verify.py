@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from ckptconv.engine import progress as bars
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats.companions import beside, is_companion_name
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
@@ -52,9 +53,13 @@ from ckptconv.verification.provenance import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import ConvertOptions
     from ckptconv.verification.evaluate import Array
 
-Progress: TypeAlias = Callable[[int], None]
+Progress: TypeAlias = Callable[[int], object]
 
 _INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # Metadata entries that are never aliases: a tensor with such a name is stored.
@@ -154,24 +159,30 @@ class _Piece(NamedTuple):
         return (self.stop - self.start) * self.pair.got.dtype.itemsize
 
 
+@bars.shown
 @checked(OPTIONS)
 def verify(
     source: str | os.PathLike[str] | Source | Opened,
     output: str | os.PathLike[str] | None = None,
     *,
-    progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
-    **options: Any,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    **options: Unpack[ConvertOptions],
 ) -> Verification:
     """Compare `output` with what converting `source`, a path or an opened checkpoint, gives with the same `options`.
 
     `options` are those of the conversion, the fields of `Options`. Options not given are taken from the output's
     manifest, in its directory or at the path `manifest`. `output` may be omitted if `optimizer` or `universal` is
-    given. `progress` is called with the bytes compared since the last call, `on_total` once with the total.
+    given. `progress` and `on_total` are those of `convert`, for the bytes compared.
 
     Return what was compared if every tensor, name, alias and structure record is equal, bit for bit. Raise
     DifferenceError with the first difference, UsageError for a path that does not exist, and whatever opening the
     source raises.
+
+    Examples:
+        >>> report = ckptconv.convert("model.pt", "model.safetensors")
+        >>> ckptconv.verify("model.pt", "model.safetensors").bytes_compared
+        60
     """
     source = source_of(source)
     asked = Options(**options)
@@ -194,7 +205,7 @@ def verify(
         else:
             sources = _open(normalize(source), targets, asked)
     pairs = [(one, _of_rank(one, target, asked)) for one in sources for target in targets]
-    done = verify_outputs(pairs, asked, progress=progress, on_total=on_total)
+    done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
     done.manifest = deciding.path if deciding and deciding.options else ""
@@ -206,7 +217,7 @@ def verify_outputs(
     asked: Options,
     *,
     progress: Progress | None = None,
-    on_total: Callable[[int], None] | None = None,
+    on_total: Callable[[int], object] | None = None,
 ) -> Verification:
     """Verify as `verify` does, but pairs of an opened source and an output of it, which may still be staged."""
     started = time.monotonic()

@@ -313,8 +313,10 @@ def test_inspect_says_where_the_bytes_are() -> None:
 def test_inspect_has_all_that_the_page_and_the_text_show() -> None:
     arguments = ["inspect", Z3, "--as", "bf16", "--html", "page.html"]
     found = check(ckptconv_here(*arguments, "--json"), "inspect")
-    assert page_of(str(Z3), found) == Path("page.html").read_text()
-    lines = ["".join(span.text for span in line) for line in overview(str(Z3), found)]
+    summary = ckptconv.inspect(Z3, as_="bf16")
+    assert {**summary.to_dict(), "version": 1, "ok": True, "command": "inspect"} == found
+    assert page_of(summary) == Path("page.html").read_text()
+    lines = ["".join(span.text for span in line) for line in overview(summary)]
     assert lines == ckptconv_here(*arguments).out.splitlines()
 
 

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import ckptconv as library
-from ckptconv.inspection.module_tree import rows, tree
+from ckptconv.inspection.module_tree import TensorInfo, rows, tree
 from ckptconv.inspection.overview import cells, cut, overview, padded
 from ckptconv.inspection.page import page_of
 from ckptconv.inspection.summary import summarize
@@ -75,18 +75,18 @@ def layered(path: Path, layers: int = 24) -> Path:
 
 def lines_of(path: Path, **options: Any) -> list[str]:
     """The overview as plain lines."""
-    summary = summarize(library.open(path).source)
-    return ["".join(span.text for span in line) for line in overview(str(path), summary, **options)]
+    summary = summarize(library.open(path).source, path=str(path))
+    return ["".join(span.text for span in line) for line in overview(summary, **options)]
 
 
 # ------------------------------------------------------------------------------------------------------- the modules
 
 
-def row(name: str, shape: tuple[int, ...] = (2,), dtype: str = "float32") -> dict[str, Any]:
+def row(name: str, shape: tuple[int, ...] = (2,), dtype: str = "float32") -> TensorInfo:
     elements = 1
     for extent in shape:
         elements *= extent
-    return {"name": name, "dtype": dtype, "shape": list(shape), "bytes": 4 * elements}
+    return TensorInfo(name, dtype, shape, 4 * elements)
 
 
 def labels(names: list[str], depth: int | None = None, **options: Any) -> list[tuple[int, str, int]]:
@@ -338,7 +338,7 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
 
 def test_the_title_is_escaped(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
-    text = page_of("/x/<b>&\"'", summarize(library.open(tmp_path / "a.safetensors").source))
+    text = page_of(summarize(library.open(tmp_path / "a.safetensors").source, path="/x/<b>&\"'"))
     (title,) = re.findall("<title>(.*?)</title>", text)
     assert html.unescape(title).startswith("<b>&\"'")
     assert "<b>" not in text

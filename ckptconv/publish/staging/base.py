@@ -57,7 +57,7 @@ class Staging:
         self.recorded.add(name)
         return made(found)
 
-    def check(self, name: str, size: int, progress: Callable[[int], None] | None = None) -> bool:
+    def check(self, name: str, size: int, progress: Callable[[int], object] | None = None) -> bool:
         """Read a finished file again; whether it still has the checksums of its record. If not, remove the record.
 
         `progress` is called with the bytes read since the last call.
@@ -71,7 +71,7 @@ class Staging:
         return True
 
     def _has_checksums(
-        self, name: str, found: Mapping[str, Any], progress: Callable[[int], None] | None = None
+        self, name: str, found: Mapping[str, Any], progress: Callable[[int], object] | None = None
     ) -> bool:
         """Whether the file `name` matches the checksums that its record `found` contains."""
         with self._reading(name, found) as reader:

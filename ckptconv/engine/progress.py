@@ -1,0 +1,165 @@
+"""What a caller may give as `progress`: a function, a bar of tqdm, a progress of rich, or True.
+
+The library itself writes to no terminal and to no notebook: the objects that are given do. Bars show bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+from ckptconv.engine.execute import Progress
+from ckptconv.errors import UsageError
+from ckptconv.text import brief
+
+
+class Bar(Protocol):
+    """A bar of tqdm, as far as it is used."""
+
+    def update(self, n: int, /) -> object: ...
+    def reset(self, total: int, /) -> object: ...
+
+
+class Tasks(Protocol):
+    """A `rich.progress.Progress`, as far as it is used."""
+
+    def add_task(self, description: str, /, *, total: float | None) -> Any: ...
+    def advance(self, task_id: Any, advance: float, /) -> object: ...
+
+
+# A function that is called with the bytes done since the last call; a bar, the class of one, or rich's progress; True
+# for a bar of tqdm's for wherever the program runs; False or None for nothing.
+AnyProgress: TypeAlias = "bool | Callable[[int], object] | Callable[..., Bar] | Bar | Callable[..., Tasks] | Tasks"
+
+
+class _Shown(Protocol):
+    """Shows the bytes of a call."""
+
+    def begin(self, total: int) -> None:
+        """Start, or start again, with `total` bytes to be done."""
+
+    def add(self, count: int) -> None:
+        """Show that `count` more bytes are done."""
+
+    def end(self) -> None:
+        """Close what was opened here. What the caller made stays open."""
+
+
+class _Bars:
+    """Shows bytes by a bar of tqdm: the caller's, or one of the caller's class."""
+
+    def __init__(self, bar: Any, called: str) -> None:
+        self._class: Any = bar if isinstance(bar, type) else None
+        self._bar: Any = None if self._class else bar
+        self._called = called
+
+    def begin(self, total: int) -> None:
+        if self._bar is not None:
+            self._bar.reset(total)
+        elif self._class is not None:
+            self._bar = self._class(total=total, desc=self._called, unit="B", unit_scale=True)
+
+    def add(self, count: int) -> None:
+        if self._bar is not None:
+            self._bar.update(count)
+
+    def end(self) -> None:
+        if self._class is not None and self._bar is not None:
+            self._bar.close()
+
+
+class _Tasks:
+    """Shows bytes by a task of a rich progress: the caller's, or one of the caller's class."""
+
+    def __init__(self, tasks: Any, called: str) -> None:
+        self._class: Any = tasks if isinstance(tasks, type) else None
+        self._tasks: Any = None if self._class else tasks
+        self._called = called
+        self._task: Any = None
+
+    def begin(self, total: int) -> None:
+        if self._tasks is None and self._class is not None:
+            self._tasks = self._class()
+            self._tasks.start()
+        if self._task is None:
+            self._task = self._tasks.add_task(self._called, total=total)
+        else:
+            self._tasks.reset(self._task, total=total)
+
+    def add(self, count: int) -> None:
+        if self._task is not None:
+            self._tasks.advance(self._task, count)
+
+    def end(self) -> None:
+        if self._class is not None and self._tasks is not None:
+            self._tasks.stop()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def shown(function: _Function) -> _Function:
+    """Decorate a library function: it gets a function as `progress`, whatever of `AnyProgress` its caller gave.
+
+    Raise UsageError for anything else.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        if "progress" not in given:
+            return function(*args, **given)
+        with _adapted(given["progress"], given.get("on_total"), function.__name__) as (progress, on_total):
+            return function(*args, **{**given, "progress": progress, "on_total": on_total})
+
+    return call  # type: ignore[return-value]
+
+
+def counter(progress: AnyProgress | None) -> Progress | None:
+    """Return the `progress` of a function that `shown` decorates, as what it is there: a function."""
+    return cast("Progress | None", progress)
+
+
+@contextlib.contextmanager
+def _adapted(given: Any, on_total: Callable[[int], object] | None, called: str) -> Iterator[tuple[Any, Any]]:
+    """Yield what a call takes as `progress` and `on_total`. `called` is the call's name."""
+    bar = None if given is None or given is False else _shown_by(given, called)
+    if bar is None:
+        yield None if given is False else given, on_total
+        return
+    lock = threading.Lock()  # neither adds up what several threads do
+
+    def add(count: int) -> None:
+        with lock:
+            bar.add(count)
+
+    def begin(total: int) -> None:
+        with lock:
+            bar.begin(total)
+        if on_total is not None:
+            on_total(total)
+
+    try:
+        yield add, begin
+    finally:
+        bar.end()
+
+
+def _shown_by(given: Any, called: str) -> _Shown | None:
+    """Return what shows bytes by `given`; None if that is a function."""
+    if given is True:
+        from tqdm.auto import tqdm
+
+        return _Bars(tqdm, called)
+    if hasattr(given, "add_task") and hasattr(given, "advance"):
+        return _Tasks(given, called)
+    if hasattr(given, "update") and hasattr(given, "reset"):
+        return _Bars(given, called)
+    if callable(given) and not isinstance(given, type):
+        return None
+    raise UsageError(
+        f"progress {brief(given)} is nothing to show progress with.",
+        "Give a function, a bar of tqdm or its class, a Progress of rich, or True.",
+    )

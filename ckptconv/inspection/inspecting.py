@@ -1,0 +1,82 @@
+"""The call `inspect`: open a checkpoint, and say what is in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ckptconv.engine.progress import counter, shown
+from ckptconv.formats.detect import complete, open_source
+from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.inspection.summary import Summary, forecast, summarize, tensors_of
+from ckptconv.options import INSPECTING, Options, checked, filled
+from ckptconv.process import no_garbage
+from ckptconv.storage.paths import normalize
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.engine.progress import AnyProgress
+    from ckptconv.keywords import InspectOptions
+
+
+@shown
+@checked(INSPECTING)
+def inspect(
+    source: str | os.PathLike[str] | Source | Opened,
+    *,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    **options: Unpack[InspectOptions],
+) -> Summary:
+    """Return what is inside `source`, a path or an opened checkpoint of any format.
+
+    Only descriptions are read, no tensor data, unless `stats` asks for the statistics of all values. `key`, `include`
+    and `exclude` choose tensors, as in a conversion. With `as_`, a dtype, or `max_shard_size`, in bytes or as text, the
+    summary has what such a conversion would write. `html` is a file for a page that shows all this. `tag`, `inert`,
+    `family` and `spool_dir` are those of `open`. `progress` and `on_total` are those of `convert`, for the bytes of
+    tensors that are read for statistics.
+
+    Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
+    else opening the checkpoint raises.
+
+    Examples:
+        >>> found = ckptconv.inspect("model.pt", stats=True)
+        >>> found.format, found.bytes, found.not_finite
+        ('torch zip archive', 60, [])
+        >>> [(each.name, each.dtype, each.shape, each.stats.mean) for each in found.tensors]
+        [('weight', 'float32', (3, 4), 1.0), ('bias', 'float32', (3,), 0.0)]
+    """
+    from ckptconv.rows import tables
+
+    asked = filled(INSPECTING, options)
+    stats, as_, html, max_shard_size = (asked.pop(name) for name in ("stats", "as_", "html", "max_shard_size"))
+    chosen = {name: asked.pop(name) for name in ("include", "exclude")} | {"key": asked["key"]}
+    which = Options(**chosen)
+    opened, path, found, read = source_of(source), "", None, 0
+    # A million tensors are a million small objects that live until the end: do not scan them.
+    with no_garbage():
+        if isinstance(opened, Source):
+            opened = complete(opened, key=asked["key"], inert=asked["inert"])
+        else:
+            path = os.fspath(opened)
+            opened = open_source(normalize(path), **asked)
+        conversion = forecast(opened, as_, max_shard_size, **chosen) if as_ or max_shard_size else None
+    if stats:
+        from ckptconv.inspection.measure import measured
+
+        tensors, aliases, _ = tensors_of(opened, which)
+        kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+        found, read = measured(kept, asked["storage_options"], counter(progress), on_total)
+    with no_garbage():
+        notes = list(tables.notes(tables.contents(opened)))
+        summary = summarize(opened, notes, which, path=path, found=found)
+    summary.bytes_read += read
+    summary.conversion = conversion
+    if html:
+        from ckptconv.inspection.page import write_page
+        from ckptconv.outputs.targets import files_behind
+
+        write_page(html, summary, files_behind(opened))
+    return summary

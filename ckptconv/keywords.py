@@ -1,0 +1,352 @@
+"""The options of the public calls as types, which editors complete and type checkers check.
+
+Made by scripts/keywords.py from the table in options.py. Values may be what they are in Python or as on the command
+line; None stands for the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, TypedDict
+
+
+class TorchDType(Protocol):
+    """A dtype of torch, which need not be installed."""
+
+    @property
+    def is_floating_point(self) -> bool: ...
+    @property
+    def is_complex(self) -> bool: ...
+    def to_real(self) -> Any: ...
+
+
+class ConvertOptions(TypedDict, total=False):
+    """Options of `convert`, `verify` and `save_state_dict`."""
+
+    max_shard_size: int | str | None
+    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
+    else files as the input has them."""
+
+    dtype: str | TorchDType | None
+    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
+    Default: float32 for a DeepSpeed checkpoint, else keep."""
+
+    key: str | None
+    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    include: str | list[str] | tuple[str, ...] | None
+    """Only names that match, such as 'model.*'; repeatable."""
+
+    exclude: str | list[str] | tuple[str, ...] | None
+    """No names that match, such as '*.bias'; repeatable."""
+
+    strip_prefix: str | None
+    """Take PREFIX, such as model., off the beginning of names."""
+
+    rename: str | list[str] | tuple[str, ...] | None
+    """Rename, as re.sub does: '^module=model'; repeatable."""
+
+    tied: Literal["alias", "duplicate"] | None
+    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
+
+    structure: bool
+    """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
+
+    jobs: int | str | None
+    """Work in N threads. Default: what suits the machine."""
+
+    memory: int | str | None
+    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
+
+    fsync: bool
+    """False: Do not wait for the disk: a power cut may lose the output."""
+
+    clobber: bool
+    """False: Refuse to replace an output."""
+
+    verify: bool
+    """Compare the output with the input before it gets its name."""
+
+    checksum: bool
+    """Check the checksums of all that is read, as far as the input has any."""
+
+    spool_dir: str | os.PathLike[str] | None
+    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+
+    part: tuple[int, int] | list[int] | str | None
+    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
+    Kubernetes)."""
+
+    manifest: str | os.PathLike[str] | None
+    """Write there what was made of what, with checksums."""
+
+    depfile: str | os.PathLike[str] | None
+    """Write a rule for make there: which files the output is made of."""
+
+    dry_run: bool
+    """Show the plan, write nothing."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+    inert: bool
+    """Take even files that carry an attack; nothing in them runs."""
+
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
+
+    family: str | None
+    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+    exclude_frozen_parameters: bool
+    """Leave frozen parameters out."""
+
+    optimizer: str | os.PathLike[str] | None
+    """Write the optimizer states there, by parameter."""
+
+    copy_config: bool | None
+    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained. Default: from the hub
+    only."""
+
+    universal: str | os.PathLike[str] | None
+    """Write a universal checkpoint there, to resume from."""
+
+    per_rank: bool
+    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
+
+    opaque: Literal["keep", "drop"] | None
+    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
+
+    drop_opaque: bool
+    """The same as --opaque drop."""
+
+
+class InspectOptions(TypedDict, total=False):
+    """Options of `inspect`."""
+
+    key: str | None
+    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    include: str | list[str] | tuple[str, ...] | None
+    """Only names that match, such as 'model.*'; repeatable."""
+
+    exclude: str | list[str] | tuple[str, ...] | None
+    """No names that match, such as '*.bias'; repeatable."""
+
+    stats: bool
+    """Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."""
+
+    as_: str | TorchDType | None
+    """What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."""
+
+    max_shard_size: int | str | None
+    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
+    else files as the input has them."""
+
+    html: str | os.PathLike[str] | None
+    """Write a page that shows it: one file, without links."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+    inert: bool
+    """Take even files that carry an attack; nothing in them runs."""
+
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
+
+    family: str | None
+    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
+
+    spool_dir: str | os.PathLike[str] | None
+    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
+class FinishOptions(TypedDict, total=False):
+    """Options of `finish`."""
+
+    checksum: bool
+    """Check the checksums of all that is read, as far as the input has any."""
+
+    manifest: str | os.PathLike[str] | None
+    """Write there what was made of what, with checksums."""
+
+    fsync: bool
+    """False: Do not wait for the disk: a power cut may lose the output."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
+class OpenOptions(TypedDict, total=False):
+    """Options of `open`."""
+
+    key: str | None
+    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+    exclude_frozen: bool
+    """Leave frozen parameters out."""
+
+    model_rank: int | str | None
+    """Only this tensor-parallel rank of DeepSpeed's, from 0."""
+
+    states: bool
+    """Read what describes the optimizer's states now, not when they are asked for."""
+
+    inert: bool
+    """Take even files that carry an attack; nothing in them runs."""
+
+    family: str | None
+    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
+
+    spool_dir: str | os.PathLike[str] | None
+    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
+class LoadOptions(TypedDict, total=False):
+    """Options of `load_state_dict`."""
+
+    key: str | None
+    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    dtype: str | TorchDType | None
+    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
+    Default: float32 for a DeepSpeed checkpoint, else keep."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
+class RowsOptions(TypedDict, total=False):
+    """Options of `split_rows`, `pack_rows` and `check_rows`."""
+
+    max_shard_size: int | str | None
+    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
+    else files as the input has them."""
+
+    dtype: str | TorchDType | None
+    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
+    Default: float32 for a DeepSpeed checkpoint, else keep."""
+
+    key: str | None
+    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    include: str | list[str] | tuple[str, ...] | None
+    """Only names that match, such as 'model.*'; repeatable."""
+
+    exclude: str | list[str] | tuple[str, ...] | None
+    """No names that match, such as '*.bias'; repeatable."""
+
+    strip_prefix: str | None
+    """Take PREFIX, such as model., off the beginning of names."""
+
+    rename: str | list[str] | tuple[str, ...] | None
+    """Rename, as re.sub does: '^module=model'; repeatable."""
+
+    tied: Literal["alias", "duplicate"] | None
+    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
+
+    structure: bool
+    """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
+
+    jobs: int | str | None
+    """Work in N threads. Default: what suits the machine."""
+
+    memory: int | str | None
+    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
+
+    fsync: bool
+    """False: Do not wait for the disk: a power cut may lose the output."""
+
+    clobber: bool
+    """False: Refuse to replace an output."""
+
+    verify: bool
+    """Compare the output with the input before it gets its name."""
+
+    checksum: bool
+    """Check the checksums of all that is read, as far as the input has any."""
+
+    spool_dir: str | os.PathLike[str] | None
+    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+
+    part: tuple[int, int] | list[int] | str | None
+    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
+    Kubernetes)."""
+
+    manifest: str | os.PathLike[str] | None
+    """Write there what was made of what, with checksums."""
+
+    depfile: str | os.PathLike[str] | None
+    """Write a rule for make there: which files the output is made of."""
+
+    dry_run: bool
+    """Show the plan, write nothing."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+    inert: bool
+    """Take even files that carry an attack; nothing in them runs."""
+
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
+
+    family: str | None
+    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+    exclude_frozen_parameters: bool
+    """Leave frozen parameters out."""
+
+    optimizer: str | None
+    """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
+
+    copy_config: bool | None
+    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained. Default: from the hub
+    only."""
+
+    universal: str | os.PathLike[str] | None
+    """Write a universal checkpoint there, to resume from."""
+
+    per_rank: bool
+    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
+
+    opaque: Literal["keep", "drop"] | None
+    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
+
+    drop_opaque: bool
+    """The same as --opaque drop."""
+
+    embedding_dim: int | str | None
+    """Items of weight in a row."""
+
+    weight_dtype: str | TorchDType | None
+    """float32 or float16. Default: the table's."""
+
+    momentum1_dtype: str | TorchDType | None
+    """float32, float16 or bfloat16. Default: float32."""
+
+    momentum2_dtype: str | TorchDType | None
+    """As --momentum1-dtype. Default: float32."""
+
+    max_dim: int | str | None
+    """D of the widest table of the same operator. Default: this table's."""

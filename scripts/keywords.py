@@ -1,0 +1,82 @@
+"""Writes ckptconv/keywords.py: the types of the options of the public calls, from the table of options.
+
+python scripts/keywords.py            writes the module anew
+python scripts/keywords.py --check    changes nothing; exit code 1 where it is out of date
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ckptconv.options import FINISHING, FLAG, INSPECTING, LAYOUT, LOADING, OPENING, OPTIONS, Option
+
+MODULE = Path(__file__).resolve().parents[1] / "ckptconv" / "keywords.py"
+# The table of each class, and what it is of.
+TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
+    "ConvertOptions": (OPTIONS, "Options of `convert`, `verify` and `save_state_dict`."),
+    "InspectOptions": (INSPECTING, "Options of `inspect`."),
+    "FinishOptions": (FINISHING, "Options of `finish`."),
+    "OpenOptions": (OPENING, "Options of `open`."),
+    "LoadOptions": (LOADING, "Options of `load_state_dict`."),
+    "RowsOptions": ({**OPTIONS, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."),
+}
+HEAD = '''"""The options of the public calls as types, which editors complete and type checkers check.
+
+Made by scripts/keywords.py from the table in options.py. Values may be what they are in Python or as on the command
+line; None stands for the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, TypedDict
+
+
+class TorchDType(Protocol):
+    """A dtype of torch, which need not be installed."""
+
+    @property
+    def is_floating_point(self) -> bool: ...
+    @property
+    def is_complex(self) -> bool: ...
+    def to_real(self) -> Any: ...
+'''
+
+
+def text() -> str:
+    """Return the module as it is made of the table now."""
+    return HEAD + "".join(line for name, (table, about) in TABLES.items() for line in _class(name, table, about))
+
+
+def _class(name: str, table: Mapping[str, Option], about: str) -> Iterator[str]:
+    yield f'\n\nclass {name}(TypedDict, total=False):\n    """{about}"""\n'
+    for option in table.values():
+        yield f"\n    {option.name}: {option.accepts.replace(chr(39), chr(34))}\n{_told(option)}"
+
+
+def _told(option: Option) -> str:
+    """Return the docstring of an option: its help, and what holds without it."""
+    about = option.about if option.default is not True or option.kind is not FLAG else f"False: {option.about}"
+    default = option.default_of("convert")
+    about += f" Default: {default}." if default else ""
+    quotes = '"""' if "\\" not in about else 'r"""'
+    lines = textwrap.wrap(about, 112) or ["?"]
+    if len(lines) == 1:
+        return f'    {quotes}{lines[0]}"""\n'
+    return f"    {quotes}" + "\n    ".join(lines) + '"""\n'
+
+
+def main() -> None:
+    if "--check" in sys.argv:
+        stale = MODULE.read_text("utf-8") != text()
+        print("ckptconv/keywords.py is out of date: run scripts/keywords.py." if stale else "", end="\n" * stale)
+        sys.exit(stale)
+    MODULE.write_text(text(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The docstrings of the public names: each is there, and the examples in them run."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ZERO
+
+import ckptconv
+from ckptconv import errors
+
+DOCUMENTED = [name for name in ckptconv.__all__ if callable(getattr(ckptconv, name))]
+EXAMPLES = {name: doc for name in DOCUMENTED if ">>>" in (doc := inspect.getdoc(getattr(ckptconv, name)) or "")}
+EXAMPLES["errors"] = inspect.getdoc(errors) or ""
+FUNCTIONS = [name for name in DOCUMENTED if inspect.isfunction(getattr(ckptconv, name))]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the examples find where they run: a model, a run of DeepSpeed, an embedding table of whole rows."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, "model.pt")
+    shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", "checkpoints")
+    rows = torch.zeros(10, 76, dtype=torch.float16)
+    rows.view(torch.int64)[:, 0] = torch.arange(10)
+    rows.view(torch.uint8)[:, 15] = 0x80
+    torch.save({"emb.embeddings.t.weight": rows, "emb.embeddings.t.weight_id": torch.arange(10)[:, None]}, "kv.pt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_runs(name: str, place: Path) -> None:
+    known = {"ckptconv": ckptconv, "torch": torch}
+    test = doctest.DocTestParser().get_doctest(EXAMPLES[name], known, name, None, None)
+    told: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=told.append)
+    assert not told, "".join(told)
+
+
+def test_every_call_has_an_example_and_names_its_errors() -> None:
+    for name in FUNCTIONS:
+        doc = inspect.getdoc(getattr(ckptconv, name)) or ""
+        assert name in EXAMPLES, name
+        assert re.search(r"\bRaises?\s", doc), name
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    for name in DOCUMENTED:
+        assert len(inspect.getdoc(getattr(ckptconv, name)) or "") > 10, name
+
+
+def test_the_tree_of_errors_is_that_of_the_classes() -> None:
+    drawn: list[tuple[str, str, list[int]]] = []
+    path: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        if found := re.fullmatch(r"    ([│├└─ ]*)(\w+Error) +([\d, ]+?)(    .*|$)", line):
+            depth = len(found[1]) // 4
+            path[depth:] = [found[2]]
+            drawn.append((path[depth - 1] if depth else "Exception", found[2], [int(n) for n in found[3].split(",")]))
+    classes = [each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, Exception)]
+    assert {name for _, name, _ in drawn} == {each.__name__ for each in classes} <= set(ckptconv.__all__)
+    for above, name, codes in drawn:
+        cls = getattr(errors, name)
+        assert cls.__bases__[0].__name__ == above
+        assert cls("x").exit_code in codes
+
+
+def test_nothing_public_is_hidden_from_dir() -> None:
+    assert {*ckptconv.__all__} <= {*dir(ckptconv)}
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
+    shown = re.findall(r"^::: ckptconv\.(\w+)$", page, re.MULTILINE)
+    assert {*shown} - {"errors"} == {*ckptconv.__all__} - {"__version__"}
