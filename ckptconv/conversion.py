@@ -361,6 +361,8 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
         "family": options.family,
         "tag": options.tag,
         "exclude_frozen": options.exclude_frozen_parameters,
+        "master": options.master,
+        "unstack": options.unstack,
         "structure": options.structure,
         "spool_dir": options.spool_dir,
         "storage_options": options.storage_options,

@@ -451,6 +451,14 @@ class Options(_Given):
         common=True,
     )
     exclude_frozen_parameters: bool = _deciding(FLAG, "Leave frozen parameters out.", group=TAKE)
+    master: bool = _deciding(
+        FLAG, "The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint.", group=TAKE
+    )
+    unstack: bool = _deciding(
+        FLAG,
+        "A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one.",
+        group=NAMING,
+    )
 
     # Further outputs.
     optimizer: str = _option(

@@ -318,6 +318,8 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     settings: dict[str, Any] = {
         "tag": asked.tag,
         "exclude_frozen": asked.exclude_frozen_parameters,
+        "master": asked.master,
+        "unstack": asked.unstack,
         "structure": asked.structure,
         "spool_dir": asked.spool_dir,
         "storage_options": asked.storage_options,
