@@ -30,12 +30,14 @@ from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Narrow, View
 from ckptconv.text import some
 
-COMMON, CONFIG = "common.pt", "metadata.json"
-BACKEND = "sharded_backend"
+_COMMON, _CONFIG = "common.pt", "metadata.json"
+_BACKEND = "sharded_backend"
 # Where the values of common.pt, and those of ShardedObjects, are in the tree.
-COMMON_KEY, OBJECTS_KEY = "common", "objects"
+_COMMON_KEY, _OBJECTS_KEY = "common", "objects"
 # The largest metadata.json that is read, in bytes, and the deepest values that are kept.
 _LARGEST, _DEEPEST = 1 << 20, 32
+# The most layers of a stack, and the most shards of a parameter: far more than any model has.
+_MOST_LAYERS, _MOST_SHARDS = 1 << 14, 1 << 20
 # States that are the parameter itself, in fp32.
 _MASTERS = ("fp32_param", "param")
 # States in the buffers of a distributed optimizer: those of many parameters one after the other.
@@ -107,7 +109,7 @@ class Extra:
             held = _unstacked(held, {name: shapes[name] for name in held}, self.where)
             own = _unstacked(own, {name: shapes.get(name, ()) for name in own}, self.where)
         objects = _Plain(self.left).take({name: value for name, value in values.items() if name in weights})
-        for key, found in ((COMMON_KEY, self.common), (OBJECTS_KEY, objects)):
+        for key, found in ((_COMMON_KEY, self.common), (_OBJECTS_KEY, objects)):
             if key in held:
                 raise UnsupportedError(f"{self.where} has a tensor called {key!r}, where the record has other values.")
             if found:
@@ -134,36 +136,36 @@ def read_extra(place: Location) -> Extra | None:
     CorruptError if it is damaged.
     """
     names = place.names
-    backend = _backend(place) if CONFIG in names and names[CONFIG].kind == "file" else ""
+    backend = _backend(place) if _CONFIG in names and names[_CONFIG].kind == "file" else ""
     if backend not in ("", "torch_dist"):
         raise UnsupportedError(
-            f"{place.join(CONFIG)} says that the tensors are stored by {backend[:100]!r}; only torch_dist is read.",
+            f"{place.join(_CONFIG)} says that the tensors are stored by {backend[:100]!r}; only torch_dist is read.",
             "Load it in Megatron, and save it with --ckpt-format torch_dist.",
         )
-    has_common = COMMON in names and names[COMMON].kind == "file"
+    has_common = _COMMON in names and names[_COMMON].kind == "file"
     if not backend and not has_common:
         return None
     extra = Extra(place.path)
     if has_common:
-        found = read_torch(place.join(COMMON))
+        found = read_torch(place.join(_COMMON))
         if type(found.value) not in (dict, OrderedDict):
             raise CorruptError(f"{found.file.path} holds no dict, as Megatron-core writes it.")
         extra.common = _Plain(extra.left).take(found.value)
         extra.mentioned = [str(name) for name in found.globals]
-        extra.inputs[COMMON] = fingerprint(found)
+        extra.inputs[_COMMON] = fingerprint(found)
         extra.bytes_read = found.bytes_read
     return extra
 
 
 def _backend(place: Location) -> str:
     """Return the backend that metadata.json names; "" if it is no file of Megatron-core."""
-    if place.names[CONFIG].file.size > _LARGEST:
+    if place.names[_CONFIG].file.size > _LARGEST:
         return ""
     try:
-        told = strict_json.parse(place.join(CONFIG).read_text(_LARGEST))
+        told = strict_json.parse(place.join(_CONFIG).read_text(_LARGEST))
     except ValueError:
         return ""
-    backend = told.get(BACKEND) if isinstance(told, dict) else None
+    backend = told.get(_BACKEND) if isinstance(told, dict) else None
     return backend if isinstance(backend, str) else ""
 
 
@@ -287,6 +289,7 @@ def _shaped(state: LazyTensor, shape: Shape, what: str) -> LazyTensor:
         len(grid) != len(shape)
         or any(not parts or extent % parts for parts, extent in zip(grid, shape, strict=True))
         or state.numel != math.prod(shape)
+        or math.prod(grid) > _MOST_SHARDS
     ):
         raise CorruptError(
             f"{what} has the shape {list(state.shape)}, and its parameter {list(shape)}: they are of different saves."
@@ -336,7 +339,7 @@ def _unstacked(values: Mapping[str, Any], shapes: Mapping[str, Shape], where: st
     """Return `values`, tensors or a parameter's states by name, with one for each layer where one holds all layers.
 
     `shapes` are those of the tensors or parameters. Raise UnsupportedError if the tensors of one stack differ in the
-    number of their layers.
+    number of their layers, CorruptError if that is no number of layers or a layer is there twice.
     """
     made: dict[str, Any] = {}
     counts: dict[str, tuple[int, str]] = {}
@@ -346,6 +349,8 @@ def _unstacked(values: Mapping[str, Any], shapes: Mapping[str, Shape], where: st
             made[name] = value
             continue
         stack, rest = match.groups()
+        if not 0 < shape[0] <= _MOST_LAYERS:
+            raise CorruptError(f"{where}: {named(name)} has {shape[0]} layers; 1 to {_MOST_LAYERS} can be unstacked.")
         count, other = counts.setdefault(stack, (shape[0], name))
         if count != shape[0]:
             raise UnsupportedError(

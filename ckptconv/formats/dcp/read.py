@@ -89,11 +89,13 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         state_inputs = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
     notes, warnings = left.told()
     extra = megatron.read_extra(place.directory)
+    if described.nested:
+        extra = None  # Megatron-core's have no paths: these are another program's files of the same names
     states_error = None
     if extra:
         described.mentioned.update(dict.fromkeys(extra.mentioned))
         weights, states, states_error = extra.arranged(weights, states, described, checkpoint.values, wanted)
-        inputs.update(extra.inputs)
+        inputs = {**(state_inputs if wanted.master else inputs), **extra.inputs}
         notes += [*extra.notes(), *checkpoint.warnings]
         checkpoint.warnings.clear()
     if other and not wanted.states:

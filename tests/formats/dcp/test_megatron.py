@@ -259,6 +259,29 @@ def test_a_layer_that_is_there_twice_is_corrupt(tmp_path: Path) -> None:
     assert "one layer of it" in refused(checkpoint.write(tmp_path / "c"), tmp_path / "o.safetensors", 4, "--unstack")
 
 
+@pytest.mark.parametrize("layers", [0, 1 << 40])
+def test_a_number_of_layers_that_no_model_has_is_corrupt(layers: int, tmp_path: Path) -> None:
+    made = megatron({"w": torch.ones(2)})
+    made.add(("layers.a",), torch.empty(layers, 0), [])
+    assert "layers" in refused(made.write(tmp_path / "c"), tmp_path / "o.safetensors", 4, "--unstack")
+
+
+def test_a_grid_of_more_shards_than_any_model_has_is_corrupt(tmp_path: Path) -> None:
+    made = megatron({})
+    made.add(("w",), torch.empty(1 << 40, 0), [])
+    made.add(("optimizer.state.exp_avg.w",), torch.empty(1 << 40, 1, 0), [])
+    run = ckptconv_here("dcp2safetensors", made.write(tmp_path / "c"), "--optimizer", tmp_path / "o.safetensors")
+    assert run.code == 4
+
+
+def test_masters_are_among_what_identifies_the_input(tmp_path: Path) -> None:
+    """Their checksums are read, so that a changed master is noticed."""
+    checkpoint = unpacked("float16_pp2", tmp_path)
+    with ckptconv.open(checkpoint) as weights, ckptconv.open(checkpoint, master=True) as masters:
+        assert weights.source.inputs.keys() == masters.source.inputs.keys()
+        assert weights.source.inputs["__0_0.distcp"] != masters.source.inputs["__0_0.distcp"]
+
+
 def test_several_stacks_are_unstacked_each_by_itself(tmp_path: Path) -> None:
     tensors = {"encoder.layers.a": torch.rand(3, 2), "decoder.layers.a": torch.rand(2, 4), "layers.norm": torch.rand(2)}
     made = megatron(tensors)
