@@ -57,11 +57,11 @@ def open_source(
 
     `family` is the expected family: a path of another one raises UsageError, which names the right command. `tag`,
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
-    for what is under a key and for the optimizer's states, if these are not read along with the weights. `master` and
-    `unstack` apply to Megatron-core's. A structure
-    record of safetensors that does not fit the tensors is an error; with `structure` false it is left out. A file that
-    is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. "-" is standard
-    input. Input from a pipe is kept in a temporary file in `spool_dir`.
+    for what is under a key and for the optimizer's states, if these are not read along with the weights. `master` (the
+    optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
+    safetensors that does not fit the tensors is an error; with `structure` false it is left out. A file that is an
+    attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. "-" is standard input.
+    Input from a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
     if not path:

@@ -1,6 +1,7 @@
-"""Make the checkpoints tests/data/dcp/megatron_*: real ones of Megatron-core, on CPUs, of a few processes.
+"""Make the checkpoints tests/data/megatron/*.tar.xz: real ones of Megatron-core, on CPUs, of a few processes.
 
-    PYTHONPATH=<where megatron-core was unpacked> python make_megatron.py CASE DIRECTORY
+    PYTHONPATH=<where megatron-core was unpacked> python make.py CASE DIRECTORY
+    tar -C DIRECTORY -cJf CASE.tar.xz CASE          # and without `megatron_` in the archive's name
 
 A case trains a tiny GPT for two steps and saves it as Megatron-LM does. Beside the checkpoint, `expected.pt` has what
 the live model held: "model", "masters" and "states" under the names of the checkpoint, with layers stacked.
