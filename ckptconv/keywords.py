@@ -105,6 +105,12 @@ class ConvertOptions(TypedDict, total=False):
     exclude_frozen_parameters: bool
     """Leave frozen parameters out."""
 
+    master: bool
+    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+
+    unstack: bool
+    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
+
     optimizer: str | os.PathLike[str] | None
     """Write the optimizer states there, by parameter."""
 
@@ -202,6 +208,18 @@ class OpenOptions(TypedDict, total=False):
 
     states: bool
     """Read what describes the optimizer's states now, not when they are asked for."""
+
+    structure: bool
+    """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
+
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
+
+    master: bool
+    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+
+    unstack: bool
+    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
     inert: bool
     """Take even files that carry an attack; nothing in them runs."""
@@ -316,6 +334,12 @@ class RowsOptions(TypedDict, total=False):
 
     exclude_frozen_parameters: bool
     """Leave frozen parameters out."""
+
+    master: bool
+    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+
+    unstack: bool
+    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
     optimizer: str | None
     """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""

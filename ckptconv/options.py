@@ -462,6 +462,14 @@ class Options(_Given):
         common=True,
     )
     exclude_frozen_parameters: bool = _deciding(FLAG, "Leave frozen parameters out.", group=TAKE)
+    master: bool = _deciding(
+        FLAG, "The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint.", group=TAKE
+    )
+    unstack: bool = _deciding(
+        FLAG,
+        "A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one.",
+        group=NAMING,
+    )
 
     # Further outputs.
     optimizer: str = _option(
@@ -506,6 +514,8 @@ class Options(_Given):
             "exclude_frozen": self.exclude_frozen_parameters,
             "structure": self.structure,
             "raw": self.raw,
+            "master": self.master,
+            "unstack": self.unstack,
             "inert": self.inert,
             "spool_dir": self.spool_dir,
             "storage_options": self.storage_options,
@@ -661,7 +671,7 @@ def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
 # What the calls of the library take that are no conversions.
 OPENING = _named_in(
     {**OPTIONS, **_options_in(_Opening)},
-    "key tag exclude_frozen model_rank states inert family spool_dir storage_options",
+    "key tag exclude_frozen model_rank states structure raw master unstack inert family spool_dir storage_options",
 )
 LOADING = _named_in(OPTIONS, "key dtype tag storage_options")
 FINISHING = _named_in(OPTIONS, "checksum manifest fsync storage_options")

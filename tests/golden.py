@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,6 +58,14 @@ class Golden:
 
 def _copied(source: Path) -> Callable[[Path], object]:
     return lambda place: shutil.copytree(source, place / "in")
+
+
+def _unpacked(file: Path) -> Callable[[Path], object]:
+    def make(place: Path) -> None:
+        with tarfile.open(file) as tar:
+            tar.extractall(place, filter="data")
+
+    return make
 
 
 def of_fixtures() -> Iterator[Golden]:
@@ -116,6 +125,21 @@ def of_fixtures() -> Iterator[Golden]:
                 (*convert, "model.safetensors", "--dtype", "bf16", "--optimizer", "states"),
                 ("verify", "in", "out", "--json"),
                 ("inspect", "in", "--json"),
+            ),
+        )
+    for file in sorted((DATA / "megatron").glob("*.tar.xz")):
+        case = f"{file.name.partition('.')[0]}/checkpoint"
+        convert = ("dcp2safetensors", f"megatron_{case}", "--json")
+        yield Golden(
+            f"megatron/{file.name}",
+            _unpacked(file),
+            (
+                (*convert, "out"),
+                (*convert, "unstacked", "--unstack", "--max-shard-size", "2KB"),
+                (*convert, "masters.safetensors", "--master"),
+                (*convert, "--optimizer", "states"),
+                ("verify", f"megatron_{case}", "unstacked", "--json"),
+                ("inspect", f"megatron_{case}"),
             ),
         )
 

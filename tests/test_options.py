@@ -55,6 +55,8 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "family": ("", "torch", ["torch"]),
     "tag": ("", "global_step1", ["global_step1"]),
     "exclude_frozen_parameters": (False, True, [True]),
+    "master": (False, True, [True]),
+    "unstack": (False, True, [True]),
     "optimizer": ("", "states", [Path("states"), "states"]),
     "universal": ("", "u", [Path("u"), "u"]),
     "copy_config": (None, True, [True]),
@@ -184,6 +186,8 @@ DECIDING = {
     "raw": st.booleans(),
     "tag": TEXT,
     "exclude_frozen_parameters": st.booleans(),
+    "master": st.booleans(),
+    "unstack": st.booleans(),
     "opaque": st.sampled_from(["", "keep", "drop"]),
 }
 

@@ -140,7 +140,7 @@ def zero_to_fp32(
 
 
 @app.command("dcp2safetensors", cls=Command)
-@taking(*named("optimizer"), *CONVERTING)
+@taking(*named("optimizer master unstack"), *CONVERTING)
 def dcp2safetensors(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
@@ -167,7 +167,7 @@ def dcp2safetensors(
 
 @app.command("verify", cls=Command)
 @taking(
-    *named("raw tag exclude_frozen_parameters"),
+    *named("raw tag exclude_frozen_parameters master unstack"),
     OPTIONS["optimizer"].explained("Verify the optimizer states there."),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
     *named("per_rank opaque drop_opaque"),

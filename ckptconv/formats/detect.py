@@ -19,7 +19,7 @@ from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.formats.torch import sharded
+from ckptconv.formats.torch import megatron, sharded
 from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.options import OPENING, checked
 from ckptconv.pickles import attacks
@@ -31,7 +31,17 @@ from ckptconv.text import UNSET, some
 
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins.
-FORMATS: tuple[Format, ...] = (dcp, deepspeed, ranks, dcp_below, virtual, safetensors, sharded, torch_file)
+FORMATS: tuple[Format, ...] = (
+    dcp,
+    deepspeed,
+    megatron,
+    ranks,
+    dcp_below,
+    virtual,
+    safetensors,
+    sharded,
+    torch_file,
+)
 _Found: TypeAlias = tuple[Format, Guess]
 # Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
 _LOOKED_AT, _FEW = 50, 5
@@ -48,6 +58,8 @@ def open_source(
     key: str = "",
     states: bool = False,
     structure: bool = True,
+    master: bool = False,
+    unstack: bool = False,
     inert: bool = False,
     raw: bool = False,
     spool_dir: str = "",
@@ -57,9 +69,10 @@ def open_source(
 
     `family` is the expected family: a path of another one raises UsageError, which names the right command. `tag`,
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
-    for what is under a key and for the optimizer's states, if these are not read along with the weights. A structure
-    record of safetensors that does not fit the tensors is an error; with `structure` false it is left out. A file that
-    is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole
+    for what is under a key and for the optimizer's states, if these are not read along with the weights. `master` (the
+    optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
+    safetensors that does not fit the tensors is an error; with `structure` false it is left out. A file that is an
+    attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole
     modules the objects they are. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
@@ -70,19 +83,23 @@ def open_source(
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
     path = pinned(path, dict(storage_options or {}))
-    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw)
+    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack)
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = chosen.read(guess.place or place, wanted)
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
-    if source.family == deepspeed.FAMILY:
-        return source
+    is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
     idle = [
-        f"{option} is of no use: {path} is {guess.called}, and it is for DeepSpeed's checkpoints."
-        for option, given in (("--tag", tag), ("--exclude-frozen-parameters", exclude_frozen))
-        if given
+        f"{option} is of no use: {path} is {guess.called}, and it is for {whose} checkpoints."
+        for option, given, whose, is_theirs in (
+            ("--tag", tag, "DeepSpeed's", is_deepspeed),
+            ("--exclude-frozen-parameters", exclude_frozen, "DeepSpeed's", is_deepspeed),
+            ("--master", master, "Megatron-core's", is_megatron),
+            ("--unstack", unstack, "Megatron-core's", is_megatron),
+        )
+        if given and not is_theirs
     ]
     return replace(source, warnings=[*source.warnings, *idle]) if idle else source
 

@@ -23,7 +23,8 @@ class Wanted:
 
     `key` is a dotted path into the state, "." all of it. `states` asks for the optimizer's states. Formats that
     describe everything in one place read these anyway. `structure`: a structure record that does not fit is an error;
-    otherwise it is left out. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel rank) are for DeepSpeed.
+    otherwise it is left out. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel rank) are for DeepSpeed;
+    `master` (the fp32 masters in the place of the weights) and `unstack` (a tensor for each layer) for Megatron-core.
     `raw` keeps whole modules the objects that they are.
     """
 
@@ -34,6 +35,8 @@ class Wanted:
     model_rank: int | None = None
     structure: bool = True
     raw: bool = False
+    master: bool = False
+    unstack: bool = False
 
 
 @dataclass(frozen=True)

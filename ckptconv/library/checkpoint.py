@@ -344,8 +344,9 @@ def open_checkpoint(
 
     Only descriptions are read, no tensor data. `framework` is "pt" for torch or "np" for numpy, which are imported with
     the first array; `device` is where torch's arrays go. `key` selects a subtree, as in "state_dict". `tag`,
-    `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `states` reads the
-    description of the optimizer's states now, not when they are asked for. A file that is an attack raises UnsafeError;
+    `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints, `master` (fp32 masters)
+    and `unstack` (a tensor for each layer) to Megatron-core's. `states` reads the description of the optimizer's states
+    now, not when they are asked for. A file that is an attack raises UnsafeError;
     with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
     raises UsageError. `backend` "pread" copies what is read, where "mmap" maps it. "-" is standard input; what comes
     through a pipe, or is compressed, is kept in a temporary file in `spool_dir`. Raise a CkptconvError.

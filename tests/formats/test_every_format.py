@@ -41,6 +41,11 @@ finally:
 """
 
 
+def tensors_in(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of a state dict, which may have other values beside them."""
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
 class FormatSuite:
     """Inherit it, say which command converts the format, write a checkpoint, and say what comes out of it."""
 
@@ -120,7 +125,7 @@ class FormatSuite:
         expected = dict(self.expected(checkpoint))
         with ckptconv.open(checkpoint) as ck:
             assert_reads(ck, expected)
-        assert_same(ckptconv.load_state_dict(checkpoint), expected)
+        assert_same(tensors_in(ckptconv.load_state_dict(checkpoint)), expected)
         with ckptconv.open(checkpoint) as ck:
             for path in contents(tmp_path / "in"):
                 os.utime(tmp_path / "in" / path, ns=(1, 1))
@@ -136,7 +141,7 @@ class FormatSuite:
         expected = dict(self.expected(checkpoint))
         with ckptconv.open(far) as ck:
             assert_reads(ck, expected)
-        assert_same(ckptconv.load_state_dict(far), expected)
+        assert_same(tensors_in(ckptconv.load_state_dict(far)), expected)
         store.rm(root, recursive=True)
 
     def test_its_files_are_the_same_without_being_written(self, checkpoint: Path, tmp_path: Path) -> None:

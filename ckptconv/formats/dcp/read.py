@@ -16,9 +16,21 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import safetensors
+from ckptconv.formats.dcp import megatron
 from ckptconv.formats.dcp import paths as dcp_names
 from ckptconv.formats.dcp.entries import MAX_VALUE, Entries, offsets_of, records_of
-from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, METADATA, RANK, SHARD, SUFFIX, Located, is_metadata, locate
+from ckptconv.formats.dcp.locate import (
+    BEGINNING,
+    FAMILY,
+    MEGATRON,
+    METADATA,
+    RANK,
+    SHARD,
+    SUFFIX,
+    Located,
+    is_metadata,
+    locate,
+)
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
@@ -70,35 +82,47 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     inputs = checkpoint.identified()
     states, state_inputs = None, {}
     read = [checkpoint]
-    if wanted.states:
+    if wanted.states or wanted.master:
         left = left.without_optimizers()
         states = _optimizer(checkpoint, other or checkpoint)
         read = [checkpoint, other] if other else read
         state_inputs = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
     notes, warnings = left.told()
+    extra = megatron.read_extra(place.directory)
+    if described.nested:
+        extra = None  # Megatron-core's have no paths: these are another program's files of the same names
+    states_error = None
+    if extra:
+        described.mentioned.update(dict.fromkeys(extra.mentioned))
+        weights, states, states_error = extra.arranged(weights, states, described, checkpoint.values, wanted)
+        inputs = {**(state_inputs if wanted.master else inputs), **extra.inputs}
+        notes += [*extra.notes(), *checkpoint.warnings]
+        checkpoint.warnings.clear()
     if other and not wanted.states:
         notes.append(f"Beside the model there is {other.directory}; --optimizer PATH converts its states.")
     return Source(
-        format=checkpoint.format,
+        format=MEGATRON if extra else checkpoint.format,
         family=FAMILY,
         path=path,
         weights=weights,
         optimizer=states,
+        states_error=states_error,
         trees=trees,
         notes=[*([place.note] if place.note else []), *notes],
         warnings=[*checkpoint.warnings, *warnings, *(text for each in read[1:] for text in each.warnings)],
         hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
-        facts=_facts(path, checkpoint),
+        facts={**_facts(path, checkpoint), **megatron.facts(extra.common if extra else checkpoint.values)},
         opaque=list(dict.fromkeys(name for each in read for name in each.described.opaque)),
         mentioned=list(dict.fromkeys(name for each in read for name in each.described.mentioned)),
         records={path: records for each in read for path, records in records_of(each.entries.records).items()},
         inputs=inputs,
         state_inputs=state_inputs,
-        bytes_read=sum(each.entries.bytes_read for each in read),
+        bytes_read=sum(each.entries.bytes_read for each in read) + (extra.bytes_read if extra else 0),
         default_shard_size=5 * 10**9,
-        structured=described.nested or bool(described.values),
+        structured=described.nested or bool(described.values) or extra is not None,
         pieces=dcp_names.FLAT_PARAMETER,
         wanted=wanted,
+        pointers=place.pointers,
         reread=functools.partial(_read, path, place),
     )
 
