@@ -14,6 +14,7 @@ from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import safetensors, virtual
 from ckptconv.formats.dcp import below as dcp_below
 from ckptconv.formats.dcp import locate as dcp
+from ckptconv.formats.deepspeed import below as deepspeed_below
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.ranks import locate as ranks
@@ -37,6 +38,7 @@ FORMATS: tuple[Format, ...] = (
     megatron,
     ranks,
     dcp_below,
+    deepspeed_below,
     virtual,
     safetensors,
     sharded,

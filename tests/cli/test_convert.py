@@ -175,9 +175,19 @@ def test_verify_does_not_compare_a_file_with_itself(place: Path) -> None:
         assert f"{name} is both SOURCE and OUTPUT." in refused(2, "verify", name, f"./{name}")
 
 
-def test_a_directory_of_one_checkpoint_names_it(place: Path) -> None:
-    shutil.copytree(ZERO, place / "in" / "epoch=0.ckpt")
+def test_a_directory_of_one_file_names_it(place: Path) -> None:
+    (place / "in").mkdir()
+    torch.save(NESTED, "in/epoch=0.ckpt")
     assert "Name the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
+
+
+def test_a_run_with_one_deepspeed_checkpoint_is_converted_as_by_its_command(place: Path) -> None:
+    shutil.copytree(ZERO, place / "in" / "epoch=0.ckpt")
+    done("convert", "in", "out")
+    done("zero-to-fp32", "in", "special")
+    assert contents(place / "out") == contents(place / "special")
+    shutil.copytree(ZERO, place / "in" / "epoch=1.ckpt")
+    assert "It holds several: in/epoch=0.ckpt, in/epoch=1.ckpt." in refused(2, "convert", "in", "again")
 
 
 def test_a_variable_that_was_not_set_replaces_no_input(place: Path) -> None:

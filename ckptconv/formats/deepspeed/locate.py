@@ -22,7 +22,7 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 
 FAMILY = "deepspeed"
-_GUESS = Guess(CERTAIN, "a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT")
+GUESS = Guess(CERTAIN, "a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT")
 LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
 MAX_TAG = 4096
@@ -77,12 +77,12 @@ def sniff(probe: Probe) -> Guess | None:
     """Recognize a directory; a file, which `torch.load` reads too, only if DeepSpeed is expected."""
     place, is_expected = probe.place, probe.expected == FAMILY
     if probe.is_file:
-        return _GUESS._replace(sure=LIKELY) if is_expected and is_rank_file(place.name) else None
+        return GUESS._replace(sure=LIKELY) if is_expected and is_rank_file(place.name) else None
     if probe.is_directory and (
         {LATEST, LATEST_UNIVERSAL} & set(place.names) or is_tag_directory(place.names) or tags_in(place)
     ):
-        return _GUESS
-    return _GUESS._replace(sure=POSSIBLE) if is_expected else None
+        return GUESS
+    return GUESS._replace(sure=POSSIBLE) if is_expected else None
 
 
 def read(place: Location, wanted: Wanted) -> Source:
@@ -169,10 +169,9 @@ def _locate_in(place: Location, tag: str) -> Place:
 
 def _locate_below(place: Location, tag: str) -> Place:
     """Look in a run's directory for its only checkpoint, or the only one that has the tag."""
-    inner = {name: place.join(name) for name, entry in place.names.items() if entry.kind == "directory"}
-    below = [name for name, each in inner.items() if (tag in tags_in(each) if tag else LATEST in each.names)]
+    below = checkpoints_in(place, tag)
     if len(below) == 1:
-        found = _locate_in(inner[below[0]], tag)
+        found = _locate_in(place.join(below[0]), tag)
         return found._replace(reason=f"{found.reason}, in the only checkpoint in {place}")
     with_tag = f" with the tag {tag!r}" if tag else ""
     if below:
@@ -185,6 +184,12 @@ def _locate_below(place: Location, tag: str) -> Place:
         "or *_model_states.pt, nor has a directory in it.",
         "Give the directory that was passed to save_checkpoint.",
     )
+
+
+def checkpoints_in(place: Location, tag: str = "") -> list[str]:
+    """Return the directories in a run's directory that hold `latest`, or the tag `tag`."""
+    inner = {name: place.join(name) for name, entry in place.names.items() if entry.kind == "directory"}
+    return [name for name, each in inner.items() if (tag in tags_in(each) if tag else LATEST in each.names)]
 
 
 def tags_in(place: Location) -> list[str]:

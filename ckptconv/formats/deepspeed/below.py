@@ -1,0 +1,19 @@
+"""DeepSpeed checkpoints in the named directory: that of a run, as Lightning writes it."""
+
+from __future__ import annotations
+
+from ckptconv.formats import safetensors
+from ckptconv.formats.deepspeed.locate import FAMILY, GUESS, checkpoints_in, read
+from ckptconv.formats.format import Guess, Probe
+from ckptconv.formats.torch import sharded
+
+__all__ = ["FAMILY", "read", "sniff"]
+
+
+def sniff(probe: Probe) -> Guess | None:
+    """Recognize the only checkpoint in a directory that holds no other."""
+    if probe.expected or not probe.is_directory:
+        return None
+    place = probe.place
+    is_other = safetensors.holds_set(place.names) or sharded.holds_set(place.names)
+    return GUESS if not is_other and len(checkpoints_in(place)) == 1 else None
