@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.engine.execute import Progress
-from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
@@ -23,6 +21,7 @@ from ckptconv.publish.producing import Verifier, produce
 from ckptconv.result import Report
 from ckptconv.storage.hub import pinned
 from ckptconv.storage.paths import is_remote, normalize, real_place
+from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import is_pipe
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ckptconv.engine.progress import AnyProgress
     from ckptconv.keywords import ConvertOptions
+    from ckptconv.storage.progress import AnyProgress
 
 # Plans one kind of output of a source.
 Planner: TypeAlias = Callable[[Source, Target, Options], Output]

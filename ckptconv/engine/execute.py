@@ -10,21 +10,19 @@ import os
 import signal
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
 
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Trailer
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
+from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import combine
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK
-
-Progress: TypeAlias = Callable[[int], object]
 
 # Parts of fewer bytes than this on average mean very many short reads and writes.
 _SHORT = 16 << 10

@@ -6,19 +6,19 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ckptconv.engine.progress import counter, shown
 from ckptconv.formats.detect import complete, open_source
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import Summary, forecast, summarize, tensors_of
 from ckptconv.options import INSPECTING, Options, checked, filled
 from ckptconv.process import no_garbage
 from ckptconv.storage.paths import normalize
+from ckptconv.storage.progress import counter, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.engine.progress import AnyProgress
     from ckptconv.keywords import InspectOptions
+    from ckptconv.storage.progress import AnyProgress
 
 
 @shown

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptconv.engine.execute import Progress, carry_out
+from ckptconv.engine.execute import carry_out
 from ckptconv.inspection.statistics import Moments, Statistics, moments, numbers
 from ckptconv.options import Options
 from ckptconv.plan import Data, FilePlan, Plan
 from ckptconv.process import settled
 from ckptconv.publish.jobs import packed_in
 from ckptconv.storage.files import is_far
+from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor

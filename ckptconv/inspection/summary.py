@@ -263,7 +263,7 @@ def forecast(source: Source, dtype: str | None, max_shard_size: int | None = Non
     asked += f" --max-shard-size {max_shard_size}" if max_shard_size else ""
     for name in ("key", "include", "exclude"):
         values = chosen.get(name, ())
-        for value in (values,) if isinstance(values, str) else values:
+        for value in filter(None, (values,) if isinstance(values, str) else values):
             asked += f" --{name} {shlex.quote(value)}"
     return Forecast(
         dtype=dtype or source.default_dtype,

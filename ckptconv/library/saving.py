@@ -29,8 +29,8 @@ from ckptconv.tensors.moves import File
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.engine.progress import AnyProgress
     from ckptconv.keywords import ConvertOptions
+    from ckptconv.storage.progress import AnyProgress
 
 _numbers = itertools.count()
 

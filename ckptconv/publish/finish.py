@@ -11,8 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.engine.execute import Progress
-from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.options import FINISHING, Options, checked
 from ckptconv.outputs import safetensors, universal
@@ -28,13 +26,14 @@ from ckptconv.publish.staging.base import Staging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.paths import is_remote, join, normalize, real_place
+from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.text import some
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.engine.progress import AnyProgress
     from ckptconv.keywords import FinishOptions
+    from ckptconv.storage.progress import AnyProgress
 
 _RANK = re.compile(r"mp_rank_\d+")
 # Number of missing files to name for each part.

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.engine.checksums import Checksums
-from ckptconv.engine.execute import Progress, carry_out
+from ckptconv.engine.execute import carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import AssertZero, Data, FilePlan, Plan
 from ckptconv.publish.manifest import Made
 from ckptconv.publish.staging.base import Staging
+from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.moves import File

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
-from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
@@ -22,6 +21,7 @@ from ckptconv.publish.publish import Done, files_of, final_path, last_path, publ
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.storage.progress import Progress
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 from ckptconv.text import some

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.engine.checksums import Checksums
-from ckptconv.engine.execute import Progress, same
+from ckptconv.engine.execute import same
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
 from ckptconv.formats.companions import is_companion_name
@@ -28,6 +28,7 @@ from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.prefetch import REQUESTS
+from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Syncing
 from ckptconv.tensors.lazy import LazyTensor

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.engine.execute import Progress, TensorReader
-from ckptconv.engine.progress import counter, shown
+from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
 from ckptconv.options import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
@@ -19,6 +18,7 @@ from ckptconv.rows.ids import Ids
 from ckptconv.rows.layout import METADATA_KEY, Layout
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.tables import Paths, Table, as_paths, choose, contents, join, layout_of, open_all
+from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.kernels import numpy_module
 from ckptconv.tensors.lazy import LazyTensor
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ckptconv.engine.progress import AnyProgress
     from ckptconv.keywords import RowsOptions
+    from ckptconv.storage.progress import AnyProgress
 
     Array: TypeAlias = NDArray[Any]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import OPTIONS, PACKING, Options, RowOptions, checked
@@ -24,13 +23,14 @@ from ckptconv.rows.parts import Parts
 from ckptconv.rows.proof import verifier_of_pack
 from ckptconv.rows.tables import Contents, Paths, as_paths, contents, open_all
 from ckptconv.storage.paths import basename, normalize
+from ckptconv.storage.progress import counter, shown
 from ckptconv.tensors.lazy import LazyTensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.engine.progress import AnyProgress
     from ckptconv.keywords import RowsOptions
+    from ckptconv.storage.progress import AnyProgress
 
 
 @shown

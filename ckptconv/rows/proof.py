@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ckptconv.engine.execute import Progress
 from ckptconv.errors import DifferenceError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
@@ -19,6 +18,7 @@ from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import PAD
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.tables import Table, contents
+from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK

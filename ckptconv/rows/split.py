@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import TensorReader
-from ckptconv.engine.progress import counter, shown
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
@@ -24,6 +23,7 @@ from ckptconv.rows.layout import METADATA_KEY, PAD, Layout, dump
 from ckptconv.rows.proof import verifier_of_split
 from ckptconv.rows.tables import Paths, Table, as_paths, layout_of, open_table
 from ckptconv.storage.paths import basename, normalize
+from ckptconv.storage.progress import counter, shown
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.kernels import is_zero
 from ckptconv.tensors.lazy import Narrow
@@ -31,8 +31,8 @@ from ckptconv.tensors.lazy import Narrow
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.engine.progress import AnyProgress
     from ckptconv.keywords import RowsOptions
+    from ckptconv.storage.progress import AnyProgress
 
 # Bytes of rows whose padding is examined before deciding whether to keep padding.
 _LOOK = 1 << 18

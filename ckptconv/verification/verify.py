@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.engine import progress as bars
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats.companions import beside, is_companion_name
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
@@ -28,6 +27,7 @@ from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, tree_of
 from ckptconv.outputs.targets import TORCH_SUFFIXES, resolved_name
 from ckptconv.process import no_garbage, peak_rss, settled
+from ckptconv.storage import progress as bars
 from ckptconv.storage.files import is_far, look, read_text
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
@@ -55,8 +55,8 @@ from ckptconv.verification.provenance import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.engine.progress import AnyProgress
     from ckptconv.keywords import ConvertOptions
+    from ckptconv.storage.progress import AnyProgress
     from ckptconv.verification.evaluate import Array
 
 Progress: TypeAlias = Callable[[int], object]

@@ -145,7 +145,8 @@ def test_huggingface_hub_by_its_environment(place: Path, tmp_path: Path) -> None
         "print(hub.HfApi().model_info('any/name').sha, hub.file_exists('any/name', 'none.json'))\n"
     )
     with process_serving(place / "zero") as (url, _):
-        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path)}
+        # Other tests forbid to ask the real hub.
+        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     path, told = done.stdout.splitlines()

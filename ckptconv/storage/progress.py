@@ -11,9 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
-from ckptconv.engine.execute import Progress
 from ckptconv.errors import UsageError
 from ckptconv.text import brief
+
+# What is called with the bytes done since the last call, from any thread.
+Progress: TypeAlias = Callable[[int], object]
 
 
 class Bar(Protocol):
