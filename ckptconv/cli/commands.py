@@ -13,7 +13,7 @@ from ckptconv.cli import signals
 from ckptconv.cli.convert import ConvertCommand, convert_
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
-from ckptconv.cli.typer_compat import Command, Group
+from ckptconv.cli.typer_compat import App, Command, Group
 from ckptconv.cli.virtual import serve, virtual
 from ckptconv.errors import UsageError
 from ckptconv.options import OPTIONS, TENSORS
@@ -30,7 +30,7 @@ Examples:
 
 ckptconv COMMAND --help has the options of each, and more examples.
 """
-app = typer.Typer(
+app = App(
     name="ckptconv",
     cls=Group,
     help=ABOUT,
@@ -208,7 +208,7 @@ def verify_(
 
 for each in (virtual, serve):
     app.command(each.__name__, cls=Command)(each)
-app.add_typer(rows)
+app.add_typer(rows, name="rows")
 
 
 @app.command("finish", cls=Command)

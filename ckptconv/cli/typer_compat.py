@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import typer
+import typer.main
 
 # The class of typer's errors about a command line, which has no public name.
 WRONG_USAGE: type[Any] = typer.BadParameter.__bases__[0]
@@ -28,6 +30,18 @@ class _Words:
         if kind in (str, list[str]) or value in get_args(kind):
             return value
         return self._checked().coerce(value, param=param, ctx=ctx)
+
+
+class App(typer.Typer):
+    """A program that makes only the command that it is called with: to make all of them takes 20 ms."""
+
+    def __call__(self, arguments: list[str], **settings: Any) -> Any:
+        named = arguments[0] if arguments else ""
+        one = copy.copy(self)
+        one.registered_commands = [each for each in self.registered_commands if each.name == named]
+        one.registered_groups = [each for each in self.registered_groups if each.name == named]
+        is_known = one.registered_commands or one.registered_groups
+        return typer.main.get_command(one if is_known else self)(arguments, **settings)
 
 
 @dataclass

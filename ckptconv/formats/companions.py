@@ -7,7 +7,6 @@ and no pickles.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,13 +20,16 @@ from ckptconv.text import some
 
 CONFIG = "config.json"
 # The model's configuration, the tokenizer's files, those of processors of images and sound, and what says whose it is.
-_NAMES = re.compile(
-    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template"
-    r"|preprocessor_config|processor_config|image_processor_config|video_preprocessor_config)\.json"
-    r"|vocab\.(txt|bpe)|merges\.txt|chat_template\.jinja"
-    r"|(tokenizer|spiece|sentencepiece|sentencepiece\.bpe|spm)\.model|(source|target)\.spm"
-    r"|README\.md|(LICENSE|NOTICE)(\.md|\.txt)?"
+_JSON = (
+    "config generation_config tokenizer tokenizer_config special_tokens_map added_tokens vocab chat_template "
+    "preprocessor_config processor_config image_processor_config video_preprocessor_config"
 )
+_OTHERS = (
+    "vocab.txt vocab.bpe merges.txt chat_template.jinja tokenizer.model spiece.model sentencepiece.model "
+    "sentencepiece.bpe.model spm.model source.spm target.spm README.md "
+    "LICENSE LICENSE.md LICENSE.txt NOTICE NOTICE.md NOTICE.txt"
+)
+_NAMES = frozenset([*(f"{stem}.json" for stem in _JSON.split()), *_OTHERS.split()])
 # The largest file that is copied, and the largest configuration that is read, in bytes. The largest tokenizers have
 # some 35 MB.
 LARGEST, _LARGEST_CONFIG = 64 << 20, 1 << 20
@@ -46,7 +48,7 @@ class Companions:
 
 def is_companion_name(name: str) -> bool:
     """Whether a file of that name may be a companion."""
-    return _NAMES.fullmatch(name) is not None
+    return name in _NAMES
 
 
 def beside(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
