@@ -22,7 +22,7 @@ class TorchDType(Protocol):
 
 
 class ConvertOptions(TypedDict, total=False):
-    """Options of `convert`, `verify` and `save_state_dict`."""
+    """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
 
     max_shard_size: int | str | None
     """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,

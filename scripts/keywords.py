@@ -16,7 +16,7 @@ from ckptconv.options import FINISHING, FLAG, INSPECTING, LAYOUT, LOADING, OPENI
 MODULE = Path(__file__).resolve().parents[1] / "ckptconv" / "keywords.py"
 # The table of each class, and what it is of.
 TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
-    "ConvertOptions": (OPTIONS, "Options of `convert`, `verify` and `save_state_dict`."),
+    "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (OPENING, "Options of `open`."),

@@ -1,4 +1,4 @@
-"""Runs every command and the library once, on whatever Python and libraries it is started with.
+"""Runs every command but `serve`, and the library, once, on whatever Python and libraries it is started with.
 
 load_state_dict hands out tensors of torch: without torch it has to say what to install. What extras bring is tried
 where it is installed. Inputs are written here, or are the small ones in tests/data. Prints what was done; ends with an
@@ -122,6 +122,15 @@ def checkpoints(smoke: Smoke) -> None:
     smoke.run("dcp2safetensors", DCP, "all.safetensors", "--key", ".")
 
 
+def virtual(smoke: Smoke) -> None:
+    """virtual: a description is read as the file that it describes."""
+    smoke.run("zero-to-fp32", ZERO, "written.safetensors")
+    smoke.run("virtual", ZERO, "step.virtual.json")
+    smoke.run("convert", "step.virtual.json", "described.safetensors")
+    smoke.run("verify", "step.virtual.json", "written.safetensors")
+    smoke.same("written.safetensors", "described.safetensors")
+
+
 def rows(smoke: Smoke) -> None:
     """rows split, pack and check."""
     table = b"".join(ROW.pack(n, 1 << 32, *(n + i / 4 for i in range(4))) for n in range(5))
@@ -141,7 +150,7 @@ def look(smoke: Smoke) -> None:
     smoke.run("inspect", "model.pt", "--html", "page.html", "--depth", "1", "--as", "bf16", "--max-shard-size", "1GB")
     commands = [
         *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
-        *("verify", "finish", "inspect"),
+        *("verify", "finish", "inspect", "virtual", "serve"),
     ]
     for words in ([], *([each] for each in commands), ["rows"], ["rows", "split"], ["rows", "pack"], ["rows", "check"]):
         if "Usage" not in smoke.run(*words, "--help"):
@@ -237,7 +246,7 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}: {', '.join(f'{name} {version_of(name)}' for name in LIBRARIES)}")
     with tempfile.TemporaryDirectory() as directory:
         smoke = Smoke(Path(directory))
-        for work in (convert, any_input, checkpoints, rows, look, extras):
+        for work in (convert, any_input, checkpoints, virtual, rows, look, extras):
             work(smoke)
         library(smoke.place)
         print(f"  {smoke.count} commands and the library did what they should")

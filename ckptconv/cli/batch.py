@@ -334,15 +334,15 @@ def exit_code(results: Iterable[Result], stopped: StoppedError | None) -> int:
 
 def summary_error(results: Sequence[Result], stopped: StoppedError | None) -> CkptconvError:
     """Return the error that stands for a run in which not everything was converted."""
-    failures = [each.error for each in results if each.error and not isinstance(each.error, StoppedError)]
+    errors = [each.error for each in results if each.error and not isinstance(each.error, StoppedError)]
     done = sum(each.report is not None for each in results)
     if stopped:
         first, _, _ = stopped.message.partition(". ")
         of = f"{done} of {count_of(len(results), 'input')} converted; nothing of the others" if done else "Nothing"
         return StoppedError(f"{first}. {of} was put under a final name.", exit_code=stopped.exit_code)
-    code = worst(error.exit_code for error in failures)
-    worst_one = next(error for error in failures if error.exit_code == code)
-    text = f"{len(failures)} of {count_of(len(results), 'input')} could not be converted."
+    code = worst(error.exit_code for error in errors)
+    worst_one = next(error for error in errors if error.exit_code == code)
+    text = f"{len(errors)} of {count_of(len(results), 'input')} could not be converted."
     return type(worst_one)(text)
 
 

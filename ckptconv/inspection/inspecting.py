@@ -35,8 +35,8 @@ def inspect(
     Only descriptions are read, no tensor data, unless `stats` asks for the statistics of all values. `key`, `include`
     and `exclude` choose tensors, as in a conversion. With `as_`, a dtype, or `max_shard_size`, in bytes or as text, the
     summary has what such a conversion would write. `html` is a file for a page that shows all this. `tag`, `inert`,
-    `family` and `spool_dir` are those of `open`. `progress` and `on_total` are those of `convert`, for the bytes of
-    tensors that are read for statistics.
+    `raw`, `family` and `spool_dir` are those of `open`. `progress` and `on_total` are those of `convert`, for the bytes
+    of tensors that are read for statistics.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
     else opening the checkpoint raises.

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import UsageError
@@ -25,6 +25,11 @@ from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import whole
 from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.keywords import ConvertOptions
 
 # Bytes made at a time, unless a reader asks for others; of remote inputs, bytes that are prefetched.
 UNIT, FAR_MEMORY = 256 << 10, 8 << 20
@@ -53,7 +58,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
     version: str
 
     @checked(OPTIONS)
-    def __init__(self, source: str | os.PathLike[str], **options: Any) -> None:
+    def __init__(self, source: str | os.PathLike[str], **options: Unpack[ConvertOptions]) -> None:
         chosen = Options(**options)
         path = normalize(source)
         known = dict(chosen.storage_options)

@@ -24,7 +24,8 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import brief, some
 
 SUFFIX = ".safetensors"
-INDEX = f"model{SUFFIX}.index.json"
+INDEX_SUFFIX = f"{SUFFIX}.index.json"
+INDEX = f"model{INDEX_SUFFIX}"
 SINGLE = f"model{SUFFIX}"
 # The most bytes of a structure record that are read.
 _MAX_RECORD = 1 << 30
@@ -94,7 +95,7 @@ def read_directory(
         raise _file(
             join(path, missing[0]), f"{join(path, INDEX)} names {some(missing, 3, str)}, not in {path}.", _STALE
         )
-    extra = [name for name in sorted(places) if name.endswith((SUFFIX, f"{SUFFIX}.index.json")) and name != INDEX]
+    extra = [name for name in sorted(places) if name.endswith((SUFFIX, INDEX_SUFFIX)) and name != INDEX]
     extra = [name for name in extra if name not in shards and join(path, name) not in others]
     if extra:
         raise _file(

@@ -41,7 +41,7 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import some
 from ckptconv.verification import renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
-from ckptconv.verification.output import SUFFIX, Written, read_directory, read_file
+from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file
 from ckptconv.verification.provenance import (
     MANIFEST,
     Manifest,
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[int], object]
 
-_INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # Metadata entries that are never aliases: a tensor with such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure")
 _SHOWN = 5
@@ -309,7 +308,7 @@ def _with(manifest: Manifest, asked: Options) -> Options:
 
 def _place(path: str) -> str:
     """Return the output that `path` names: for an index, its directory."""
-    return dirname(path) if path.endswith(_INDEX_SUFFIX) else path
+    return dirname(path) if path.endswith(INDEX_SUFFIX) else path
 
 
 def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
-from checkpoints import DATA, Run, bits, ckptconv_here, contents, metadata_of
+from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, metadata_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -46,6 +46,22 @@ def refused(code: int, *arguments: object) -> str:
     run = ckptconv_here(*arguments)
     assert run.code == code, run.err
     return run.err
+
+
+def flags_of(command: str) -> set[str]:
+    """The names of a command's options."""
+    parameters = COMMAND.commands[command].params  # type: ignore[attr-defined]
+    return {flag for each in parameters if each.param_type_name == "option" for flag in each.opts}
+
+
+@pytest.mark.parametrize("command", ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"])
+def test_it_has_every_option_of_the_command_for_a_format(command: str) -> None:
+    assert flags_of(command) - flags_of("convert") == set()
+
+
+@pytest.mark.parametrize("command", ["virtual", "serve"])
+def test_what_opens_a_checkpoint_is_an_option_of_virtual_ones_too(command: str) -> None:
+    assert {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"} <= flags_of(command)
 
 
 @pytest.fixture

@@ -77,6 +77,8 @@ def right(path: Path, size: int, done: list[int]) -> None:
         summary: ckptconv.Summary = ckptconv.inspect(ck, stats=True, as_=Bfloat16())
     for each in summary.tensors:
         print(each.name.upper(), each.shape[0], each.stats.nan if each.stats else 0)
+    with ckptconv.VirtualFiles(path, dtype="bf16", max_shard_size=size) as files:
+        print(files.read_bytes("model.safetensors", 0, 8), files["config.json"].size + 1)
     if summary.conversion:
         print(summary.conversion.bytes_to_read + 1)
     ckptconv.load_state_dict(path, device="cpu", dtype="bf16")
@@ -110,6 +112,8 @@ def wrong(path: Path) -> None:
     ckptconv.load_state_dict(path, keys="model")  # type: ignore[call-arg]
     ckptconv.save_state_dict({}, path, metdata={})  # type: ignore[call-arg]
     ckptconv.inspect(path, jobs=3)  # type: ignore[call-arg]
+    ckptconv.VirtualFiles(path, dtype=16)  # type: ignore[arg-type]
+    ckptconv.VirtualFiles(path, max_shard="5GB")  # type: ignore[call-arg]
     ckptconv.split_rows(path, "out", embeding_dim=64)  # type: ignore[call-arg]
     ckptconv.check_rows(path, bucket_size="many")  # type: ignore[arg-type]
     print(ckptconv.convert(path).bytes)  # type: ignore[attr-defined]

@@ -280,7 +280,7 @@ def _is_state_first(flat: Collection[str], weights: Collection[str]) -> bool:
 def _groups(tree: Mapping[Any, Any]) -> list[dict[str, Any]]:
     nested = tree.get(_GROUPS)
     groups = [
-        {**group, "params": [str(name) for name in _listed(group.get("params"))]}
+        {**group, "params": [str(name) for name in listed(group.get("params"))]}
         for group in (nested if isinstance(nested, list) else ())
         if isinstance(group, dict)
     ]
@@ -300,7 +300,8 @@ def _groups(tree: Mapping[Any, Any]) -> list[dict[str, Any]]:
     return groups
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return a list as it is, and none of anything else."""
     return value if isinstance(value, list) else []
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import Path, named
+from ckptconv.formats.dcp.paths import listed
 from ckptconv.formats.ranks.join import Ranks
 from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, shape_of
 from ckptconv.tensors.lazy import Concat, View, untagged
@@ -54,8 +55,8 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
 
 def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path]) -> dict[str, str]:
     groups = _groups(ranks, root)
-    numbers = [[str(number) for number in _listed(group.get("params"))] for group in groups]
-    stated = [_listed(group.get("param_names")) for group in groups]
+    numbers = [[str(number) for number in listed(group.get("params"))] for group in groups]
+    stated = [listed(group.get("param_names")) for group in groups]
     if all(stated) and [len(own) for own in stated] == [len(own) for own in numbers]:
         pairs = zip(numbers, stated, strict=True)
         return {number: str(name) for own, told in pairs for number, name in zip(own, told, strict=True)}
@@ -111,10 +112,6 @@ def _groups(ranks: Ranks, root: Path) -> list[Mapping[str, Any]]:
         if path[: len(root) + 1] == (*root, _GROUPS) and len(path) == len(root) + 3:
             found.setdefault(path[-2], {})[str(path[-1])] = value
     return list(found.values())
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _stated_shapes(ranks: Ranks, root: Path) -> dict[str, Shape]:

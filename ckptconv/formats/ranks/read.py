@@ -25,6 +25,7 @@ from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.formats.torch.packed import is_tensor
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, class_of
 from ckptconv.storage.location import Location
@@ -109,7 +110,7 @@ class _Files:
                 pieces[path] = reader.of(names_of.dotted(path), node)
             elif path and isinstance(node, Tagged):
                 pieces[path] = Whole(node)
-            elif not path or any(map(_is_tensor, walk(node))):
+            elif not path or any(map(is_tensor, walk(node))):
                 kind = class_of(node) or type(node).__name__
                 what = named(names_of.dotted(path)) if path else "the whole"
                 raise UnsupportedError(
@@ -158,15 +159,11 @@ def leaves(tree: Any, where: str) -> Iterator[tuple[Path, Any]]:
             raise LimitError(f"{where} holds more than {MAX_LEAVES} values.")
         inner = _inside(node) if len(path) < MAX_DEPTH else None
         if inner is not None and path and id(node) not in holds:
-            holds[id(node)] = any(map(_is_tensor, walk(node)))
+            holds[id(node)] = any(map(is_tensor, walk(node)))
         if inner is None or (path and not holds[id(node)]):
             yield path, node
         else:
             stack.extend(((*path, step), value) for step, value in reversed(inner))
-
-
-def _is_tensor(node: Any) -> bool:
-    return isinstance(node, (LazyTensor, Composite))
 
 
 def _inside(node: Any) -> list[tuple[str | int, Any]] | None:

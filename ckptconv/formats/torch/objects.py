@@ -205,8 +205,6 @@ def _in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:
 
 # ---------------------------------------------------------------------------------------------------------- tensors
 
-Leaf: TypeAlias = Tagged | Composite
-
 
 class _Geometry(NamedTuple):
     shape: tuple[int, ...]
