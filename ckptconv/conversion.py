@@ -22,6 +22,7 @@ from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import Verifier, produce
 from ckptconv.result import Report
 from ckptconv.storage.hub import pinned
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize, real_place
 from ckptconv.storage.spool import is_pipe
 
@@ -120,7 +121,7 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
 
     def verify(places: Sequence[Mapping[str, str] | None]) -> int:
         staged = [
-            (source, verification.Target(target.path, made_of[plan], at))
+            (source, verification.Target(Location(target.path, dict(options.storage_options)), made_of[plan], at))
             for (source, plan, target), at in zip(work, places, strict=True)
         ]
         return verification.verify_outputs(staged, options, progress=progress).bytes_compared
