@@ -90,7 +90,7 @@ def convert(
             sources = _sources(source, chosen, targets)
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
-                beside_it = default_output(sources[0], asked, chosen.storage_options)
+                beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
                 targets = {weights_output: resolve_output(beside_it, chosen)}
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
             work = _work(sources, targets, chosen)
