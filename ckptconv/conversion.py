@@ -156,11 +156,12 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
     }
     if isinstance(source, Source):
         return [complete(source, **wanted)]
-    path = pinned(normalize(source), dict(options.storage_options))
+    place = Location(normalize(source), dict(options.storage_options))
+    path = pinned(place.path, place.options)
     if is_pipe(path) and not targets:
         raise UsageError("What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     settings = {**options.opening(), **wanted}
     if not options.per_rank:
         return [open_source(path, **settings)]
-    ranks = ranks_to_convert(path, options.tag, dict(options.storage_options), inert=options.inert)
+    ranks = ranks_to_convert(place.at(path), options.tag, inert=options.inert)
     return [open_source(path, model_rank=rank, **settings) for rank in ranks]

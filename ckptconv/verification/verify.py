@@ -329,20 +329,20 @@ def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
 def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     if is_pipe(path) and asked.per_rank:
         raise UsageError("What comes through a pipe has no ranks.")
-    is_torch = targets[0].path.endswith(TORCH_SUFFIXES)
+    place, is_torch = Location(path, dict(asked.storage_options)), targets[0].path.endswith(TORCH_SUFFIXES)
     if resolved_name(normalize(path)) == resolved_name(targets[0].path) and targets[0].path.endswith(
         (SUFFIX, *TORCH_SUFFIXES)
     ):
         raise UsageError(f"{path} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     settings = {**asked.opening(), **_wanted(targets, asked)}
     if asked.per_rank:
-        ranks = ranks_to_convert(path, asked.tag, dict(asked.storage_options), inert=asked.inert)
+        ranks = ranks_to_convert(place, asked.tag, inert=asked.inert)
         return [open_source(path, model_rank=rank, **settings) for rank in ranks]
     settings["family"] = asked.family or ("safetensors" if is_torch else "")
     try:
         source = open_source(path, **settings)
     except UsageError as error:
-        if not is_torch or look(path, dict(asked.storage_options)).kind == "missing":
+        if not is_torch or place.kind == "missing":
             raise
         raise UsageError(
             f"{targets[0].path} is named as a file for torch.load, which is made of safetensors; {path} is none.",
