@@ -109,8 +109,9 @@ class Verification:
 
 
 class Target(NamedTuple):
-    """An output to verify. `made_of` is "weights", "states" (the optimizer's) or "universal". `at` maps the names of
-    files that are not yet in their place to where they are read. `manifest` is None if there is none."""
+    """An output to verify, and its `place`. `made_of` is "weights", "states" (the optimizer's) or "universal". `at`
+    maps the names of files that are not yet in their place to where they are read. `manifest` is None if there is
+    none."""
 
     place: Location
     made_of: str = "weights"
