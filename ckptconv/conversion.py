@@ -20,6 +20,7 @@ from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import Verifier, produce
 from ckptconv.result import Report
 from ckptconv.storage.hub import pinned
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize, real_place
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import is_pipe
@@ -88,7 +89,7 @@ def convert(
             sources = _sources(source, chosen, targets)
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
-                beside_it = default_output(sources[0], asked, chosen.storage_options)
+                beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
                 targets = {weights_output: resolve_output(beside_it, chosen)}
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
             work = _work(sources, targets, chosen)
@@ -119,7 +120,7 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
 
     def verify(places: Sequence[Mapping[str, str] | None]) -> int:
         staged = [
-            (source, verification.Target(target.path, made_of[plan], at))
+            (source, verification.Target(Location(target.path, dict(options.storage_options)), made_of[plan], at))
             for (source, plan, target), at in zip(work, places, strict=True)
         ]
         return verification.verify_outputs(staged, options, progress=progress).bytes_compared
@@ -154,11 +155,12 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
     }
     if isinstance(source, Source):
         return [complete(source, **wanted)]
-    path = pinned(normalize(source), dict(options.storage_options))
+    place = Location(normalize(source), dict(options.storage_options))
+    path = pinned(place.path, place.options)
     if is_pipe(path) and not targets:
         raise UsageError("What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     settings = {**options.opening(), **wanted}
     if not options.per_rank:
         return [open_source(path, **settings)]
-    ranks = ranks_to_convert(path, options.tag, dict(options.storage_options), inert=options.inert)
+    ranks = ranks_to_convert(place.at(path), options.tag, inert=options.inert)
     return [open_source(path, model_rank=rank, **settings) for rank in ranks]

@@ -131,12 +131,12 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
         return source.reread(wanted)
 
 
-def ranks_to_convert(path: str, tag: str, options: dict[str, Any], *, inert: bool = False) -> list[int]:
+def ranks_to_convert(place: Location, tag: str, *, inert: bool = False) -> list[int]:
     """Return the tensor-parallel ranks of a DeepSpeed checkpoint; `inert` is as in `open_source`."""
     from ckptconv.formats.deepspeed import read
 
     with attacks.refused(not inert):
-        return read.ranks_to_convert(Location(pinned(path, options), options), tag)
+        return read.ranks_to_convert(place.at(pinned(place.path, place.options)), tag)
 
 
 def _choose(probe: Probe) -> _Found:

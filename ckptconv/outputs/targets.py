@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
@@ -16,8 +15,9 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options import Options
 from ckptconv.outputs import safetensors
-from ckptconv.storage.files import listing, look
+from ckptconv.storage.files import look
 from ckptconv.storage.hub import is_hub, without_revision
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
@@ -76,8 +76,8 @@ def resolve_output(path: str, options: Options) -> Target:
         from ckptconv.storage.uploads import check_writable
 
         check_writable(path, options.storage_options)
-    storage_options = dict(options.storage_options)
-    entry = look(path, storage_options)
+    place = Location(path, dict(options.storage_options))
+    entry = place.entry
     is_torch = path.endswith(TORCH_SUFFIXES) and options.family in ("", safetensors_input.FAMILY)
     is_virtual = path.endswith(virtual.SUFFIX) and options.family != safetensors_input.FAMILY
     is_file = is_torch or is_virtual or path.endswith(safetensors.SUFFIX)
@@ -102,8 +102,7 @@ def resolve_output(path: str, options: Options) -> Target:
     if not options.clobber:
         present = path if is_file and entry.kind == "file" else ""
         if entry.kind == "directory":
-            names = listing(path, storage_options)
-            present = next((join(path, name) for name in names if OUTPUT_NAMES.fullmatch(name)), "")
+            present = next((join(path, name) for name in place.names if OUTPUT_NAMES.fullmatch(name)), "")
         if present:
             raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
     return Target(path, is_file, is_torch=is_torch, is_virtual=is_virtual)
@@ -236,15 +235,15 @@ def _an_input(path: str) -> UsageError:
     )
 
 
-def default_output(source: Source, asked: str, storage_options: Mapping[str, Any]) -> str:
-    """Return the path of an output that was given no name: beside the input, which the user called `asked`.
+def default_output(source: Source, asked: Location) -> str:
+    """Return the path of an output that was given no name: beside the input, for which the user gave `asked`.
 
     What comes from the hub is written to the current directory. Raise UsageError for an input in safetensors, whose
     output would have the same name.
     """
-    is_directory = look(source.path, dict(storage_options)).kind == "directory"
-    if is_hub(asked):
-        return _here(asked, is_directory)
+    is_directory = asked.at(source.path).kind == "directory"
+    if is_hub(asked.path):
+        return _here(asked.path, is_directory)
     if source.family == safetensors_input.FAMILY:
         raise UsageError(
             f"{source.path} is in safetensors already, so an OUTPUT is needed. Nothing was written.",
@@ -254,7 +253,7 @@ def default_output(source: Source, asked: str, storage_options: Mapping[str, Any
         return source.path if is_directory else dirname(source.path)
     if is_directory:
         # A run's directory may stand for the checkpoint of a step in it.
-        path = asked if look(asked, dict(storage_options)).kind == "directory" else source.path
+        path = asked.path if asked.kind == "directory" else source.path
         path = path.rstrip("/") or path
         named = path if is_remote(path) or basename(path) not in ("", ".", "..") else os.path.abspath(path)
         return f"{named}-{safetensors.SUFFIX[1:]}"

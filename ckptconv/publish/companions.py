@@ -12,10 +12,9 @@ from ckptconv.options import Options
 from ckptconv.outputs.schema import MOST_RECORD, check_manifest, parse_json
 from ckptconv.outputs.targets import Target, resolved_name
 from ckptconv.publish.manifest import NAME
-from ckptconv.storage.files import listing, look, open_reader
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import dirname, is_remote, join
+from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.tensors.moves import BLOCK, File
 from ckptconv.text import some
 
@@ -27,7 +26,7 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     Without `copy_config`, only a repository of the hub has any. A file at `target` stays unless an earlier output
     brought it, or it is the same.
     """
-    known = dict(options.storage_options)
+    directory = Location(target.path, dict(options.storage_options))
     asked = is_hub(source.path) if options.copy_config is None else options.copy_config
     if target.is_file:
         return _told(source, "one file has no directory to copy to", options), target
@@ -35,29 +34,28 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     # nothing goes.
     is_beside = resolved_name(target.path) in map(resolved_name, (source.path, dirname(source.path)))
     is_known = not is_beside and (not is_remote(target.path) or (asked and not options.part))
-    earlier = earlier_companions(target, known) if is_known else {}
+    earlier = earlier_companions(directory) if is_known else {}
     goal = replace(target, replaces=frozenset(earlier))
-    return (_with_companions(source, target, options, earlier) if asked else source), goal
+    return (_with_companions(source, directory, options, earlier) if asked else source), goal
 
 
-def _with_companions(source: Source, target: Target, options: Options, earlier: Collection[str]) -> Source:
-    known = dict(options.storage_options)
-    found = companions.beside(source, known)
-    if resolved_name(found.directory) == resolved_name(target.path):
+def _with_companions(source: Source, directory: Location, options: Options, earlier: Collection[str]) -> Source:
+    found = companions.beside(source, directory.options)
+    if resolved_name(found.directory) == resolved_name(directory.path):
         return _told(source, "OUTPUT is the directory of the input", options)
     source = replace(source, warnings=[*source.warnings, *found.warnings])
     if not found.files:
         return _told(source, f"{found.directory} has no such files", options)
-    present = _present(target, known)
+    present = _present(directory)
     kept = {
         name: present[name]
         for name, file in found.files.items()
-        if name in present and name not in earlier and not _is_same(file, present[name], known)
+        if name in present and name not in earlier and not _is_same(file, present[name], directory)
     }
     files = {name: file for name, file in found.files.items() if name not in kept}
     notes = [f"copied for from_pretrained: {some(files, len(files), str)}"] if files else []
     if companions.CONFIG in files:
-        config = companions.read_config(files[companions.CONFIG], known)
+        config = companions.read_config(files[companions.CONFIG], directory.options)
         cast = options.dtype if options.dtype not in (None, "keep") else source.default_dtype
         notes += companions.notes(config, "" if cast == "keep" else cast)
     stays = [
@@ -72,26 +70,26 @@ def _with_companions(source: Source, target: Target, options: Options, earlier: 
     )
 
 
-def earlier_companions(target: Target, known: dict[str, object]) -> Mapping[str, File]:
-    """Return the companions that an earlier output brought to the directory `target`, and that are as they were.
+def earlier_companions(directory: Location) -> Mapping[str, File]:
+    """Return the companions that an earlier output brought to `directory`, and that are as they were.
 
     On a disk, a file that was changed after the manifest was written is not as it was.
     """
-    if not any(map(companions.is_companion_name, _present(target, known))):
+    if not any(map(companions.is_companion_name, _present(directory))):
         return {}  # without reading the manifest, which may be large
     try:
-        manifest = look(join(target.path, NAME), known)
+        manifest = directory.join(NAME)
         if manifest.kind != "file":
             return {}
-        told = parse_json(Location(manifest.file.path, known).read_text(MOST_RECORD).encode(errors="surrogatepass"))
+        told = parse_json(manifest.read_text(MOST_RECORD).encode(errors="surrogatepass"))
         check_manifest(told)
     except (CorruptError, FailedError, ValueError):
         return {}
     found = {}
     for name, entry in told["files"].items():
         if companions.is_companion_name(name):
-            now = look(join(target.path, name), known)
-            if (now.kind, now.file.size) == ("file", entry["size"]) and _is_older(now.file, manifest.file):
+            now = directory.join(name).entry
+            if (now.kind, now.file.size) == ("file", entry["size"]) and _is_older(now.file, manifest.entry.file):
                 found[name] = now.file
     return found
 
@@ -101,18 +99,16 @@ def _is_older(file: File, other: File) -> bool:
     return is_remote(file.path) or int(file.stamp, 16) <= int(other.stamp, 16)
 
 
-def _present(target: Target, known: dict[str, object]) -> dict[str, File]:
-    """Return what is in the directory `target`, by name."""
-    if look(target.path, known).kind != "directory":
-        return {}
-    return {name: entry.file for name, entry in listing(target.path, known).items()}
+def _present(directory: Location) -> dict[str, File]:
+    """Return what is in `directory`, by name."""
+    return {name: entry.file for name, entry in directory.names.items()} if directory.kind == "directory" else {}
 
 
-def _is_same(one: File, other: File, known: dict[str, object]) -> bool:
-    """Whether two files have the same bytes."""
-    if one.size != other.size or look(other.path, known).kind != "file":
+def _is_same(one: File, other: File, near: Location) -> bool:
+    """Whether two files have the same bytes; both are reached by the options of `near`."""
+    if one.size != other.size or near.at(other.path).kind != "file":
         return False
-    readers = [open_reader(file, known) for file in (one, other)]
+    readers = [near.at(file).open_reader() for file in (one, other)]
     try:
         for at in range(0, one.size, BLOCK):
             first, second = (reader.read_at(at, min(BLOCK, one.size - at)) for reader in readers)

@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.options import FINISHING, Options, checked
@@ -25,6 +25,7 @@ from ckptconv.publish.staging.area import Described, described
 from ckptconv.publish.staging.base import Staging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, join, normalize, real_place
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.text import some
@@ -99,7 +100,7 @@ def finish(
     chosen = Options(**options)
     known, checksum, manifest = dict(chosen.storage_options), chosen.checksum, chosen.manifest
     paths = [outputs] if isinstance(outputs, (str, os.PathLike)) else outputs
-    planned = [each for path in paths for each in _planned(normalize(path), known)]
+    planned = [each for path in paths for each in _planned(Location(normalize(path), known))]
     if checksum and on_total:
         on_total(sum(size for each in planned for _, size, _ in each.files))
     documents, works = [], []
@@ -168,8 +169,8 @@ def _published(planned: _Planned, manifest: str) -> bytes:
     return read_text(path, MOST_RECORD).encode()
 
 
-def _described(path: str, storage_options: Mapping[str, Any]) -> list[Described]:
-    return remote_parts.described(path, storage_options) if is_remote(path) else described(path)
+def _described(place: Location) -> list[Described]:
+    return remote_parts.described(place) if is_remote(place.path) else described(place.path)
 
 
 def _directories(path: str) -> list[str]:
@@ -178,14 +179,14 @@ def _directories(path: str) -> list[str]:
     return []
 
 
-def _planned(path: str, storage_options: Mapping[str, Any]) -> list[_Planned]:
-    """Return the output at `path`, or those of the tensor-parallel ranks in it."""
-    found = _described(path, storage_options)
+def _planned(output: Location) -> list[_Planned]:
+    """Return `output`, or the outputs of the tensor-parallel ranks in it."""
+    path, found = output.path, _described(output)
     if not found:
-        listed = remote_parts.directories(path, storage_options) if is_remote(path) else _directories(path)
-        ranks = [join(path, name) for name in listed if _RANK.fullmatch(name)]
-        if any(_described(rank, storage_options) for rank in ranks):
-            return [each for rank in ranks for each in _planned(rank, storage_options)]
+        listed = remote_parts.directories(output) if is_remote(path) else _directories(path)
+        ranks = [output.join(name) for name in listed if _RANK.fullmatch(name)]
+        if any(map(_described, ranks)):
+            return [each for rank in ranks for each in _planned(rank)]
     if not found:
         raise UsageError(
             f"No parts of {path} are staged: there is nothing to finish.",

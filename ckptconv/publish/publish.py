@@ -26,6 +26,7 @@ from ckptconv.publish.parts import assign
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.storage.files import check_unchanged
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.progress import Progress
@@ -95,14 +96,14 @@ def staging_for(
     index, is_ours = (safetensors.INDEX, functools.partial(_is_ours, replaces)) if kind == "directory" else ("", None)
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
-    memory = options.buffers(far=True) // 2
+    place, memory = Location(path, dict(options.storage_options)), options.buffers(far=True) // 2
     if in_parts and is_ours:
         from ckptconv.publish.staging.remote_parts import PartsOnStore
 
-        return PartsOnStore(path, plan_id, memory, options.storage_options, index, is_ours, shared)
+        return PartsOnStore(place, plan_id, memory, index, is_ours, shared)
     from ckptconv.publish.staging.remote import UploadStaging
 
-    return UploadStaging(path, plan_id, memory, options.storage_options, index, is_ours)
+    return UploadStaging(place, plan_id, memory, index, is_ours)
 
 
 def _is_ours(replaces: frozenset[str], name: str) -> bool:

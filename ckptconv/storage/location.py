@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ckptconv.storage import files, paths
+from ckptconv.storage import files, paths, remote
 from ckptconv.tensors.moves import File
 
 
@@ -61,6 +62,10 @@ class Location:
     def names(self) -> Mapping[str, files.Entry]:
         """The entries of this directory by name, sorted."""
         return files.listing(self.path, self.options)
+
+    def filesystem(self) -> tuple[Any, str]:
+        """Return the fsspec file system of this URL, and the path inside it. Raises UsageError if there is none."""
+        return remote.filesystem(self.path, self.options)
 
     def open_reader(self) -> files.Reader:
         """Return a reader of the descriptions in this file."""

@@ -15,7 +15,6 @@ from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeErr
 from ckptconv.formats import safetensors
 from ckptconv.formats.safetensors import METADATA
 from ckptconv.formats.weight_map import read_index
-from ckptconv.storage.files import Options, listing, look, open_reader, read_text
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, join
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
@@ -47,23 +46,22 @@ class Written:
     structure_path: str = ""
 
 
-def read_file(path: str, expected: Mapping[str, str], options: Options | None = None, at: str = "") -> Written:
-    """Read an output of one file named `path`, from the place `at` if that is given. Its metadata has what `expected`
-    has, beside aliases and record.
+def read_file(path: str, place: Location, expected: Mapping[str, str]) -> Written:
+    """Read an output of one file named `path`, from `place`. Its metadata has what `expected` has, beside aliases and
+    record.
 
     Raise UsageError if the file does not exist, DifferenceError if it is no sound output.
     """
     found = Written(path, structure_path=path)
-    metadata = _add(found, path, at or path, expected, options)
+    metadata = _add(found, path, place, expected)
     found.structure = metadata.pop(METADATA_KEY, None)
     found.aliases = metadata
     return found
 
 
 def read_directory(
-    path: str,
+    directory: Location,
     expected: Mapping[str, str],
-    options: Options | None = None,
     *,
     at: Mapping[str, str] | None = None,
     others: frozenset[str] = frozenset(),
@@ -75,10 +73,14 @@ def read_directory(
     files of the directory are read, and a safetensors file that belongs neither to the output nor to `others` (paths)
     is a difference.
     """
-    places = dict(at) if at is not None else _listed(path, options)
+    path = directory.path
+    if at is None:
+        places = {name: directory.join(name) for name, entry in directory.names.items() if entry.kind == "file"}
+    else:
+        places = {name: directory.at(where) for name, where in at.items()}
     found = Written(path, structure_path=join(path, FILE_NAME))
     if INDEX in places:
-        shards, metadata = _index(join(path, INDEX), places[INDEX], options)
+        shards, metadata = _index(join(path, INDEX), places[INDEX])
     else:
         shards, metadata = {SINGLE: frozenset()}, {}
         if SINGLE not in places:
@@ -104,7 +106,7 @@ def read_directory(
             "Programs may load that instead, or as well: remove it.",
         )
     for name in sorted(shards):
-        own = _add(found, join(path, name), places[name], expected, options)
+        own = _add(found, join(path, name), places[name], expected)
         if INDEX not in places:
             metadata = own
         elif own:
@@ -115,31 +117,27 @@ def read_directory(
         raise _header(where, f"it holds a structure record, which stands in {FILE_NAME} beside several files")
     if INDEX in places:
         _check_index(join(path, INDEX), found, shards, metadata.pop("total_size", None))
-        found.files.append(look(places[INDEX], options).file._replace(path=join(path, INDEX)))
+        found.files.append(places[INDEX].entry.file._replace(path=join(path, INDEX)))
     for key, value in metadata.items():
         if type(value) is not str:
             raise _in_index(join(path, INDEX), f"its metadata has {key!r}: {value!r}, which nothing puts there")
     found.aliases = metadata
     if FILE_NAME in places:
         try:
-            found.structure = read_text(places[FILE_NAME], _MAX_RECORD, options)
+            found.structure = places[FILE_NAME].read_text(_MAX_RECORD)
         except CorruptError as error:
             raise _file(found.structure_path, error.message, _AGAIN) from error
-        found.files.append(look(places[FILE_NAME], options).file._replace(path=found.structure_path))
+        found.files.append(places[FILE_NAME].entry.file._replace(path=found.structure_path))
     return found
-
-
-def _listed(path: str, options: Options | None) -> dict[str, str]:
-    return {name: join(path, name) for name, entry in listing(path, options).items() if entry.kind == "file"}
 
 
 # -------------------------------------------------------------------------------------------------------- the index
 
 
-def _index(path: str, at: str, options: Options | None) -> tuple[dict[str, frozenset[str]], dict[str, Any]]:
+def _index(path: str, place: Location) -> tuple[dict[str, frozenset[str]], dict[str, Any]]:
     """Return the names of tensors by file, and the metadata."""
     try:
-        index = read_index(Location(at, options or {}))
+        index = read_index(place)
     except (CorruptError, UnsafeError) as error:
         raise _in_index(path, error.message) from error
     if index is None or index.members != {"metadata", "weight_map"}:
@@ -167,15 +165,14 @@ def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]]
 # ---------------------------------------------------------------------------------------------------------- a file
 
 
-def _add(found: Written, path: str, at: str, expected: Mapping[str, str], options: Options | None) -> dict[str, str]:
-    """Add the file `path`, read from the place `at`, to `found`; return its metadata without what is `expected`."""
-    entry = look(at, options)
+def _add(found: Written, path: str, place: Location, expected: Mapping[str, str]) -> dict[str, str]:
+    """Add the file `path`, read from `place`, to `found`; return its metadata without what is `expected`."""
+    entry = place.entry
     if entry.kind != "file":
         raise UsageError(f"{path} {'does not exist' if entry.kind == 'missing' else f'is {entry.described}'}.")
-    file = entry.file._replace(path=at)
-    tensors, metadata = _read_header(path, file, options)
-    if not is_remote(at):
-        _ask_the_library(path, at, tensors, metadata)
+    tensors, metadata = _read_header(path, place.at(entry.file))
+    if not is_remote(place.path):
+        _ask_the_library(path, place.path, tensors, metadata)
     for name in tensors:
         if name in found.tensors:
             raise _header(path, f"it holds {name!r}, which {found.homes[name]} holds too", tensor=name)
@@ -185,14 +182,15 @@ def _add(found: Written, path: str, at: str, expected: Mapping[str, str], option
         if metadata.pop(key, None) != text:
             asked = ", which loaders ask for" if key == "format" else ""
             raise _header(path, f"its metadata does not say that its {key} is {brief(text)}{asked}")
-    found.files.append(file._replace(path=path))
+    found.files.append(entry.file._replace(path=path))
     return metadata
 
 
-def _read_header(path: str, file: File, options: Options | None) -> tuple[dict[str, Stored], dict[str, str]]:
+def _read_header(path: str, place: Location) -> tuple[dict[str, Stored], dict[str, str]]:
     """Return the tensors of a file, in the order of their data, and its metadata. Raise DifferenceError unless the text
     of the header is exactly what the library writes."""
-    reader = open_reader(file, options)
+    reader = place.open_reader()
+    file = reader.file
     try:
         length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
         if file.size < 8 or length > min(file.size - 8, safetensors.MAX_HEADER):

@@ -19,8 +19,9 @@ from ckptconv.formats.source import Source
 from ckptconv.options import OPTIONS, Options, Rules
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.plan import FilePlan, Literal, identify, identity
-from ckptconv.storage.files import look, open_reader, read_text
-from ckptconv.storage.paths import basename, dirname, join
+from ckptconv.storage.files import look, open_reader
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.output import INDEX, SUFFIX, Written
@@ -40,34 +41,36 @@ _YOURSELF = "Give the options of the conversion yourself."
 
 
 class Manifest(NamedTuple):
-    """What an output says of how it was made. `told` is the whole manifest; the other fields are taken from it: `kind`
-    ("weights", "optimizer" or "universal"), the source's family, and the options that decided the output."""
+    """What an output says of how it was made. `place` is the manifest's own, by which source and output are reached
+    too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer" or
+    "universal"), the source's family, and the options that decided the output."""
 
-    path: str
+    place: Location
     told: dict[str, Any]
     kind: str
     family: str
     options: dict[str, Any]
 
 
-def read_manifest(path: str, options: Mapping[str, Any]) -> Manifest | None:
-    """Return the manifest at `path`; None if there is none. Raise DifferenceError for a damaged one, UsageError for one
-    with unknown options."""
-    if look(path, dict(options)).kind != "file":
+def read_manifest(place: Location) -> Manifest | None:
+    """Return the manifest at `place`; None if there is none. Raise DifferenceError for a damaged one, UsageError for
+    one with unknown options."""
+    if place.kind != "file":
         return None
     try:
-        told = parse_json(read_text(path, _MAX_MANIFEST, dict(options)).encode(errors="surrogatepass"))
+        told = parse_json(place.read_text(_MAX_MANIFEST).encode(errors="surrogatepass"))
         check_manifest(told)
     except (CorruptError, ValueError) as error:
-        raise DifferenceError(f"{path} is no sound manifest: {error}.", _AGAIN, what="manifest", file=path) from error
+        message = f"{place} is no sound manifest: {error}."
+        raise DifferenceError(message, _AGAIN, what="manifest", file=place.path) from error
     for name, value in told["options"].items():
         if not _is_option(name, value):
             raise UsageError(
-                f"{path} says that the conversion had the option {name!r}: {str(value)[:100]!r}, which is not known.",
+                f"{place} says that the conversion had the option {name!r}: {str(value)[:100]!r}, which is not known.",
                 _YOURSELF,
             )
     given = {name: value for name, value in _options_of(told).items() if name not in _IGNORED}
-    return Manifest(path, told, told["kind"], told["source"]["family"], given)
+    return Manifest(place, told, told["kind"], told["source"]["family"], given)
 
 
 def _is_option(name: str, value: Any) -> bool:
@@ -94,7 +97,7 @@ def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_safetensors(
-    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, found: Written, options: Any
+    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, found: Written
 ) -> list[str]:
     """Return warnings. Raise DifferenceError if the manifest is wrong about `source` or its output; checksums are not
     checked.
@@ -104,7 +107,7 @@ def check_safetensors(
     names: dict[str, set[str]] = {basename(file.path): set() for file in found.files}
     for name, home in found.homes.items():
         names[basename(home)].add(name)
-    literals = {basename(file.path): _literal(file.path, options) for file in found.files}
+    literals = {basename(file.path): _literal(manifest.place.at(file.path)) for file in found.files}
     # The index was compared by content, so take its size as planned, not as found.
     sizes = {basename(file.path): file.size for file in found.files}
     sizes.update({name: len(data) for name, data in literals.items() if name == INDEX})
@@ -118,7 +121,7 @@ def check_safetensors(
         files = (FilePlan(name, told["files"][name]["size"], (Literal(0, literals[name]),)) for name in told["files"])
         return identify(files, inputs, (told["ckptconv"], told["kind"], source.model_rank, told["options"]))
 
-    return _check_source(manifest, source, inputs, made_of, plan_id, options)
+    return _check_source(manifest, source, inputs, made_of, plan_id)
 
 
 def check_planned(
@@ -128,7 +131,6 @@ def check_planned(
     made_of: str,
     path: str,
     files: Mapping[str, str],
-    options: Any,
 ) -> list[str]:
     """Check the manifest of files for `torch.load` likewise, with checksums. `files` maps each name to where it is
     read.
@@ -158,7 +160,7 @@ def check_planned(
         # This is the plan of the current release: another release gave the same output another id.
         return "" if found == manifest.told["plan"] else manifest.told["plan"]
 
-    return _check_source(manifest, source, inputs, made_of, plan_id, options)
+    return _check_source(manifest, source, inputs, made_of, plan_id)
 
 
 def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> None:
@@ -186,7 +188,6 @@ def _check_source(
     inputs: Mapping[str, Hashable],
     made_of: str,
     plan_id: Callable[[], str],
-    options: Any,
 ) -> list[str]:
     told, files = manifest.told["source"], manifest.told["files"].values()
     # A conversion computes checksums for all tensors or for none, and for all if it does for one of several files.
@@ -198,52 +199,48 @@ def _check_source(
     for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):
         if told.get(what) != one:
             raise _not_so(manifest, f"its source's {what.replace('model_', '')}", told.get(what))
-    known = {name: identity(found) for name, found in inputs.items()}
+    place, known = manifest.place.at(source.path), {name: identity(found) for name, found in inputs.items()}
     unsure: list[str] = []
     for name in sorted(known.keys() | told["inputs"].keys()):
         if known.get(name) == told["inputs"].get(name):
             continue
-        if name not in told["inputs"] or not _may_be(source, inputs, name, told["inputs"][name], options):
+        if name not in told["inputs"] or not _may_be(place, inputs, name, told["inputs"][name]):
             raise _not_so(manifest, f"the input {name}", told["inputs"].get(name))
         unsure.append(name)
     if unsure:
-        since = f"{manifest.path} was written when {unsure[0]} had another time of change"
+        since = f"{manifest.place} was written when {unsure[0]} had another time of change"
         return [f"{since}: what it says of its plan cannot be checked."]
     if plan_id() != manifest.told["plan"]:
         raise _not_so(manifest, "its plan or options", manifest.told["plan"])
     return []
 
 
-def _may_be(source: Source, inputs: Mapping[str, Hashable], name: str, told: Mapping[str, Any], options: Any) -> bool:
+def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, told: Mapping[str, Any]) -> bool:
     """Return whether an input may be unchanged though its modification time differs: the time identifies only files
     without checksums of their own. An input that was not read now may have been read then."""
     found = inputs.get(name)
     if found is None:
-        entries = (look(join(place, name), options) for place in (source.path, dirname(source.path)))
+        entries = (place.join(name).entry for place in (source, source.parent))
         return any(entry.kind == "file" and entry.file.size == told["size"] for entry in entries)
     by_time = isinstance(found, tuple) and any(isinstance(fact, str) for fact in found)
     return by_time and identity(found)["size"] == told["size"]
 
 
-def _literal(path: str, options: Any) -> bytes:
+def _literal(place: Location) -> bytes:
     """Return the bytes of an output file that its plan holds as literals: its header, its record, or its index.
 
     Of a companion it holds none.
     """
-    if is_companion_name(basename(path)):
+    if is_companion_name(place.name):
         return b""
-    reader = open_reader(path, options)
+    reader = place.open_reader()
     try:
-        if path.endswith(SUFFIX):
+        if place.path.endswith(SUFFIX):
             return reader.read_at(0, 8 + int.from_bytes(reader.read_at(0, 8), "little"))
         data = reader.read_at(0, reader.file.size)
     finally:
         reader.close()
-    return (
-        data
-        if basename(path) == FILE_NAME
-        else (json.dumps(parse_json(data), indent=2, sort_keys=True) + "\n").encode()
-    )
+    return data if place.name == FILE_NAME else (json.dumps(parse_json(data), indent=2, sort_keys=True) + "\n").encode()
 
 
 def _members(path: str, example: str) -> dict[str, int]:
@@ -267,9 +264,9 @@ def _members(path: str, example: str) -> dict[str, int]:
 
 def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:
     return DifferenceError(
-        f"{manifest.path} is not of this output: what it says of {what} is not so.",
+        f"{manifest.place} is not of this output: what it says of {what} is not so.",
         _STALE,
         what="manifest",
-        file=manifest.path,
+        file=manifest.place.path,
         found=told,
     )

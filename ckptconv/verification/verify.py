@@ -108,13 +108,18 @@ class Verification:
 
 
 class Target(NamedTuple):
-    """An output to verify. `made_of` is "weights", "states" (the optimizer's) or "universal". `at` maps the names of
-    files that are not yet in their place to where they are read. `manifest` is None if there is none."""
+    """An output to verify, and its `place`. `made_of` is "weights", "states" (the optimizer's) or "universal". `at`
+    maps the names of files that are not yet in their place to where they are read. `manifest` is None if there is
+    none."""
 
-    path: str
+    place: Location
     made_of: str = "weights"
     at: Mapping[str, str] | None = None
     manifest: Manifest | None = None
+
+    @property
+    def path(self) -> str:
+        return self.place.path
 
 
 @dataclass
@@ -191,9 +196,8 @@ def verify(
     if asked.optimizer:
         targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="states"))
     if asked.universal:
-        place = real_place(normalize(asked.universal))
-        told = read_manifest(join(place, MANIFEST), dict(asked.storage_options))
-        targets.append(Target(place, "universal", manifest=told))
+        place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
+        targets.append(Target(place, "universal", manifest=read_manifest(place.join(MANIFEST))))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
@@ -203,11 +207,11 @@ def verify(
             sources = [complete(source, **_wanted(targets, asked))]
         else:
             sources = _open(normalize(source), targets, asked)
-    pairs = [(one, _of_rank(one, target, asked)) for one in sources for target in targets]
+    pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
-    done.manifest = deciding.path if deciding and deciding.options else ""
+    done.manifest = deciding.place.path if deciding and deciding.options else ""
     return done
 
 
@@ -294,10 +298,11 @@ class _Attested:
 
 def _target(path: str, asked: Options) -> Target:
     """Return the output at `path`; its manifest says what it is made of."""
-    told = read_manifest(asked.manifest or join(path, MANIFEST), dict(asked.storage_options))
+    place = Location(path, dict(asked.storage_options))
+    told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST))
     if asked.manifest and told is None:
         raise UsageError(f"{asked.manifest} does not exist.")
-    return Target(path, "states" if told and told.kind == "optimizer" else "weights", manifest=told)
+    return Target(place, "states" if told and told.kind == "optimizer" else "weights", manifest=told)
 
 
 def _with(manifest: Manifest, asked: Options) -> Options:
@@ -324,20 +329,20 @@ def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
 def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     if is_pipe(path) and asked.per_rank:
         raise UsageError("What comes through a pipe has no ranks.")
-    is_torch = targets[0].path.endswith(TORCH_SUFFIXES)
+    place, is_torch = Location(path, dict(asked.storage_options)), targets[0].path.endswith(TORCH_SUFFIXES)
     if resolved_name(normalize(path)) == resolved_name(targets[0].path) and targets[0].path.endswith(
         (SUFFIX, *TORCH_SUFFIXES)
     ):
         raise UsageError(f"{path} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     settings = {**asked.opening(), **_wanted(targets, asked)}
     if asked.per_rank:
-        ranks = ranks_to_convert(path, asked.tag, dict(asked.storage_options), inert=asked.inert)
+        ranks = ranks_to_convert(place, asked.tag, inert=asked.inert)
         return [open_source(path, model_rank=rank, **settings) for rank in ranks]
     settings["family"] = asked.family or ("safetensors" if is_torch else "")
     try:
         source = open_source(path, **settings)
     except UsageError as error:
-        if not is_torch or look(path, dict(asked.storage_options)).kind == "missing":
+        if not is_torch or place.kind == "missing":
             raise
         raise UsageError(
             f"{targets[0].path} is named as a file for torch.load, which is made of safetensors; {path} is none.",
@@ -354,13 +359,12 @@ def _is_in(output: str, directory: str) -> bool:
     return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 
-def _of_rank(source: Source, target: Target, asked: Options) -> Target:
+def _of_rank(source: Source, target: Target) -> Target:
     """Return the output of one tensor-parallel rank: OUTPUT/mp_rank_NN."""
     if source.model_rank is None:
         return target
-    path = join(target.path, f"mp_rank_{source.model_rank:02d}")
-    told = target.manifest or read_manifest(join(path, MANIFEST), dict(asked.storage_options))
-    return target._replace(path=path, manifest=told)
+    place = target.place.join(f"mp_rank_{source.model_rank:02d}")
+    return target._replace(place=place, manifest=target.manifest or read_manifest(place.join(MANIFEST)))
 
 
 def _packed(pairs: Iterable[_Pair]) -> Counter[File]:
@@ -379,9 +383,8 @@ def _compare(
     source: Source, target: Target, asked: Options, others: frozenset[str], done: Verification, attested: _Attested
 ) -> Iterator[_Pair]:
     """Compare everything but elements; yield the pairs of tensors whose elements are still to be compared."""
-    storage_options = dict(asked.storage_options)
-    here = target.path if target.at is None else next(iter(target.at.values()))
-    entry = look(here, storage_options)
+    here = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
+    entry = here.entry
     if entry.kind == "missing":
         raise UsageError(f"{target.path} does not exist: there is no output to verify.")
     if target.made_of == "universal":
@@ -389,9 +392,9 @@ def _compare(
         return
     if target.path.endswith(TORCH_SUFFIXES) and entry.kind == "file":
         yield from _compare_torch(source, _expected_tree(source, asked), target.path, here, asked, done)
-        if target.manifest and not is_remote(here):
-            places = {basename(target.path): here}
-            of_torch = target.manifest, source, dict(source.inputs), "weights", target.path, places, storage_options
+        if target.manifest and not is_remote(here.path):
+            places = {target.place.name: here.path}
+            of_torch = target.manifest, source, dict(source.inputs), "weights", target.path, places
             attested.checks.append(functools.partial(check_planned, *of_torch))
         return
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
@@ -402,18 +405,18 @@ def _compare(
     expected = _expected_states(source, asked) if target.made_of == "states" else _expected_weights(source, asked)
     metadata = expected.metadata
     if is_file:
-        found = read_file(target.path, metadata, storage_options, here)
+        found = read_file(target.path, here, metadata)
     else:
-        found = read_directory(target.path, metadata, storage_options, at=target.at, others=others)
+        found = read_directory(target.place, metadata, at=target.at, others=others)
     pairs = _compare_names(source, expected, found, asked)
     if target.made_of == "weights":
-        source = _with_companions(source, target, storage_options)
-        pairs.extend(_compare_companions(source, target, found, storage_options))
+        source = _with_companions(source, target)
+        pairs.extend(_compare_companions(source, target, found))
     _check_structure(expected, found)
     _check_shards(found, asked)
     if target.manifest:
         inputs = {**source.with_companions(), **(source.state_inputs if target.made_of == "states" else {})}
-        told = target.manifest, source, inputs, target.made_of, found, storage_options
+        told = target.manifest, source, inputs, target.made_of, found
         attested.checks.append(functools.partial(check_safetensors, *told))
         attested.expect(target.manifest, found)
     counted = Counter(found.homes.values())
@@ -438,20 +441,20 @@ def _compare_names(source: Source, expected: _Expected, found: Written, asked: O
     return pairs
 
 
-def _with_companions(source: Source, target: Target, options: dict[str, Any]) -> Source:
+def _with_companions(source: Source, target: Target) -> Source:
     """Return `source` with the companions that the manifest of `target` names, unless it was opened with some."""
     copied = list(filter(is_companion_name, target.manifest.told["files"] if target.manifest else ()))
     if not copied or source.companions:
         return source
-    return replace(source, companions=beside(source, options, copied).files)
+    return replace(source, companions=beside(source, target.place.options, copied).files)
 
 
-def _compare_companions(source: Source, target: Target, found: Written, options: dict[str, Any]) -> Iterator[_Pair]:
+def _compare_companions(source: Source, target: Target, found: Written) -> Iterator[_Pair]:
     """Yield the files that were copied whole, and those that they are copies of; add them to the files of `found`."""
     told = target.at or (target.manifest.told["files"] if target.manifest else ())
     for name in filter(is_companion_name, told):
         path = join(target.path, name)
-        entry = look(target.at[name] if target.at else path, options)
+        entry = target.place.at(target.at[name] if target.at else path).entry
         if entry.kind != "file" or name not in source.companions:
             where = target.path if entry.kind != "file" else f"{source.path}, of which it is a copy,"
             raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
@@ -604,7 +607,7 @@ def _check_shards(found: Written, asked: Options) -> None:
 
 
 def _compare_torch(
-    source: Source, tree: Any, path: str, here: str, asked: Options, done: Verification
+    source: Source, tree: Any, path: str, here: Location, asked: Options, done: Verification
 ) -> Iterator[_Pair]:
     """Compare the `torch.load` file `path`, read at `here`, with `tree`, the value it must hold: yield the pairs of
     tensors.
@@ -612,9 +615,9 @@ def _compare_torch(
     Both trees are flattened to tensors and a record in the same way, and these are compared.
     """
     try:
-        opened = read_torch(Location(here, dict(asked.storage_options)))
+        opened = read_torch(here)
     except CkptconvError as error:
-        raise _unreadable(path, error.message.replace(here, path)) from error
+        raise _unreadable(path, error.message.replace(here.path, path)) from error
     want, want_record = keymap.flatten(tree)
     got, got_record = keymap.flatten(opened.weights)
     expected = _Expected(want, lambda _: _without_storages(want_record, want), flat=False, metadata={})
@@ -623,8 +626,8 @@ def _compare_torch(
     found.homes = dict.fromkeys(got, path)
     pairs = _compare_names(source, expected, found, asked)
     _check_structure(expected, found)
-    if not is_remote(here):
-        _check_archive(path, here)
+    if not is_remote(here.path):
+        _check_archive(path, here.path)
     done.outputs.append(VerifiedFile(path, int(opened.facts["size"]), len(got)))
     done.tensors += len(got)
     done.structure_records += 1
@@ -654,7 +657,7 @@ def _compare_universal(
     if target.at is None:
         _check_no_more(target.path, {*names, _LATEST, MANIFEST})
     for name, tree in trees.items():
-        yield from _compare_torch(source, tree, join(target.path, name), at[name], asked, done)
+        yield from _compare_torch(source, tree, join(target.path, name), target.place.at(at[name]), asked, done)
     for name, file in copies.items():
         want, got = whole(file), whole(look(at[name]).file)
         path = join(target.path, name)
@@ -670,8 +673,7 @@ def _compare_universal(
             found=text,
         )
     if target.manifest:
-        known = dict(asked.storage_options)
-        told = target.manifest, source, dict(source.inputs), "universal", target.path, at, known
+        told = target.manifest, source, dict(source.inputs), "universal", target.path, at
         attested.checks.append(functools.partial(check_planned, *told))
 
 

@@ -12,12 +12,12 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage import remote
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.storage.uploads import (
     KINDS,
     PARTS,
     Buffers,
-    Options,
     RenamedUpload,
     Upload,
     UploadWriter,
@@ -45,43 +45,42 @@ def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
 class UploadStaging(Staging):
     """Files on a store, all uploaded before the first upload is completed.
 
-    `path` is the URL of one file, or if `index` is given of a directory. `is_ours(name)` tells which files of an
+    `output` is the URL of one file, or if `index` is given of a directory. `is_ours(name)` tells which files of an
     earlier output the new one replaces; `index` is removed first and completed last. `memory` (bytes) bounds the
     buffers.
     """
 
     def __init__(
         self,
-        path: str,
+        output: Location,
         plan_id: str,
         memory: int,
-        options: Options,
         index: str = "",
         is_ours: Callable[[str], bool] | None = None,
     ) -> None:
         super().__init__(plan_id, durable=True)
-        self.path, self.index, self.is_ours = path, index, is_ours
-        self._memory, self._options = memory, dict(options)
+        self.path, self.index, self.is_ours = output.path, index, is_ours
+        self._output, self._memory = output, memory
         self._uploads: dict[str, UploadWriter] = {}
         self._swept = False
         # At least two buffers, whatever they take: one part is filled while another is sent.
         self._buffers = Buffers(max(memory // part_size(0, memory), 2))
 
-    def _url(self, name: str) -> str:
-        """Return the URL to which the file `name` is uploaded."""
-        return join(self.path, name) if self.is_ours else self.path
+    def _at(self, name: str) -> Location:
+        """Return where the file `name` is uploaded."""
+        return self._output.join(name) if self.is_ours else self._output
 
     def create(self, name: str, size: int) -> Writer:
-        url = self._url(name)
-        with explained(url):
-            fs, inner = remote.filesystem(url, self._options)
+        place = self._at(name)
+        with explained(place.path):
+            fs, inner = place.filesystem()
             part = part_size(size, self._memory)
             if not self._swept:
                 remove_stale(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
                 self._swept = True
             kind = next((KINDS[each] for each in remote.protocols(fs) if each in KINDS), RenamedUpload)
             upload: Upload = kind(fs, inner, size, part)
-        writer = UploadWriter(url, upload, size, part, self._buffers)
+        writer = UploadWriter(place.path, upload, size, part, self._buffers)
         self._uploads[name] = writer
         self._writers.append(writer)
         return writer
@@ -136,7 +135,7 @@ class UploadStaging(Staging):
                 self._remove_records(fs, f"{inner}/{name}")
 
     def _directory(self) -> tuple[Any, str]:
-        fs, inner = remote.filesystem(self.path, self._options)
+        fs, inner = self._output.filesystem()
         return fs, inner.rstrip("/")
 
     def _complete(self, name: str) -> None:

@@ -20,29 +20,30 @@ from ckptconv.publish.manifest import NAME, record
 from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, Described, is_sibling, record_of
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote
-from ckptconv.storage.files import Reader, RemoteReader, look
+from ckptconv.storage.files import Reader, RemoteReader
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
-from ckptconv.storage.uploads import KINDS, Options, explained
+from ckptconv.storage.uploads import KINDS, explained
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import File
 
 
-def described(path: str, options: Options) -> list[Described]:
-    """Return the staging directories of plans for the output `path`, as `area.described` does for a disk."""
+def described(output: Location) -> list[Described]:
+    """Return the staging directories of plans for `output`, as `area.described` does for a disk."""
     found = []
-    for name in directories(path, options):
+    for name in directories(output):
         if is_sibling(name, PREFIX):
-            place = join(path, name)
-            data = _get(join(place, DESCRIPTION), MOST_DESCRIPTION, options)
+            place = output.join(name)
+            data = _get(place.join(DESCRIPTION), MOST_DESCRIPTION)
             if data is not None:
-                found.append(Described(place, name[len(PREFIX) :], ("directory",), data, published=False))
+                found.append(Described(place.path, name[len(PREFIX) :], ("directory",), data, published=False))
     return found
 
 
-def directories(path: str, options: Options) -> list[str]:
-    """Return the names of the directories in `path`, sorted."""
-    fs, inner = remote.filesystem(path, options)
-    with explained(path):
+def directories(place: Location) -> list[str]:
+    """Return the names of the directories in `place`, sorted."""
+    fs, inner = place.filesystem()
+    with explained(place.path):
         return sorted(name for name, is_directory in names_in(fs, inner.rstrip("/")).items() if is_directory)
 
 
@@ -54,25 +55,24 @@ def _is_shard(name: str) -> bool:
 class PartsOnStore(UploadStaging):
     """A directory on a store of which this process makes some shards, or which it finishes. Can be pickled.
 
-    `path` is its URL. `shared`: other processes make parts of it at the same time.
+    `output` is its URL. `shared`: other processes make parts of it at the same time.
     """
 
     is_ours: Callable[[str], bool]
 
     def __init__(
         self,
-        path: str,
+        output: Location,
         plan_id: str,
         memory: int,
-        options: Options,
         index: str,
         is_ours: Callable[[str], bool],
         shared: bool = False,
     ) -> None:
-        super().__init__(path, plan_id, memory, options, index, is_ours)
-        self._arguments = path, plan_id, memory, options, index, is_ours, shared
+        super().__init__(output, plan_id, memory, index, is_ours)
+        self._arguments = output, plan_id, memory, index, is_ours, shared
         self.shared = shared
-        self._place = join(path, PREFIX + plan_id)
+        self._place = output.join(PREFIX + plan_id)
         self._names: dict[Writer, str] = {}
         # Files that this run makes, or has other processes make.
         self._mine: set[str] = set()
@@ -87,9 +87,9 @@ class PartsOnStore(UploadStaging):
     def elsewhere(self) -> PartsOnStore:
         return PartsOnStore(*self._arguments)
 
-    def _url(self, name: str) -> str:
+    def _at(self, name: str) -> Location:
         # The files that declare the shards to be a model wait until all shards are there.
-        return join(self.path if _is_shard(name) else self._place, name)
+        return (self._output if _is_shard(name) else self._place).join(name)
 
     def expect(self, files: Iterable[FilePlan]) -> None:
         self._mine.update(file.name for file in files)
@@ -114,12 +114,12 @@ class PartsOnStore(UploadStaging):
             self._opened = True
         name = self._names.pop(writer)
         if _is_shard(name):
-            with explained(self._place):
+            with explained(self._place.path):
                 self._forget(name)
         super()._complete(name)
 
     def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
-        facts = {"plan": self.plan_id, "version": look(self._url(file.name), self._options).file.stamp}
+        facts = {"plan": self.plan_id, "version": self._at(file.name).entry.file.stamp}
         self._put(record_of(file.name), record(file, crcs, facts))
         self.recorded.add(file.name)
 
@@ -127,11 +127,11 @@ class PartsOnStore(UploadStaging):
         """Put a small file under its final name; shards already have theirs."""
         if _is_shard(name):
             return
-        data = _get(self._url(name), MOST_RECORD, self._options)
+        data = _get(self._at(name), MOST_RECORD)
         fs, inner = self._directory()
         with explained(join(self.path, name)):
             if data is None:
-                raise FileNotFoundError(self._url(name))
+                raise FileNotFoundError(self._at(name).path)
             remote.retrying(lambda: fs.pipe_file(f"{inner}/{name}", data))
 
     def keep(self) -> str:
@@ -151,28 +151,28 @@ class PartsOnStore(UploadStaging):
                 if found is not None:
                     self._forget(name)
                     if self._is_as_recorded(name, found):
-                        fs, inner = remote.filesystem(self._url(name), self._options)
+                        fs, inner = self._at(name).filesystem()
                         self._remove(fs, inner)
         if not self.shared:
             with contextlib.suppress(Exception):
-                fs, inner = remote.filesystem(self._place, self._options)
+                fs, inner = self._place.filesystem()
                 self._remove_records(fs, inner)
 
     # ---- records
 
     def _known(self, name: str, size: int) -> dict[str, Any] | None:
         """Return the record of a file if its object is the one that the record was written for."""
-        with explained(self._place):
+        with explained(self._place.path):
             found = self._record(name)
             return found if found and found["size"] == size and self._is_as_recorded(name, found) else None
 
     def _is_as_recorded(self, name: str, found: Mapping[str, Any]) -> bool:
-        now = look(self._url(name), self._options)
+        now = self._at(name).entry
         return (now.kind, now.file.size, now.file.stamp) == ("file", found["size"], found["version"])
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        url = join(self._place, record_of(name))
-        data = _get(url, MOST_RECORD, self._options)
+        place = self._place.join(record_of(name))
+        data = _get(place, MOST_RECORD)
         if data is None:
             return None
         try:
@@ -183,33 +183,34 @@ class PartsOnStore(UploadStaging):
             if not self.finishing:
                 return None
             raise CorruptError(
-                f"{url}, the record of {name!r}, is damaged: {error}. The index was not written.",
+                f"{place}, the record of {name!r}, is damaged: {error}. The index was not written.",
                 "Run its part again, then finish.",
             ) from None
         return found
 
     @contextlib.contextmanager
     def _reading(self, name: str, found: Mapping[str, Any]) -> Iterator[Reader]:
-        yield RemoteReader(File(self._url(name), found["size"], found["version"]), self._options)
+        place = self._at(name)
+        yield RemoteReader(File(place.path, found["size"], found["version"]), place.options)
 
     def _forget(self, name: str) -> None:
-        fs, inner = remote.filesystem(join(self._place, record_of(name)), self._options)
+        fs, inner = self._place.join(record_of(name)).filesystem()
         self._remove(fs, inner)
 
     def _put(self, name: str, data: bytes) -> None:
-        fs, inner = remote.filesystem(join(self._place, name), self._options)
-        with explained(self._place):
+        fs, inner = self._place.join(name).filesystem()
+        with explained(self._place.path):
             if not any(each in KINDS for each in remote.protocols(fs)):
                 fs.makedirs(inner.rpartition("/")[0], exist_ok=True)  # stores have no directories
             remote.retrying(lambda: fs.pipe_file(inner, data))
 
 
-def _get(url: str, most: int, options: Options) -> bytes | None:
-    """Return the content of `url`; None if it does not exist. Raises CorruptError if it has more than `most` bytes."""
-    fs, inner = remote.filesystem(url, options)
-    with explained(url), contextlib.suppress(FileNotFoundError):
+def _get(place: Location, most: int) -> bytes | None:
+    """Return what `place` holds; None if it does not exist. Raises CorruptError if it has more than `most` bytes."""
+    fs, inner = place.filesystem()
+    with explained(place.path), contextlib.suppress(FileNotFoundError):
         data: bytes = remote.retrying(lambda: fs.cat_file(inner, start=0, end=most + 1))
         if len(data) > most:
-            raise CorruptError(f"{url} has more than {most} bytes, where none has as many.")
+            raise CorruptError(f"{place} has more than {most} bytes, where none has as many.")
         return data
     return None
