@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import safetensors
+from ckptconv.formats import runs, safetensors
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
@@ -22,7 +22,7 @@ from ckptconv.storage.location import Location
 from ckptconv.text import some
 
 FAMILY = torch_file.FAMILY
-_GUESS = Guess(CERTAIN, "a checkpoint with a file for each rank", "pt2safetensors {}")
+GUESS = Guess(CERTAIN, "a checkpoint with a file for each rank", "pt2safetensors {}")
 # The number of a rank, and the words before it. DeepSpeed's and Megatron's files are formats of their own.
 _RANK = re.compile(
     r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
@@ -95,15 +95,28 @@ def sniff(probe: Probe) -> Guess | None:
         return None
     place = probe.place
     if probe.is_file:
-        return _GUESS._replace(sure=LIKELY) if parsed(place.name) else None
+        return GUESS._replace(sure=LIKELY) if parsed(place.name) else None
     found = [each for each in sets_of(place.names) if each.is_certain] if probe.is_directory else []
     if not found:
         return None
     if all(each.kind == OTHER for each in found):
-        return _GUESS._replace(sure=POSSIBLE)
+        return GUESS._replace(sure=POSSIBLE)
     # A whole model beside the ranks' files is what a reader means.
-    beside = safetensors.holds_set(place.names) or sharded.holds_set(place.names)
-    return _GUESS._replace(sure=LIKELY) if beside else _GUESS
+    return GUESS._replace(sure=LIKELY) if holds_whole(place) else GUESS
+
+
+def holds_whole(place: Location) -> bool:
+    """Whether a directory holds a model that is not in pieces."""
+    return safetensors.holds_set(place.names) or sharded.holds_set(place.names)
+
+
+def locate(place: Location) -> runs.Located | None:
+    """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
+    return runs.locate(place, _is_here, takes_last=False)
+
+
+def _is_here(place: Location) -> bool:
+    return any(each.is_certain and each.kind != OTHER for each in sets_of(place.names))
 
 
 def choose(place: Location, found: list[FileSet]) -> FileSet:
