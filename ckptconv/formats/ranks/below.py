@@ -1,15 +1,20 @@
-"""Checkpoints with a file for each rank below the named directory: in a run's directory, or a step's."""
+"""Checkpoints with a file for each rank that the names in a directory do not tell: below it, in a run's or a step's
+directory, or in it, under names that have only a number.
+"""
 
 from __future__ import annotations
 
 from ckptconv.formats.format import Guess, Probe
-from ckptconv.formats.ranks.locate import FAMILY, GUESS, holds_whole, locate, read
+from ckptconv.formats.ranks.locate import FAMILY, GUESS, holds_whole, locate, read, sets_in
 
 __all__ = ["FAMILY", "read", "sniff"]
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a checkpoint below a directory with nothing else in it."""
+    """Recognize a checkpoint in or below a directory with nothing else in it."""
     if probe.expected not in ("", FAMILY) or not probe.is_directory:
         return None
-    return GUESS if not holds_whole(probe.place) and locate(probe.place) else None
+    place = probe.place
+    return (
+        GUESS if not holds_whole(place) and (locate(place) or any(each.is_certain for each in sets_in(place))) else None
+    )

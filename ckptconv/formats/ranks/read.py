@@ -18,7 +18,7 @@ from ckptconv.formats.dcp import paths as names_of
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.ranks import flat
 from ckptconv.formats.ranks.join import Pair, Ranks, distributed, lacking
-from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, choose, locate, parsed, sets_of
+from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, choose, locate, parsed, sets_in, sets_of
 from ckptconv.formats.ranks.optimizer import by_name
 from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed, is_partial
 from ckptconv.formats.runs import Located
@@ -50,7 +50,7 @@ def read(place: Location, wanted: Wanted) -> Source:
     """
     if place.kind == "directory":
         located = locate(place) or Located(place)
-        found = sets_of(located.directory.names)
+        found = sets_in(located.directory)
         chosen = choose(located.directory, [each for each in found if each.is_certain])
     else:
         located = Located(place.parent)

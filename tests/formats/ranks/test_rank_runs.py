@@ -103,3 +103,23 @@ def test_a_whole_model_is_not_mistaken_for_what_lies_below_it(tmp_path: Path) ->
     save(tmp_path / "hub" / "actor")
     torch.save({"other": torch.zeros(2)}, tmp_path / "hub" / "pytorch_model.bin")
     assert set(ckptconv.open(tmp_path / "hub").source.weights) == {"other"}
+
+
+def test_files_that_are_only_numbered_are_ranks_if_they_hold_parts(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint's own checkpointer writes checkpoint_0.pt, checkpoint_1.pt …"""
+
+    def part(mesh: Any, rank: int) -> Any:
+        return {"weight": placed(WEIGHT, mesh, Shard(0))}
+
+    write(tmp_path / "run", (3,), part, "checkpoint_{}.pt")
+    converted(tmp_path / "run", tmp_path / "out")
+    assert value_of(tmp_path / "out") == 1
+    (tmp_path / "run" / "checkpoint_1.pt").unlink()
+    assert "rank 1" in refused(tmp_path / "run", tmp_path / "incomplete", 4)
+
+
+def test_files_that_are_only_numbered_are_of_several_steps_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for step in (0, 1):
+        torch.save({"weight": WEIGHT}, tmp_path / "run" / f"checkpoint_{step}.pt")
+    assert "convert more than one" in ckptconv_here("convert", tmp_path / "run", tmp_path / "out").err
