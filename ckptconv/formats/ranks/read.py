@@ -8,7 +8,7 @@ the values in them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import fingerprint, read_torch
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, class_of
+from ckptconv.storage.ahead import ahead
+from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.records import Records
@@ -64,11 +66,16 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 def _beside(place: Location) -> list[FileSet]:
     """Return the sets of files beside a file; that of the file alone in a store that lists no names."""
-    try:
-        names = place.parent.names
-    except CkptconvError:
-        names = {}
+    names = _names(place.parent)
     return sets_of(names if place.name in names else [place.name])
+
+
+def _names(directory: Location) -> Mapping[str, Entry]:
+    """Return the entries of a directory; none in a store that lists no names."""
+    try:
+        return directory.names
+    except CkptconvError:
+        return {}
 
 
 @dataclass
@@ -95,13 +102,16 @@ class _Files:
                 f"{directory.join(files.files[present[-1]])} is of rank {present[-1]}, and says that there are "
                 f"{files.world} ranks."
             )
-        for rank in present:
-            found._add(directory.join(files.files[rank]), rank)
+        names = _names(directory)
+        called = [files.files[rank] for rank in present]
+        # A file that the listing found is not asked for again.
+        places = [directory.at(names[name].file) if name in names else directory.join(name) for name in called]
+        for rank, place, file in zip(present, places, ahead(read_torch, places), strict=True):
+            found._add(place, file, rank)
         found.ranks.check_names()
         return found
 
-    def _add(self, place: Location, rank: int) -> None:
-        file = read_torch(place)
+    def _add(self, place: Location, file: TorchFile, rank: int) -> None:
         reader = Pieces(place.path, rank, _bytes_of(place))
         pieces: dict[Path, Piece] = {}
         values: dict[Path, Any] = {}
