@@ -15,6 +15,6 @@ def sniff(probe: Probe) -> Guess | None:
     if probe.expected not in ("", FAMILY) or not probe.is_directory:
         return None
     place = probe.place
-    return (
-        GUESS if not holds_whole(place) and (locate(place) or any(each.is_certain for each in sets_in(place))) else None
-    )
+    if holds_whole(place):
+        return None
+    return GUESS if locate(place) or any(each.is_certain for each in sets_in(place)) else None
