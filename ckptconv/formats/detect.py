@@ -17,6 +17,7 @@ from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import below as deepspeed_below
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
+from ckptconv.formats.ranks import below as ranks_below
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
@@ -38,6 +39,7 @@ FORMATS: tuple[Format, ...] = (
     megatron,
     ranks,
     dcp_below,
+    ranks_below,
     deepspeed_below,
     virtual,
     safetensors,

@@ -186,8 +186,12 @@ def lacks_data(node: Any) -> str:
     name = class_of(node)
     if name in _LAZY and type(node) is Opaque:
         return _UNINITIALIZED
-    distributed = name.startswith("torch.distributed.") and name.endswith((".DTensor", ".ShardedTensor"))
-    return _DISTRIBUTED if distributed else ""
+    return _DISTRIBUTED if is_distributed_class(name) else ""
+
+
+def is_distributed_class(name: str) -> bool:
+    """Whether this is the class of tensors of which each process has a part."""
+    return name.startswith("torch.distributed.") and name.endswith((".DTensor", ".ShardedTensor"))
 
 
 def without_data(where: str, found: Mapping[str, str]) -> UnsupportedError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
@@ -447,6 +449,31 @@ def test_small_tensors_and_those_of_many_ranks_are_verified_with_few_requests(
         assert done.bytes_compared > 0.99 * 16_000_000 if url == ranks else done.tensors == 2000
         assert len(asked) < 60
         assert sum(last - first for first, last in (each.range for each in asked)) < 1.2 * done.bytes_read
+
+
+def test_files_of_many_ranks_are_described_by_a_request_each_and_read_several_at_once(
+    s3: S3, proxy: Proxy, tmp_path: Path
+) -> None:
+    ranks = 12
+    (tmp_path / "run").mkdir()
+    for rank in range(ranks):
+        torch.save({"weight": torch.arange(9.0)}, tmp_path / "run" / f"model_rank{rank}.pt")
+    url = s3.put(tmp_path / "run", f"{fresh()}/run")
+    before = len(proxy.asked)
+    together = threading.Barrier(4)
+
+    def held(asked: Asked) -> str:
+        if asked.method == "GET" and ".pt" in asked.path:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(20)
+        return ""
+
+    proxy.rule = held
+    source = library.open(url, storage_options=impatient(s3, proxy))
+    proxy.rule = lambda asked: ""
+    assert not together.broken
+    assert list(source.source.weights) == ["weight"]
+    assert len(proxy.asked) - before <= ranks + 4
 
 
 def test_what_there_is_no_room_for_is_verified_all_the_same(

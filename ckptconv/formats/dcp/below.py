@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ckptconv.formats import safetensors
-from ckptconv.formats.dcp.locate import FAMILY, GUESS, SHARDED, locate, read
+from ckptconv.formats.dcp.locate import FAMILY, GUESS, locate, read
 from ckptconv.formats.format import Guess, Probe
+from ckptconv.formats.runs import SHARDED
 from ckptconv.formats.torch import sharded
 
 __all__ = ["FAMILY", "read", "sniff"]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from ckptconv.errors import CorruptError, UsageError
+from ckptconv.errors import UsageError
+from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname
-from ckptconv.text import some
 
 FAMILY = "dcp"
 MEGATRON = "torch_dist checkpoint of Megatron-core"
@@ -23,37 +22,8 @@ _CLASS = b"torch.distributed.checkpoint.metadata"
 SUFFIX = ".distcp"
 RANK = re.compile(r"__(\d{1,9})\.metadata")
 SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
-# Where HuggingFaceStorageWriter puts the shards that it consolidates into an ordinary set.
-SHARDED = "sharded"
-# Names that frameworks give the directory of a model; of an optimizer beside it; of a training step.
-_MODELS = re.compile(
-    r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights"
-)
-_OPTIMIZERS = re.compile(r"optimizer_\d+|optimizer|optim")
-_STEP = re.compile(r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)")
-# Megatron's file that says which step is the last: a number, or `release` for weights without a training.
-LATEST = "latest_checkpointed_iteration.txt"
-RELEASE = "release"
-_LONGEST_LATEST = 64
-# Names that NeMo and verl give the directory of a model's files, the first first. A critic is another model.
-_HOLDERS = ("actor", "policy", "weights", "model", "dist_ckpt", RELEASE)
-# How deep a checkpoint may lie below the named directory: run, step, actor, model.
-LEVELS = 4
 # Bytes of a file that tell whether it is metadata.
 BEGINNING = 64
-
-
-@dataclass(frozen=True)
-class Located:
-    """A checkpoint's directory, that of its optimizer if it is another, and a note of why this one was taken.
-
-    `pointers` are the paths of files that said so.
-    """
-
-    directory: Location
-    optimizer: Location | None = None
-    note: str = ""
-    pointers: tuple[str, ...] = ()
 
 
 def sniff(probe: Probe) -> Guess | None:
@@ -116,76 +86,6 @@ def is_directory(names: Mapping[str, Entry]) -> bool:
     )
 
 
-def locate(place: Location, levels: int = LEVELS) -> Located | None:
-    """Return the checkpoint in a directory: itself, or one that a framework put at most `levels` below. None if there
-    is none.
-
-    Raise UsageError if there are several, and nothing tells which is meant.
-    """
-    if is_directory(place.names):
-        return Located(place)
-    names = [name for name, entry in place.names.items() if entry.kind == "directory" and not name.startswith(".")]
-    steps = _steps(place)
-    if LATEST in place.names and levels:
-        return _pointed(place, levels)
-    if not levels or not (steps or any(name in _HOLDERS or _is_known(name) for name in names)):
-        return None
-    inner = {name: place.join(name) for name in names}
-    found = {name: inner[name] for name in names if _is_known(name) and is_directory(inner[name].names)}
-    optimizers = [name for name in found if _OPTIMIZERS.fullmatch(name)]
-    models = [name for name in found if name not in optimizers]
-    if len(models) > 1 and SHARDED in models:
-        models.remove(SHARDED)
-    if len(models) > 1 or (not models and len(optimizers) > 1):
-        raise UsageError(f"{place} holds several checkpoints: {', '.join(sorted(found))}.", "Name one of them.")
-    if models:
-        return Located(found[models[0]], found[optimizers[0]] if len(optimizers) == 1 else None)
-    if optimizers:
-        return Located(found[optimizers[0]])
-    for step in sorted(steps, reverse=True):
-        below = locate(inner[steps[step]], levels - 1)
-        if below is not None:
-            why = f", the last of {len(steps)} that are there" if len(steps) > 1 else ""
-            return _below(below, f"Took {steps[step]}{why}.")
-    holders = [(name, below) for name in _HOLDERS if name in names and (below := locate(inner[name], levels - 1))]
-    return _below(holders[0][1], f"Took {holders[0][0]}.") if holders else None
-
-
-def _below(found: Located, note: str, *pointers: str) -> Located:
-    """Return what was found further below, with the note and pointers of this level before its own."""
-    notes = f"{note} {found.note}".rstrip()
-    return Located(found.directory, found.optimizer, notes, (*pointers, *found.pointers))
-
-
-def step_named(place: Location) -> str | None:
-    """Return the directory that Megatron's file in a run's directory names, if it is there."""
-    latest = place.join(LATEST).read_text(_LONGEST_LATEST).strip()
-    if latest == RELEASE:
-        return RELEASE if RELEASE in place.names else None
-    return _steps(place).get(int(latest)) if re.fullmatch(r"[0-9]{1,18}", latest) else None
-
-
-def _steps(place: Location) -> dict[int, str]:
-    """Return the directories of steps in a directory, by their number."""
-    names = [name for name, entry in place.names.items() if entry.kind == "directory"]
-    return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
-
-
-def _pointed(place: Location, levels: int) -> Located | None:
-    """Return the checkpoint of the step that Megatron's file in a run's directory names.
-
-    Raise CorruptError if it names none that is there.
-    """
-    name = step_named(place)
-    if name is None:
-        there = some([*_steps(place).values()], form=str)
-        raise CorruptError(
-            f"{place.join(LATEST)} names a step that is not there; there is: {there or 'none'}.",
-            "Name the directory of a step.",
-        )
-    below = locate(place.join(name), levels - 1)
-    return _below(below, f"Took {name}, as {LATEST} says.", place.join(LATEST).path) if below else None
-
-
-def _is_known(name: str) -> bool:
-    return bool(_MODELS.fullmatch(name) or _OPTIMIZERS.fullmatch(name))
+def locate(place: Location) -> runs.Located | None:
+    """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
+    return runs.locate(place, lambda each: is_directory(each.names))

@@ -27,11 +27,11 @@ from ckptconv.formats.dcp.locate import (
     RANK,
     SHARD,
     SUFFIX,
-    Located,
     is_metadata,
     locate,
 )
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
+from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.children import walk

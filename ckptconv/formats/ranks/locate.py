@@ -11,22 +11,25 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ckptconv.errors import UsageError
-from ckptconv.formats import safetensors
+from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.formats import runs, safetensors
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import sharded
+from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
 FAMILY = torch_file.FAMILY
-_GUESS = Guess(CERTAIN, "a checkpoint with a file for each rank", "pt2safetensors {}")
+GUESS = Guess(CERTAIN, "a checkpoint with a file for each rank", "pt2safetensors {}")
 # The number of a rank, and the words before it. DeepSpeed's and Megatron's files are formats of their own.
 _RANK = re.compile(
     r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
 )
+# A number that any name ends in: a rank's if the files say so, as those of torch's own checkpoint_0.pt, else a step's.
+_NUMBER = re.compile(r"(?<![0-9])(\d{1,6})(?=\.[a-z]+$)")
 _WORLD = re.compile(r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])")
 MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
 _WORDS = re.compile(r"[a-z]+")
@@ -66,7 +69,11 @@ def parsed(name: str) -> tuple[str, int, int | None] | None:
     >>> parsed("model_world_size_8_rank_3.pt")
     ('model_world_size_8_rank_{}.pt', 3, 8)
     """
-    found = list(_RANK.finditer(name)) if name.endswith(torch_file.SUFFIXES) else []
+    return _parsed(name, _RANK)
+
+
+def _parsed(name: str, pattern: re.Pattern[str]) -> tuple[str, int, int | None] | None:
+    found = list(pattern.finditer(name)) if name.endswith(torch_file.SUFFIXES) else []
     if not found:
         return None
     start, stop = found[-1].span(1)
@@ -74,11 +81,11 @@ def parsed(name: str) -> tuple[str, int, int | None] | None:
     return f"{name[:start]}{{}}{name[stop:]}", int(name[start:stop]), int(world[1]) if world else None
 
 
-def sets_of(names: Mapping[str, Entry] | Iterable[str]) -> list[FileSet]:
-    """Return the sets of files of ranks among `names`, in the order of the names."""
+def sets_of(names: Mapping[str, Entry] | Iterable[str], pattern: re.Pattern[str] = _RANK) -> list[FileSet]:
+    """Return the sets of files of ranks among `names`, in the order of the names; `pattern` finds a rank's number."""
     found: dict[str, FileSet] = {}
     for name in names:
-        told = parsed(name)
+        told = _parsed(name, pattern)
         if told is None or (isinstance(names, Mapping) and names[name].kind != "file"):
             continue
         stem, rank, world = told
@@ -89,21 +96,55 @@ def sets_of(names: Mapping[str, Entry] | Iterable[str]) -> list[FileSet]:
     return list(found.values())
 
 
+def sets_in(place: Location) -> list[FileSet]:
+    """Return the sets of files of ranks in a directory: by their names, or if there is none, by what they hold.
+
+    Files that are only numbered are a set if the first of them has a rank's part of a tensor.
+    """
+    found = sets_of(place.names)
+    if any(each.is_certain for each in found):
+        return found
+    numbered = (each for each in sets_of(place.names, _NUMBER) if len(each.files) > 1)
+    return [each for each in numbered if _is_distributed(place.join(each.files[min(each.files)]))] or found
+
+
+def _is_distributed(file: Location) -> bool:
+    """Whether a file mentions tensors of which each rank has a part."""
+    try:
+        mentioned = torch_file.read_torch(file).globals
+    except CkptconvError:
+        return False
+    return any(is_distributed_class(str(name)) for name in mentioned)
+
+
 def sniff(probe: Probe) -> Guess | None:
     """Recognize a directory with a file for each rank, or one of the files."""
     if probe.expected not in ("", FAMILY):
         return None
     place = probe.place
     if probe.is_file:
-        return _GUESS._replace(sure=LIKELY) if parsed(place.name) else None
+        return GUESS._replace(sure=LIKELY) if parsed(place.name) else None
     found = [each for each in sets_of(place.names) if each.is_certain] if probe.is_directory else []
     if not found:
         return None
     if all(each.kind == OTHER for each in found):
-        return _GUESS._replace(sure=POSSIBLE)
+        return GUESS._replace(sure=POSSIBLE)
     # A whole model beside the ranks' files is what a reader means.
-    beside = safetensors.holds_set(place.names) or sharded.holds_set(place.names)
-    return _GUESS._replace(sure=LIKELY) if beside else _GUESS
+    return GUESS._replace(sure=LIKELY) if holds_whole(place) else GUESS
+
+
+def holds_whole(place: Location) -> bool:
+    """Whether a directory holds a model that is not in pieces."""
+    return safetensors.holds_set(place.names) or sharded.holds_set(place.names)
+
+
+def locate(place: Location) -> runs.Located | None:
+    """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
+    return runs.locate(place, _is_here, takes_last=False)
+
+
+def _is_here(place: Location) -> bool:
+    return any(each.is_certain and each.kind != OTHER for each in sets_of(place.names))
 
 
 def choose(place: Location, found: list[FileSet]) -> FileSet:

@@ -1,16 +1,17 @@
 """Which parameter each state of an optimizer is of, and which part of it. Pure.
 
 torch numbers an optimizer's parameters in the order in which they were given to it, which is that of the model's
-parameters; names are in `param_names`, since torch 2.6, or FSDP puts them in place of the numbers. A number is believed
-if all states have the shapes of the parameters so numbered. States that are plain tensors have the parts that the
-parameter has on the same rank: in its local shape, or, under FSDP1, as a piece of the flattened parameter.
+parameters, in each of its groups; names are in `param_names`, since torch 2.6, or FSDP puts them in place of the
+numbers. Numbers are believed if there is one assignment, and no other, by which all states have the shapes of their
+parameters. States that are plain tensors have the parts that the parameter has on the same rank: in its local shape,
+or, under FSDP1, as a piece of the flattened parameter.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape
@@ -22,7 +23,7 @@ from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS = "state", "param_groups"
 # Comparisons of numbered parameters with the model's, at most.
-_MOST = 1 << 24
+_MOST = 1 << 20
 _ADVICE = (
     "Save them with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint: they "
     "name the parameters."
@@ -60,42 +61,67 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
     if all(stated) and [len(own) for own in stated] == [len(own) for own in numbers]:
         pairs = zip(numbers, stated, strict=True)
         return {number: str(name) for own, told in pairs for number, name in zip(own, told, strict=True)}
-    own = [number for group in numbers for number in group]
-    if len(groups) > 1:
-        raise _unknown(ranks.where, f"its optimizer has its parameters by number, in {len(groups)} groups")
     shapes = _stated_shapes(ranks, root)
-    found = matched([shapes.get(number) for number in own], _distinct(model, parameters))
+    found = matched([[shapes.get(number) for number in group] for group in numbers], _distinct(model, parameters))
     if found is None:
         raise _unknown(
             ranks.where,
-            f"its optimizer has {len(own)} parameters by number, whose shapes are not those of the model's in this "
-            "order, or are flat parameters, each of them several in one",
+            f"its optimizer has {sum(map(len, numbers))} parameters by number, in {len(numbers)} groups, whose shapes "
+            "are not those of the model's in this order and no other, or are flat parameters, each of them several in "
+            "one",
         )
-    return dict(zip(own, found, strict=True))
+    own = [number for group in numbers for number in group]
+    return dict(zip(own, [name for group in found for name in group], strict=True))
 
 
-def matched(wanted: Sequence[Shape | None], known: Sequence[tuple[str, Shape]]) -> list[str] | None:
-    """Return the names of the parameters of the shapes `wanted` among the `known`, in their order, with the frozen ones
-    left out; None if there is no such choice, or more than one. A shape that is None may be any.
+class _Choice(NamedTuple):
+    """In how many ways parameters were chosen so far, at most 2, and the last of one way: its group and name."""
 
-    >>> matched([(2, 8)], [("base", (8, 8)), ("lora_A", (2, 8)), ("lora_B", (8, 2))])
-    ['lora_A']
+    ways: int
+    before: _Choice | None
+    group: int = 0
+    name: str = ""
+
+
+def matched(groups: Sequence[Sequence[Shape | None]], known: Sequence[tuple[str, Shape]]) -> list[list[str]] | None:
+    """Return the names of the parameters in each of the `groups`, by their shapes, among the `known`: in their order,
+    with the frozen ones left out; None if there is no such choice, or more than one. A shape that is None may be any.
+
+    >>> matched([[(2, 8)]], [("base", (8, 8)), ("lora_A", (2, 8)), ("lora_B", (8, 2))])
+    [['lora_A']]
+    >>> matched([[(8, 8), (2, 8)], [(8,)]], [("up", (8, 8)), ("bias", (8,)), ("down", (2, 8))])
+    [['up', 'down'], ['bias']]
     """
-    if len(wanted) == len(known):
-        fits = all(one in (None, shape) for one, (_, shape) in zip(wanted, known, strict=True))
-        return [name for name, _ in known] if fits else None
-    if len(wanted) * len(known) > _MOST:
+    total = sum(map(len, groups))
+    # By how many parameters of each group were chosen among the names so far.
+    reached = {(0,) * len(groups): _Choice(1, None)}
+    work = 0
+    for left, (name, shape) in zip(range(len(known) - 1, -1, -1), known, strict=True):
+        after: dict[tuple[int, ...], _Choice] = {}
+        for at, choice in reached.items():
+            if total - sum(at) <= left:
+                _join(after, at, choice)
+            for group, own in enumerate(groups):
+                if at[group] < len(own) and own[at[group]] in (None, shape):
+                    further = (*at[:group], at[group] + 1, *at[group + 1 :])
+                    _join(after, further, _Choice(choice.ways, choice, group, name))
+        reached = after
+        work += len(reached) * len(groups)
+        if work > _MOST:
+            return None
+    last = reached.get(tuple(map(len, groups)))
+    if last is None or last.ways != 1:
         return None
-    # ways[i]: in how many ways the first i shapes are found among the names so far, at most 2. `last` has the choices.
-    ways = [1] + [0] * len(wanted)
-    last: list[list[str]] = [[] for _ in range(len(wanted) + 1)]
-    for name, shape in known:
-        for at in range(len(wanted), 0, -1):
-            if ways[at - 1] and wanted[at - 1] in (None, shape):
-                if not ways[at]:
-                    last[at] = [*last[at - 1], name]
-                ways[at] = min(ways[at] + ways[at - 1], 2)
-    return last[-1] if ways[-1] == 1 else None
+    found: list[list[str]] = [[] for _ in groups]
+    while last.before is not None:
+        found[last.group].append(last.name)
+        last = last.before
+    return [own[::-1] for own in found]
+
+
+def _join(reached: dict[tuple[int, ...], _Choice], at: tuple[int, ...], choice: _Choice) -> None:
+    other = reached.get(at)
+    reached[at] = choice if other is None else choice._replace(ways=min(choice.ways + other.ways, 2))
 
 
 def _unknown(where: str, reason: str) -> UnsupportedError:

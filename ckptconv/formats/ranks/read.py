@@ -8,7 +8,7 @@ the values in them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +18,10 @@ from ckptconv.formats.dcp import paths as names_of
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.ranks import flat
 from ckptconv.formats.ranks.join import Pair, Ranks, distributed, lacking
-from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, choose, parsed, sets_of
+from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, choose, locate, parsed, sets_in, sets_of
 from ckptconv.formats.ranks.optimizer import by_name
 from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed, is_partial
+from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
@@ -28,7 +29,10 @@ from ckptconv.formats.torch.file import fingerprint, read_torch
 from ckptconv.formats.torch.packed import is_tensor
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, class_of
+from ckptconv.storage.ahead import ahead
+from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
 from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
 from ckptconv.text import some
@@ -47,26 +51,32 @@ def read(place: Location, wanted: Wanted) -> Source:
     Raise CorruptError if files of ranks are missing, are of several saves, or contradict each other; UnsupportedError
     for tensors whose values no file tells.
     """
-    directory = place if place.kind == "directory" else place.parent
     if place.kind == "directory":
-        found = sets_of(directory.names)
-        chosen = choose(place, [each for each in found if each.is_certain])
+        located = locate(place) or Located(place)
+        found = sets_in(located.directory)
+        chosen = choose(located.directory, [each for each in found if each.is_certain])
     else:
+        located = Located(place.parent)
         found = _beside(place)
         stem = parsed(place.name)
         chosen = next(each for each in found if stem and each.stem == stem[0])
         if len(chosen.files) == 1 and not chosen.is_certain:
             return torch_file.read(place, wanted)
-    return _read(place.path, directory, chosen, found, wanted)
+    return _read(place.path, located, chosen, found, wanted)
 
 
 def _beside(place: Location) -> list[FileSet]:
     """Return the sets of files beside a file; that of the file alone in a store that lists no names."""
-    try:
-        names = place.parent.names
-    except CkptconvError:
-        names = {}
+    names = _names(place.parent)
     return sets_of(names if place.name in names else [place.name])
+
+
+def _names(directory: Location) -> Mapping[str, Entry]:
+    """Return the entries of a directory; none in a store that lists no names."""
+    try:
+        return directory.names
+    except CkptconvError:
+        return {}
 
 
 @dataclass
@@ -93,13 +103,16 @@ class _Files:
                 f"{directory.join(files.files[present[-1]])} is of rank {present[-1]}, and says that there are "
                 f"{files.world} ranks."
             )
-        for rank in present:
-            found._add(directory.join(files.files[rank]), rank)
+        names = _names(directory)
+        called = [files.files[rank] for rank in present]
+        # A file that the listing found is not asked for again.
+        places = [directory.at(names[name].file) if name in names else directory.join(name) for name in called]
+        for rank, place, file in zip(present, places, ahead(read_torch, places), strict=True):
+            found._add(place, file, rank)
         found.ranks.check_names()
         return found
 
-    def _add(self, place: Location, rank: int) -> None:
-        file = read_torch(place)
+    def _add(self, place: Location, file: TorchFile, rank: int) -> None:
         reader = Pieces(place.path, rank, _bytes_of(place))
         pieces: dict[Path, Piece] = {}
         values: dict[Path, Any] = {}
@@ -193,18 +206,19 @@ class _Opened:
         return names_of.Roles.of([*ranks.paths()], [*ranks.pieces])
 
 
-def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet], wanted: Wanted) -> Source:
+def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wanted: Wanted) -> Source:
+    directory = located.directory
     model = _Files.open(directory, chosen)
     ranks = model.ranks
     if len(model.opened) == 1 and chosen.world is None and not any(distributed(ranks.pieces)):
         return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
     opened = _Opened(model)
-    others = [each for each in found if each is not chosen and each.kind == OPTIMIZER and each.is_certain]
+    others = _optimizers(located, chosen, found)
     beside = _checkpoint_beside(directory)
     local = flat.is_local(ranks)
     if wanted.states or local:
         if len(others) == 1:
-            opened.optimizer = _Files.open(directory, others[0])
+            opened.optimizer = _Files.open(*others[0])
         elif beside is not None:
             opened.beside = dcp.read(beside, Wanted(states=True))
     states, states_error, states_equal = _states(opened)
@@ -242,7 +256,8 @@ def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet],
             **(opened.optimizer.records if opened.optimizer else {}),
             **(opened.beside.records if opened.beside else {}),
         },
-        notes=notes,
+        notes=[*([located.note] if located.note else []), *notes],
+        pointers=located.pointers,
         warnings=[*model.names(lambda file: file.warnings), *warnings, *broken],
         hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
         inputs={**model.inputs, **(state_inputs if local else {})},
@@ -251,8 +266,15 @@ def _read(path: str, directory: Location, chosen: FileSet, found: list[FileSet],
         default_shard_size=5 * 10**9,
         pieces=names_of.FLAT_PARAMETER,
         wanted=wanted,
-        reread=functools.partial(_read, path, directory, chosen, found),
+        reread=functools.partial(_read, path, located, chosen, found),
     )
+
+
+def _optimizers(located: Located, chosen: FileSet, found: list[FileSet]) -> list[tuple[Location, FileSet]]:
+    """Return the sets of an optimizer's files, each with its directory."""
+    near = [(located.directory, each) for each in found if each is not chosen and each.kind == OPTIMIZER]
+    far = [(located.optimizer, each) for each in sets_of(located.optimizer.names)] if located.optimizer else []
+    return [(place, each) for place, each in near or far if each.is_certain]
 
 
 def _is_understood(name: str) -> bool:
@@ -316,7 +338,9 @@ def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | Non
 
 def _state_inputs(opened: _Opened, beside: Location | None) -> dict[str, Hashable]:
     if opened.optimizer:
-        return opened.optimizer.inputs
+        own = opened.optimizer
+        prefix = "" if own.ranks.where == opened.model.ranks.where else f"{basename(own.ranks.where)}/"
+        return {f"{prefix}{name}": identity for name, identity in own.inputs.items()}
     if opened.beside and beside:
         return {f"{beside.name}/{name}": identity for name, identity in opened.beside.with_companions().items()}
     return opened.model.inputs
@@ -350,7 +374,7 @@ def _facts(directory: Location, model: _Files, ranks: Ranks) -> dict[str, Any]:
 def _told(
     directory: Location,
     chosen: FileSet,
-    others: list[FileSet],
+    others: list[tuple[Location, FileSet]],
     beside: Location | None,
     ranks: Ranks,
     wanted: Wanted,
@@ -360,7 +384,9 @@ def _told(
     notes: list[str] = []
     warnings: list[str] = []
     if chosen.kind != OTHER and not wanted.states and not wanted.key:
-        left = [next(iter(each.files.values())) for each in others] or ([beside.path] if beside else [])
+        near = [(place, next(iter(each.files.values()))) for place, each in others]
+        left = [name if place is directory else place.join(name).path for place, name in near]
+        left = left or ([beside.path] if beside else [])
         if left:
             notes.append(f"Beside the model there is {some(left, form=str)}; --optimizer PATH converts its states.")
     if _ADAPTER in directory.names:

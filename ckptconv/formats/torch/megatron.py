@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.dcp.locate import LATEST, step_named
 from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.runs import pointed
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.storage.location import Location
@@ -29,13 +29,13 @@ def sniff(probe: Probe) -> Guess | None:
     """Recognize the directory of a step, or of a run, in which a file says which step is the last."""
     if not probe.is_directory:
         return None
-    step = _step(probe.place)
+    step, _ = pointed(probe.place) or (probe.place, None)
     return _GUESS if any(_files(step)) else None
 
 
 def read(place: Location, wanted: Wanted) -> Source:
     """Open the only rank's file. Raise UnsupportedError if there are several ranks: each holds a part of the model."""
-    step = _step(place)
+    step, pointer = pointed(place) or (place, None)
     files = list(_files(step))
     if len(files) > 1:
         raise UnsupportedError(
@@ -44,14 +44,7 @@ def read(place: Location, wanted: Wanted) -> Source:
             "Save it with --ckpt-format torch_dist, which says how, or convert the file of a rank by itself.",
         )
     source = torch_file.read(files[0], wanted)
-    pointers = [] if step is place else [place.join(LATEST).path]
-    return replace(source, path=place.path, pointers=pointers, notes=[f"Took {files[0]}."])
-
-
-def _step(place: Location) -> Location:
-    """Return the directory of the step that a run's directory points to; `place` if it points to none."""
-    name = step_named(place) if LATEST in place.names else None
-    return place.join(name) if name else place
+    return replace(source, path=place.path, pointers=[pointer.path] if pointer else [], notes=[f"Took {files[0]}."])
 
 
 def _files(step: Location) -> Iterable[Location]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -322,6 +323,32 @@ def test_numbered_states_are_of_the_parameters_of_their_shapes_with_frozen_ones_
         {"a.exp_avg": OTHER, "b.exp_avg": OTHER.T.contiguous()},
     )
     assert set(found) == {f"{name}.{state}" for name in "ab" for state in ("exp_avg", "step")}
+
+
+def grouped(mesh: Any, *groups: list[torch.Tensor]) -> dict[str, Any]:
+    """An optimizer's state of parameters that are numbered through several groups."""
+    state = adam(mesh, *(placed(each, mesh, Shard(0)) for group in groups for each in group))
+    first = [sum(map(len, groups[:number])) for number in range(len(groups) + 1)]
+    state["param_groups"] = [{"lr": 0.1, "params": list(range(*pair))} for pair in itertools.pairwise(first)]
+    return state
+
+
+def test_numbered_states_in_several_groups_are_assigned_if_the_shapes_allow_one_way(tmp_path: Path) -> None:
+    turned = OTHER.T.contiguous()
+    source = trained(tmp_path, lambda mesh, rank: grouped(mesh, [turned], [WEIGHT, OTHER]))
+    converted(source, tmp_path / "out", "--optimizer", tmp_path / "states.safetensors")
+    found = load_file(tmp_path / "states.safetensors")
+    expected = {"b.exp_avg": turned, "frozen.exp_avg": WEIGHT, "a.exp_avg": OTHER}
+    assert_same({name: found[name] for name in expected}, expected)
+
+
+def test_numbered_states_in_several_groups_of_equal_shapes_are_refused(tmp_path: Path) -> None:
+    def model(mesh: Any, rank: int) -> dict[str, Any]:
+        return {name: placed(OTHER, mesh, Shard(0)) for name in "ab"}
+
+    source = write(tmp_path / "in", (2,), model)
+    write(source, (2,), lambda mesh, rank: grouped(mesh, [OTHER], [OTHER]), name="optim_rank{}.pt")
+    assert "in 2 groups" in refused(source, tmp_path / "out", 5, "--optimizer", tmp_path / "states.safetensors")
 
 
 def test_states_that_are_local_tensors_have_the_parts_of_their_parameters(tmp_path: Path) -> None:

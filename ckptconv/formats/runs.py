@@ -1,0 +1,169 @@
+"""Find a checkpoint below the directory of a run or of a training step, as frameworks lay them out.
+
+A run has a directory for each step, and often a file that says which step is the last. A step has one for each model:
+verl's `actor` and `critic`, SkyRL's `policy`, NeMo's `weights`, accelerate's `pytorch_model_fsdp_0` and `optimizer_0`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ckptconv.errors import CorruptError, UsageError
+from ckptconv.storage.location import Location
+from ckptconv.text import some
+
+# Where HuggingFaceStorageWriter puts the shards that it consolidates into an ordinary set.
+SHARDED = "sharded"
+# Names that frameworks give the directory of a model; of an optimizer beside it; of a training step.
+_MODELS = re.compile(
+    r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights"
+)
+_OPTIMIZERS = re.compile(r"optimizer_\d+|optimizer|optim")
+_STEP = re.compile(r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)")
+# Files that say which step is the last: Megatron's and verl's, SkyRL's, EasyR1's; of a JSON file, under which key.
+_POINTERS = {
+    "latest_checkpointed_iteration.txt": None,
+    "latest_ckpt_global_step.txt": None,
+    "checkpoint_tracker.json": "last_global_step",
+}
+# Megatron's word for weights without a training, in the place of a step.
+_RELEASE = "release"
+_LONGEST_POINTER = 4096
+# Names that NeMo, verl, SkyRL and prime-rl give the directory of a model's files, the first first. A critic is another
+# model, which is the one that is meant only if it is alone.
+_HOLDERS = ("actor", "policy", "trainer", "weights", "model", "dist_ckpt", _RELEASE, "critic")
+_CRITIC = _HOLDERS[-1]
+# How deep a checkpoint may lie below the named directory: run, step, actor, model.
+_LEVELS = 4
+
+
+@dataclass(frozen=True)
+class Located:
+    """A checkpoint's directory, that of its optimizer if it is another, and a note of why this one was taken.
+
+    `pointers` are the paths of files that said so.
+    """
+
+    directory: Location
+    optimizer: Location | None = None
+    note: str = ""
+    pointers: tuple[str, ...] = ()
+
+
+def locate(
+    place: Location, is_here: Callable[[Location], bool], *, takes_last: bool = True, levels: int = _LEVELS
+) -> Located | None:
+    """Return the checkpoint in a directory: itself, or one that a framework put at most `levels` below. None if there
+    is none. `is_here` tells whether a directory is one; of several steps without a file that names one, the last is
+    taken if it `takes_last`.
+
+    Raise UsageError if there are several, and nothing tells which is meant; CorruptError if the step that is named is
+    not there.
+    """
+    if is_here(place):
+        return Located(place)
+    if not levels:
+        return None
+
+    def below(name: str) -> Located | None:
+        return locate(place.join(name), is_here, takes_last=takes_last, levels=levels - 1)
+
+    named = pointed(place)
+    if named:
+        step, pointer = named
+        found = below(step.name)
+        return _noted(found, f"Took {step.name}, as {pointer.name} says.", pointer.path) if found else None
+    lost = _pointer(place)
+    if lost:
+        there = some([*_steps(place).values()], form=str)
+        raise CorruptError(
+            f"{lost} names a step that is not there; there is: {there or 'none'}.",
+            "Name the directory of a step.",
+        )
+    names = [name for name, entry in place.names.items() if entry.kind == "directory" and not name.startswith(".")]
+    beside = _beside(place, [name for name in names if _is_known(name) and is_here(place.join(name))])
+    if beside:
+        return beside
+    steps = _steps(place)
+    last = sorted(steps, reverse=True)
+    held = ((steps[step], found) for step in last if (found := below(steps[step])))
+    taken = next(held, None)
+    if taken:
+        others = [] if takes_last else [name for name, _ in held]
+        if others:
+            raise UsageError(
+                f"{place} holds the checkpoints of several steps: {some([taken[0], *others][::-1], form=str)}.",
+                f"Name one of them: {place.join(taken[0])}",
+            )
+        why = f", the last of {len(steps)} that are there" if len(steps) > 1 else ""
+        return _noted(taken[1], f"Took {taken[0]}{why}.")
+    holders = [(name, found) for name in _HOLDERS if name in names and (found := below(name))]
+    if not holders:
+        return None
+    name, found = holders[0]
+    critic = name != _CRITIC and any(other == _CRITIC for other, _ in holders)
+    more = f" {place.join(_CRITIC)} is another model: name it to convert it." if critic else ""
+    return _noted(found, f"Took {name}.{more}")
+
+
+def pointed(place: Location) -> tuple[Location, Location] | None:
+    """Return the step's directory that a file in a run's directory names, if it is there, and the file."""
+    pointer = _pointer(place)
+    if pointer is None:
+        return None
+    said = _said(pointer)
+    if said == _RELEASE:
+        name = _RELEASE if _RELEASE in place.names else None
+    else:
+        name = _steps(place).get(int(said)) if re.fullmatch(r"[0-9]{1,18}", said) else None
+    return (place.join(name), pointer) if name else None
+
+
+def _pointer(place: Location) -> Location | None:
+    there = (name for name in _POINTERS if name in place.names and place.names[name].kind == "file")
+    return next((place.join(name) for name in there), None)
+
+
+def _said(pointer: Location) -> str:
+    """Return what a pointer file says, "" if it says nothing."""
+    text = pointer.read_text(_LONGEST_POINTER)
+    key = _POINTERS[pointer.name]
+    if key is None:
+        return text.strip()
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    return str(tree.get(key, "")) if isinstance(tree, dict) else ""
+
+
+def _beside(place: Location, found: list[str]) -> Located | None:
+    """Return the checkpoint in the directories `found`, by the names that frameworks give a model and its optimizer."""
+    optimizers = [name for name in found if _OPTIMIZERS.fullmatch(name)]
+    models = [name for name in found if name not in optimizers]
+    if len(models) > 1 and SHARDED in models:
+        models.remove(SHARDED)
+    if len(models) > 1 or (not models and len(optimizers) > 1):
+        raise UsageError(f"{place} holds several checkpoints: {', '.join(sorted(found))}.", "Name one of them.")
+    optimizer = place.join(optimizers[0]) if len(optimizers) == 1 else None
+    if models:
+        return Located(place.join(models[0]), optimizer)
+    return Located(optimizer) if optimizer else None
+
+
+def _noted(found: Located, note: str, *pointers: str) -> Located:
+    """Return what was found further below, with the note and pointers of this level before its own."""
+    return replace(found, note=f"{note} {found.note}".rstrip(), pointers=(*pointers, *found.pointers))
+
+
+def _steps(place: Location) -> dict[int, str]:
+    """Return the directories of steps in a directory, by their number."""
+    names = [name for name, entry in place.names.items() if entry.kind == "directory"]
+    return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
+
+
+def _is_known(name: str) -> bool:
+    return bool(_MODELS.fullmatch(name) or _OPTIMIZERS.fullmatch(name))

@@ -1,0 +1,46 @@
+"""Read the descriptions in several files of a store at once: each takes several requests, one after the other."""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
+
+# Files that are read at once: as many as there are concurrent requests elsewhere.
+_FILES = 8
+
+Found = TypeVar("Found")
+
+
+def ahead(read: Callable[[Location], Found], places: Sequence[Location]) -> Iterator[Found]:
+    """Yield what `read` returns for each place, in order; of remote ones, the next few are read meanwhile.
+
+    The first error in this order is raised.
+    """
+    if len(places) < 2 or not is_remote(places[0].path):
+        yield from map(read, places)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_FILES) as requests:
+        remaining = iter(places)
+        # What is refused is told by the context, which a thread does not inherit.
+        waiting = [
+            requests.submit(contextvars.copy_context().run, read, place)
+            for place in itertools.islice(remaining, _FILES)
+        ]
+        try:
+            while waiting:
+                found = waiting.pop(0).result()
+                waiting += [
+                    requests.submit(contextvars.copy_context().run, read, place)
+                    for place in itertools.islice(remaining, 1)
+                ]
+                yield found
+        finally:
+            for each in waiting:
+                each.cancel()
