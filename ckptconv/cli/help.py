@@ -72,7 +72,8 @@ def help_of(command: Any, path: str, parameters: Iterable[Any]) -> Help:
     commands: dict[str, Any] = getattr(command, "commands", {})
     parameters = list(parameters)
     known: Mapping[str, Option] = getattr(command.callback, "options", {})
-    arguments = {each.metavar: (each, each.help) for each in parameters if each.param_type_name == "argument"}
+    about: Mapping[str, str] = getattr(command.callback, "arguments", {})
+    arguments = {each.metavar: (each, about[each.name]) for each in parameters if each.param_type_name == "argument"}
     names = [name if each.required else f"[{name}]" for name, (each, _) in arguments.items()]
     paragraphs, examples = _told(command.help)
     name = path.partition(" ")[2]

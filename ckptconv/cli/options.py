@@ -74,9 +74,15 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., No
         command.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
         command.options = {option.name: option for option in options}  # type: ignore[attr-defined]
+        command.arguments = {each.name: _about(each) for each in own}  # type: ignore[attr-defined]
         return command
 
     return decorate
+
+
+def _about(argument: inspect.Parameter) -> str:
+    """Return the help of an argument; older typer loses it with newer click."""
+    return next((each.help or "" for each in getattr(argument.annotation, "__metadata__", ())), "")
 
 
 def _about_variables(error: UsageError, options: list[Option]) -> UsageError:
