@@ -38,6 +38,14 @@ class Run:
     def json(self) -> Any:
         return json.loads(self.out)
 
+    def refused(self, code: int, *words: object) -> str:
+        """What a run says that ended with `code`: the error, which has all `words`."""
+        assert self.code == code, self.out + self.err
+        assert "Traceback" not in self.err, self.err
+        missing = [word for word in map(str, words) if word not in self.err]
+        assert not missing, self.err
+        return self.err
+
 
 def ckptconv(*arguments: object, timeout: float = 600, **kwargs: Any) -> Run:
     """Run the command line in a process of its own."""

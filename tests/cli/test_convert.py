@@ -43,9 +43,7 @@ def done(*arguments: object) -> Run:
 
 def refused(code: int, *arguments: object) -> str:
     """What a command that fails says."""
-    run = ckptconv_here(*arguments)
-    assert run.code == code, run.err
-    return run.err
+    return ckptconv_here(*arguments).refused(code)
 
 
 def flags_of(command: str) -> set[str]:
