@@ -6,6 +6,7 @@ Report or CkptconvError). It ends when the connection is closed, or with the fir
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ def attempt(
         if failure is None:
             raise
         return failure
+    finally:
+        gc.collect()  # what describes a large input would stay while the next one is converted
 
 
 class _Told:

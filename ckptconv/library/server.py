@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from ckptconv.errors import CkptconvError, FailedError
+from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.library.virtual import VirtualFile, VirtualFiles
 from ckptconv.storage.writing import reason
 from ckptconv.version import __version__
@@ -112,8 +112,13 @@ class Server(ThreadingHTTPServer):
         super().close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what ended a connection, unless the client went away."""
+        """Log what ended a connection, unless the client went away.
+
+        A signal that comes while a connection is taken ends the server.
+        """
         error = sys.exc_info()[1]
+        if isinstance(error, StoppedError):
+            raise error
         if self.log and not isinstance(error, OSError):
             self.log(f"{type(error).__name__}: {error}")
 

@@ -26,6 +26,7 @@ from jsonschema import Draft202012Validator
 from remote import a_model
 
 import ckptconv
+from ckptconv.errors import StoppedError
 from ckptconv.library import server
 from ckptconv.library.server import Server
 from ckptconv.library.virtual import VirtualFiles
@@ -389,6 +390,14 @@ def test_it_says_where_it_is_and_ends_when_asked(number: signal.Signals, place: 
         assert process.returncode == 0
     assert out == ""
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
+
+
+def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Server) -> None:
+    try:
+        raise StoppedError("Stopped.")
+    except StoppedError:
+        with pytest.raises(StoppedError):
+            served.handle_error(None, ("127.0.0.1", 1))
 
 
 def test_it_tells_programs_where_it_is(place: Path) -> None:
