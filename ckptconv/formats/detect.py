@@ -19,6 +19,7 @@ from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.ranks import below as ranks_below
 from ckptconv.formats.ranks import locate as ranks
+from ckptconv.formats.runs import holds_whole
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import megatron, sharded
@@ -116,9 +117,7 @@ def _hub_notes(place: Location, source: Source) -> Iterator[str]:
     left = [
         name
         for name in place.names
-        if (sharded.holds_set((name,)) or safetensors.holds_set((name,)))
-        and not name.endswith(sharded.INDEX_SUFFIX)
-        and name not in source.inputs
+        if holds_whole((name,)) and not name.endswith(sharded.INDEX_SUFFIX) and name not in source.inputs
     ]
     if left:
         yield f"it holds other weights too, which were not read: {some(left, form=str)}; name one to convert that"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.formats import safetensors
+from ckptconv.formats.torch import sharded
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
@@ -107,6 +109,11 @@ def locate(
     critic = name != _CRITIC and any(other == _CRITIC for other, _ in holders)
     more = f" {place.join(_CRITIC)} is another model: name it to convert it." if critic else ""
     return _noted(found, f"Took {name}.{more}")
+
+
+def holds_whole(names: Iterable[str]) -> bool:
+    """Whether a directory with these names holds a model that is not in pieces."""
+    return safetensors.holds_set(names) or sharded.holds_set(names)
 
 
 def pointed(place: Location) -> tuple[Location, Location] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -27,19 +28,13 @@ def ahead(read: Callable[[Location], Found], places: Sequence[Location]) -> Iter
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(_FILES) as requests:
-        remaining = iter(places)
         # What is refused is told by the context, which a thread does not inherit.
-        waiting = [
-            requests.submit(contextvars.copy_context().run, read, place)
-            for place in itertools.islice(remaining, _FILES)
-        ]
+        begun = (requests.submit(contextvars.copy_context().run, read, place) for place in places)
+        waiting = deque(itertools.islice(begun, _FILES))
         try:
             while waiting:
-                found = waiting.pop(0).result()
-                waiting += [
-                    requests.submit(contextvars.copy_context().run, read, place)
-                    for place in itertools.islice(remaining, 1)
-                ]
+                found = waiting.popleft().result()
+                waiting.extend(itertools.islice(begun, 1))
                 yield found
         finally:
             for each in waiting:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import ckptconv_here
+from terminal import shown_on
 
 from ckptconv.cli.failures import meant_by
 from ckptconv.cli.terminal import has_colours
@@ -258,13 +258,9 @@ def shown_on_a_terminal(*arguments: str, **environment: str) -> str:
         [sys.executable, "-m", "ckptconv", *arguments], stdout=slave, env={**os.environ, **environment}
     )
     os.close(slave)
-    shown = b""
-    with contextlib.suppress(OSError):
-        while data := os.read(master, 1 << 16):
-            shown += data
-    os.close(master)
+    shown = shown_on(master)
     assert process.wait() == 0
-    return shown.decode()
+    return shown
 
 
 @pytest.mark.parametrize("arguments", [["inspect", "model.pt"], ["inspect", "-h"], ["--help"]])

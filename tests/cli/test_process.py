@@ -26,6 +26,7 @@ import pytest
 import torch
 from checkpoints import ckptconv, ckptconv_here
 from safetensors.torch import load_file
+from terminal import shown_on
 
 from ckptconv.cli import console as report
 from ckptconv.storage import files as storage
@@ -637,13 +638,9 @@ def on_a_terminal(
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
     process = python(code, *arguments, stderr=slave, env=os.environ | environment)
     os.close(slave)
-    shown = b""
-    with contextlib.suppress(OSError):
-        while data := os.read(master, 1 << 16):
-            shown += data
-    os.close(master)
+    shown = shown_on(master)
     out, _ = process.communicate(timeout=600)
-    return process.returncode, out, shown.decode()
+    return process.returncode, out, shown
 
 
 def test_on_a_terminal_there_is_a_bar_that_goes_away(small: Path, tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ckptconv.formats import safetensors
 from ckptconv.formats.dcp.locate import FAMILY, GUESS, locate, read
 from ckptconv.formats.format import Guess, Probe
-from ckptconv.formats.runs import SHARDED
-from ckptconv.formats.torch import sharded
+from ckptconv.formats.runs import SHARDED, holds_whole
 
 __all__ = ["FAMILY", "read", "sniff"]
 
@@ -16,5 +14,5 @@ def sniff(probe: Probe) -> Guess | None:
     if probe.expected or not probe.is_directory:
         return None
     names = probe.place.names
-    alone = SHARDED in names or not (safetensors.holds_set(names) or sharded.holds_set(names))
+    alone = SHARDED in names or not holds_whole(names)
     return GUESS if alone and locate(probe.place) else None

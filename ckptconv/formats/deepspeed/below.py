@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ckptconv.formats import safetensors
 from ckptconv.formats.deepspeed.locate import FAMILY, GUESS, checkpoints_in, read
 from ckptconv.formats.format import Guess, Probe
-from ckptconv.formats.torch import sharded
+from ckptconv.formats.runs import holds_whole
 
 __all__ = ["FAMILY", "read", "sniff"]
 
@@ -15,5 +14,4 @@ def sniff(probe: Probe) -> Guess | None:
     if probe.expected or not probe.is_directory:
         return None
     place = probe.place
-    is_other = safetensors.holds_set(place.names) or sharded.holds_set(place.names)
-    return GUESS if not is_other and len(checkpoints_in(place)) == 1 else None
+    return GUESS if not holds_whole(place.names) and len(checkpoints_in(place)) == 1 else None

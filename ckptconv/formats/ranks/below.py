@@ -5,7 +5,8 @@ directory, or in it, under names that have only a number.
 from __future__ import annotations
 
 from ckptconv.formats.format import Guess, Probe
-from ckptconv.formats.ranks.locate import FAMILY, GUESS, holds_whole, locate, read, sets_in
+from ckptconv.formats.ranks.locate import FAMILY, GUESS, locate, read, sets_in
+from ckptconv.formats.runs import holds_whole
 
 __all__ = ["FAMILY", "read", "sniff"]
 
@@ -15,6 +16,6 @@ def sniff(probe: Probe) -> Guess | None:
     if probe.expected not in ("", FAMILY) or not probe.is_directory:
         return None
     place = probe.place
-    if holds_whole(place):
+    if holds_whole(place.names):
         return None
     return GUESS if locate(place) or any(each.is_certain for each in sets_in(place)) else None

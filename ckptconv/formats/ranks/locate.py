@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptconv.errors import CkptconvError, UsageError
-from ckptconv.formats import runs, safetensors
+from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.formats.torch import sharded
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
@@ -130,12 +129,7 @@ def sniff(probe: Probe) -> Guess | None:
     if all(each.kind == OTHER for each in found):
         return GUESS._replace(sure=POSSIBLE)
     # A whole model beside the ranks' files is what a reader means.
-    return GUESS._replace(sure=LIKELY) if holds_whole(place) else GUESS
-
-
-def holds_whole(place: Location) -> bool:
-    """Whether a directory holds a model that is not in pieces."""
-    return safetensors.holds_set(place.names) or sharded.holds_set(place.names)
+    return GUESS._replace(sure=LIKELY) if runs.holds_whole(place.names) else GUESS
 
 
 def locate(place: Location) -> runs.Located | None:
