@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     from ckptconv.formats.source import Source
     from ckptconv.inspection.inspecting import inspect
     from ckptconv.inspection.summary import Summary
-    from ckptconv.keywords import (
+    from ckptconv.library.checkpoint import Checkpoint
+    from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
+    from ckptconv.library.loading import load_state_dict
+    from ckptconv.library.saving import save_state_dict
+    from ckptconv.library.tensor import Tensor
+    from ckptconv.library.virtual import VirtualFiles
+    from ckptconv.options.keywords import (
         ConvertOptions,
         FinishOptions,
         InspectOptions,
@@ -32,13 +38,7 @@ if TYPE_CHECKING:
         OpenOptions,
         RowsOptions,
     )
-    from ckptconv.library.checkpoint import Checkpoint
-    from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
-    from ckptconv.library.loading import load_state_dict
-    from ckptconv.library.saving import save_state_dict
-    from ckptconv.library.tensor import Tensor
-    from ckptconv.library.virtual import VirtualFiles
-    from ckptconv.options import Options
+    from ckptconv.options.table import Options
     from ckptconv.publish.finish import finish
     from ckptconv.result import Report
     from ckptconv.rows.check import check as check_rows
@@ -53,20 +53,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checkpoint": ("library.checkpoint", "Checkpoint"),
     "CkptconvError": ("errors", "CkptconvError"),
-    "ConvertOptions": ("keywords", "ConvertOptions"),
+    "ConvertOptions": ("options.keywords", "ConvertOptions"),
     "CorruptError": ("errors", "CorruptError"),
     "DifferenceError": ("errors", "DifferenceError"),
     "FailedError": ("errors", "FailedError"),
-    "FinishOptions": ("keywords", "FinishOptions"),
-    "InspectOptions": ("keywords", "InspectOptions"),
+    "FinishOptions": ("options.keywords", "FinishOptions"),
+    "InspectOptions": ("options.keywords", "InspectOptions"),
     "LimitError": ("errors", "LimitError"),
-    "LoadOptions": ("keywords", "LoadOptions"),
+    "LoadOptions": ("options.keywords", "LoadOptions"),
     "NoTensorError": ("errors", "NoTensorError"),
-    "OpenOptions": ("keywords", "OpenOptions"),
-    "Options": ("options", "Options"),
+    "OpenOptions": ("options.keywords", "OpenOptions"),
+    "Options": ("options.table", "Options"),
     "OutOfRangeError": ("errors", "OutOfRangeError"),
     "Report": ("result", "Report"),
-    "RowsOptions": ("keywords", "RowsOptions"),
+    "RowsOptions": ("options.keywords", "RowsOptions"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
     "Summary": ("inspection.summary", "Summary"),

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.options import OPTIONS, Default, Options, checked
+from ckptconv.options.kinds import Default
+from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.planning import Output, optimizer_output, universal_output, weights_output
 from ckptconv.outputs.targets import Target, beside, check_spool, default_output, of_rank, resolve_output
 from ckptconv.process import no_garbage, settled
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import ConvertOptions
+    from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress
 
 # Plans one kind of output of a source.

@@ -1,4 +1,4 @@
-"""Writes ckptconv/keywords.py: the types of the options of the public calls, from the table of options.
+"""Writes ckptconv/options/keywords.py: the types of the options of the public calls, from the table of options.
 
 python scripts/keywords.py            writes the module anew
 python scripts/keywords.py --check    changes nothing; exit code 1 where it is out of date
@@ -11,9 +11,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ckptconv.options import FINISHING, FLAG, INSPECTING, LAYOUT, LOADING, OPENING, OPTIONS, Option
+from ckptconv.options.kinds import FLAG
+from ckptconv.options.table import FINISHING, INSPECTING, LAYOUT, LOADING, OPENING, OPTIONS, Option
 
-MODULE = Path(__file__).resolve().parents[1] / "ckptconv" / "keywords.py"
+MODULE = Path(__file__).resolve().parents[1] / "ckptconv" / "options" / "keywords.py"
 # The table of each class, and what it is of.
 TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
@@ -25,8 +26,8 @@ TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
 }
 HEAD = '''"""The options of the public calls as types, which editors complete and type checkers check.
 
-Made by scripts/keywords.py from the table in options.py. Values may be what they are in Python or as on the command
-line; None stands for the default.
+Made by scripts/keywords.py from the table in options/table.py. Values may be what they are in Python or as on the
+command line; None stands for the default.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def _told(option: Option) -> str:
 def main() -> None:
     if "--check" in sys.argv:
         stale = MODULE.read_text("utf-8") != text()
-        print("ckptconv/keywords.py is out of date: run scripts/keywords.py." if stale else "", end="\n" * stale)
+        print(
+            "ckptconv/options/keywords.py is out of date: run scripts/keywords.py." if stale else "", end="\n" * stale
+        )
         sys.exit(stale)
     MODULE.write_text(text(), "utf-8")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tracemalloc
@@ -15,7 +14,7 @@ import fsspec
 import pytest
 import torch
 from checkpoints import ckptconv_here, load_with_aliases
-from counting import calls
+from counting import calls, open_files
 from evaluate import evaluate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -154,10 +153,10 @@ class ContainerSuite:
 
     def test_readers_are_closed(self, tmp_path: Path) -> None:
         path = self.save({"w": torch.ones(2)}, tmp_path / "model.pt")
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         for _ in range(3):
             self.read(path)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() == before
 
     # --------------------------------------------------------------------------------------------- hostile and broken
 

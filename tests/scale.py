@@ -17,7 +17,7 @@ from typing import Any
 from ckptconv.formats.deepspeed.assemble import assemble
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.outputs.planning import weights_output
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv import Options, UsageError
 from ckptconv.cli.commands import app
-from ckptconv.options import COMMAND, FLAG, OPENING, OPTIONS, PACKING, ROWS, Option, RowOptions, Rules
+from ckptconv.options.kinds import FLAG, Rules
+from ckptconv.options.table import COMMAND, OPENING, OPTIONS, PACKING, ROWS, Option, RowOptions
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {

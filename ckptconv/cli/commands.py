@@ -16,7 +16,7 @@ from ckptconv.cli.rows import rows
 from ckptconv.cli.typer_compat import App, Command, Group
 from ckptconv.cli.virtual import serve, virtual
 from ckptconv.errors import UsageError
-from ckptconv.options import OPTIONS, TENSORS
+from ckptconv.options.table import OPTIONS, TENSORS
 from ckptconv.version import __version__
 
 ABOUT = """

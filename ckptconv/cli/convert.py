@@ -13,7 +13,7 @@ import typer
 from ckptconv.cli.options import CONVERTING, named, output_of, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UsageError
-from ckptconv.options import COMMAND, OPTIONS
+from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.text import UNSET
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
@@ -103,7 +103,7 @@ def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dic
 
     Without --jobs it is one after the other, each with the threads that suit the machine.
     """
-    from ckptconv.options import Options
+    from ckptconv.options.table import Options
 
     chosen = Options(**options)
     at_once = min(chosen.jobs or 1, inputs)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckptconv.cli.terminal import coloured, has_colours
-from ckptconv.options import FLAG, GROUPS, REPORTING, Option
+from ckptconv.options.kinds import FLAG
+from ckptconv.options.table import GROUPS, REPORTING, Option
 
 # Widest text, and widest column of options beside their help.
 WIDTH, COLUMN = 80, 30

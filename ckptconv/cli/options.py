@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptconv.errors import UsageError
-from ckptconv.options import COMMAND, FLAG, OPTIONS, TENSORS, Option, RowOptions
+from ckptconv.options.kinds import FLAG
+from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, Option, RowOptions
 
 if TYPE_CHECKING:
     from ckptconv.cli.console import Output

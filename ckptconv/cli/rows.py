@@ -10,7 +10,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import LAYOUT, MAKING, SHOWING, Tables, named, output_of, taking
 from ckptconv.cli.typer_compat import Command, Group
-from ckptconv.options import PACKING, ROWS
+from ckptconv.options.table import PACKING, ROWS
 
 rows = typer.Typer(
     name="rows",

@@ -9,7 +9,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import SHOWING, named, output_of, taking
 from ckptconv.errors import StoppedError, UsageError
-from ckptconv.options import TENSORS
+from ckptconv.options.table import TENSORS
 
 Checkpoint = Annotated[
     str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint of any format: a path or a URL.")

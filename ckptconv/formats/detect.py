@@ -24,7 +24,7 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import megatron, sharded
 from ckptconv.formats.torch.zip import what_it_is
-from ckptconv.options import OPENING, checked
+from ckptconv.options.table import OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckptconv.formats.detect import complete, open_source
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import Summary, forecast, summarize, tensors_of
-from ckptconv.options import INSPECTING, Options, checked, filled
+from ckptconv.options.table import INSPECTING, Options, checked, filled
 from ckptconv.process import no_garbage
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
@@ -17,7 +17,7 @@ from ckptconv.storage.progress import counter, shown
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import InspectOptions
+    from ckptconv.options.keywords import InspectOptions
     from ckptconv.storage.progress import AnyProgress
 
 

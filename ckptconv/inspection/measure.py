@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptconv.engine.execute import carry_out
 from ckptconv.inspection.statistics import Moments, Statistics, moments, numbers
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.plan import Data, FilePlan, Plan
 from ckptconv.process import settled
 from ckptconv.publish.jobs import packed_in

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from ckptconv.formats.source import Source
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
 from ckptconv.inspection.statistics import Statistics
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.planning import weights_output
 from ckptconv.outputs.selected import tree_of

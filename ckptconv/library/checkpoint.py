@@ -15,7 +15,7 @@ from ckptconv.library.frameworks import framework as framework_named
 from ckptconv.library.frameworks import named
 from ckptconv.library.memory import Memory, batches
 from ckptconv.library.tensor import Tensor
-from ckptconv.options import OPENING, Options, checked, filled
+from ckptconv.options.table import OPENING, Options, checked, filled
 from ckptconv.outputs import selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.process import no_garbage
@@ -28,7 +28,7 @@ from ckptconv.text import brief
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import OpenOptions
+    from ckptconv.options.keywords import OpenOptions
 
 # How bytes of local files are read, as safetensors names it: by maps, or by copying what is read.
 _BACKENDS = ("mmap", "pread")

@@ -11,7 +11,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, Wanted
-from ckptconv.options import LOADING, Options, checked
+from ckptconv.options.table import LOADING, Options, checked
 from ckptconv.outputs import selection
 from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
@@ -21,7 +21,7 @@ from ckptconv.tensors.lazy import LazyTensor, Tagged, View, untagged
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import LoadOptions
+    from ckptconv.options.keywords import LoadOptions
 
 
 @checked(LOADING)

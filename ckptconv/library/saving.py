@@ -15,7 +15,7 @@ from ckptconv.formats.safetensors import RESERVED
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.library.tensor import Tensor
-from ckptconv.options import OPTIONS, checked
+from ckptconv.options.table import OPTIONS, checked
 from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.result import Report
 from ckptconv.storage.files import holding
@@ -29,7 +29,7 @@ from ckptconv.tensors.moves import File
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import ConvertOptions
+    from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress
 
 _numbers = itertools.count()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import OutOfRangeError, UsageError
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, Wanted
-from ckptconv.options import OPTIONS
+from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import selection
 from ckptconv.outputs.safetensors import shape_of
 from ckptconv.structure import live

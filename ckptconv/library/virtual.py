@@ -14,7 +14,7 @@ from ckptconv.formats import virtual
 from ckptconv.formats.companions import beside
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.options import OPTIONS, Options, checked
+from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.planning import weights_output
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, FilePlan, Literal
@@ -29,7 +29,7 @@ from ckptconv.tensors.moves import File
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import ConvertOptions
+    from ckptconv.options.keywords import ConvertOptions
 
 # Bytes made at a time, unless a reader asks for others; of remote inputs, bytes that are prefetched.
 UNIT, FAR_MEMORY = 256 << 10, 8 << 20

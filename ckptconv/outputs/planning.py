@@ -10,7 +10,7 @@ from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats import virtual
 from ckptconv.formats.source import Source
-from ckptconv.options import TENSORS, Options
+from ckptconv.options.table import TENSORS, Options
 from ckptconv.outputs import safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, resolved_name

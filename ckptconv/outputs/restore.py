@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.outputs.selected import selected_tree, tree_of
 from ckptconv.outputs.torch_tree import TorchTree

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.source import Source, StoredTensors
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.structure import keymap

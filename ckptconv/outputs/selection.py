@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.options import parse_rule
+from ckptconv.options.kinds import parse_rule
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES, can_cast
 from ckptconv.tensors.lazy import Convert, LazyTensor, View, same_bytes, untagged

@@ -13,7 +13,7 @@ from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats import virtual
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.storage.files import look
 from ckptconv.storage.hub import is_hub, without_revision

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque
 from ckptconv.structure.soundness import PLAIN_KINDS

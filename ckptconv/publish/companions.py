@@ -8,7 +8,7 @@ from dataclasses import replace
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats import companions
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.outputs.schema import MOST_RECORD, check_manifest, parse_json
 from ckptconv.outputs.targets import Target, resolved_name
 from ckptconv.publish.manifest import NAME

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import CorruptError, FailedError, UsageError
-from ckptconv.options import FINISHING, Options, checked
+from ckptconv.options.table import FINISHING, Options, checked
 from ckptconv.outputs import safetensors, universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
 from ckptconv.outputs.targets import check_file, may_be_output
@@ -33,7 +33,7 @@ from ckptconv.text import some
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import FinishOptions
+    from ckptconv.options.keywords import FinishOptions
     from ckptconv.storage.progress import AnyProgress
 
 _RANK = re.compile(r"mp_rank_\d+")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, check_growth, check_output
 from ckptconv.outputs.targets import Spared, files_behind, named_inputs
 from ckptconv.process import peak_rss

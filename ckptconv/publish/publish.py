@@ -14,7 +14,7 @@ from ckptconv.engine.execute import same
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import Target, is_output_name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
-from ckptconv.options import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
+from ckptconv.options.table import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
 from ckptconv.rows.buckets import Buckets
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import RowsOptions
+    from ckptconv.options.keywords import RowsOptions
     from ckptconv.storage.progress import AnyProgress
 
     Array: TypeAlias = NDArray[Any]

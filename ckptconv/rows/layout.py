@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.options import RowOptions
+from ckptconv.options.table import RowOptions
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES, DType
 

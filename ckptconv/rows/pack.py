@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
-from ckptconv.options import OPTIONS, PACKING, Options, RowOptions, checked
+from ckptconv.options.table import OPTIONS, PACKING, Options, RowOptions, checked
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
@@ -29,7 +29,7 @@ from ckptconv.tensors.lazy import LazyTensor
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import RowsOptions
+    from ckptconv.options.keywords import RowsOptions
     from ckptconv.storage.progress import AnyProgress
 
 

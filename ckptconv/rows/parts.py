@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.options import MOST_ITEMS, RowOptions
+from ckptconv.options.kinds import MOST_ITEMS
+from ckptconv.options.table import RowOptions
 from ckptconv.rows.columns import check_rows, column
 from ckptconv.rows.layout import METADATA_KEY, PAD, Field, Layout, make, optimizer_named, parse
 from ckptconv.rows.tables import Contents

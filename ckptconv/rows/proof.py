@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ckptconv.errors import DifferenceError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.options import Options, RowOptions
+from ckptconv.options.table import Options, RowOptions
 from ckptconv.outputs.planning import Output
 from ckptconv.publish.producing import Verifier
 from ckptconv.publish.publish import final_path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
-from ckptconv.options import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
+from ckptconv.options.table import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
@@ -31,7 +31,7 @@ from ckptconv.tensors.lazy import Narrow
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import RowsOptions
+    from ckptconv.options.keywords import RowsOptions
     from ckptconv.storage.progress import AnyProgress
 
 # Bytes of rows whose padding is examined before deciding whether to keep padding.

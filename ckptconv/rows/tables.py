@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.options import Options, RowOptions
+from ckptconv.options.table import Options, RowOptions
 from ckptconv.pickles import nodes
 from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Layout, check_width, could_be, likeliest, make
 from ckptconv.storage.paths import normalize

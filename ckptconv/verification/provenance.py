@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.source import Source
-from ckptconv.options import OPTIONS, Options, Rules
+from ckptconv.options.kinds import Rules
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.plan import FilePlan, Literal, identify, identity
 from ckptconv.storage.files import look, open_reader

@@ -22,7 +22,8 @@ from ckptconv.formats.companions import beside, is_companion_name
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.options import OPTIONS, Options, Rules, checked
+from ckptconv.options.kinds import Rules
+from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, tree_of
 from ckptconv.outputs.targets import TORCH_SUFFIXES, resolved_name
@@ -55,7 +56,7 @@ from ckptconv.verification.provenance import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.keywords import ConvertOptions
+    from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress
     from ckptconv.verification.evaluate import Array
 

@@ -18,7 +18,7 @@ from terminal import shown_on
 
 from ckptconv.cli.failures import meant_by
 from ckptconv.cli.terminal import has_colours
-from ckptconv.options import COMMAND, GROUPS, LIBRARY, OPTIONS, PACKING, ROWS, UsageError
+from ckptconv.options.table import COMMAND, GROUPS, LIBRARY, OPTIONS, PACKING, ROWS, UsageError
 
 
 @pytest.fixture(autouse=True)

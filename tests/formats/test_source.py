@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import ckptconv
 from ckptconv.formats.source import Source
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.outputs.planning import optimizer_output, weights_output
 from ckptconv.outputs.targets import Target
 

@@ -24,7 +24,7 @@ from ckptconv.inspection import statistics
 from ckptconv.inspection.measure import measured
 from ckptconv.inspection.statistics import Moments, Statistics, moments
 from ckptconv.inspection.summary import tensors_of
-from ckptconv.options import Options
+from ckptconv.options.table import Options
 from ckptconv.tensors.dtypes import DTYPES
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ckptconv
-from ckptconv import keywords
+from ckptconv.options import keywords
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from checkpoints import ZERO, Run, assert_same, ckptconv, ckptconv_here, load_with_aliases
+from counting import open_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_reference import numbers, same
@@ -347,9 +348,9 @@ def test_conversion_works_either_way(either_way: str, plain: Path, expected: byt
 
 def test_no_descriptor_is_left_open(plain: Path, tmp_path: Path) -> None:
     path = deflated(plain, tmp_path / "model.pt")
-    before = os.listdir("/proc/self/fd")
+    before = open_files()
     convert(path, tmp_path / "out.safetensors")
-    assert os.listdir("/proc/self/fd") == before
+    assert open_files() == before
 
 
 @pytest.mark.parametrize("needed", [True, False])

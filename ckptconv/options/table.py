@@ -10,183 +10,35 @@ import copy
 import functools
 import inspect
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ckptconv.errors import UsageError
-from ckptconv.text import brief, parse_count, parse_part, parse_size
-
-# The default of `memory` if something is remote: requests are large, and several run at once.
-FAR_MEMORY = 24 << 20
-MOST_ITEMS = 100_000_000  # items in a row
-DTYPES = ("float32", "bfloat16", "float16", "keep")
-# Short names of dtypes.
-SHORT_DTYPES = {
-    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
-    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
-    "bf16": "bfloat16",
-}
-
-
-class Rules(tuple[str, ...]):
-    """Renaming rules that come from a file: they can take exponential time, and are not even compiled here."""
-
-
-class Default(str):
-    """Text that holds for every command of a machine: where one has no use for it, nothing is said."""
-
-    __slots__ = ()
-
-
-# ------------------------------------------------------------------------------------------------------ kinds of value
-
-
-class Kind(NamedTuple):
-    """What values an option takes.
-
-    `parse` converts what a caller gave; it raises UsageError, which names the option by its second argument. `words` is
-    its type on the command line, `stored` its type in JSON, and `unset` the value if none was given. `accepts` is its
-    type in Python as type checkers read it, without None; the names that are not Python's are those of `keywords`.
-    """
-
-    parse: Callable[[Any, str], Any]
-    words: Any = str
-    stored: type = str
-    unset: Any = None
-    accepts: str = "str"
-
-
-def _text(value: Any, called: str) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{called} {brief(value)} is not text.")
-    return value
-
-
-def _path(value: Any, called: str) -> str:
-    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(path, str):
-        raise UsageError(f"{called} {brief(value)} is not a path.")
-    return path
-
-
-def _flag(value: Any, called: str) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{called} {brief(value)} is neither True nor False.")
-    return value
-
-
-def _texts(value: Any, called: str) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, (tuple, list)) or not all(isinstance(each, str) for each in value):
-        raise UsageError(f"{called} {brief(value)} is neither text nor a list of texts.")
-    return value if isinstance(value, tuple) else tuple(value)
-
-
-def _rules(value: Any, called: str) -> tuple[str, ...]:
-    rules = _texts(value, called)
-    for each in () if isinstance(rules, Rules) else rules:
-        parse_rule(each, called)
-    return rules
-
-
-def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
-    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, if it is none."""
-    pattern, equals, replacement = text.rpartition("=")
-    if not equals:
-        raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.")
-    try:
-        return re.compile(pattern), replacement
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"{called} {text!r}: {pattern!r} is not a regular expression: {error}.") from error
-
-
-def _mapping(value: Any, called: str) -> dict[str, Any]:
-    kind = "mapping by text"
-    if isinstance(value, str):
-        import json
-
-        kind = "JSON object"
-        try:
-            value = json.loads(value or "{}")
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{called} is not JSON: {error}.") from error
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise UsageError(f"{called} is not a {kind}.")
-    return dict(value)
-
-
-def _dtype_name(value: Any, called: str) -> str:
-    """Return the full name of a dtype from its text, short or full, or from a torch dtype; torch is not imported."""
-    text = value if isinstance(value, str) else str(value)
-    if not isinstance(value, str):
-        if not text.startswith("torch."):
-            raise UsageError(f"{called} {brief(value)} is no dtype.", "Give its name as text, or a dtype of torch.")
-        text = text.removeprefix("torch.")
-    return SHORT_DTYPES.get(text, text)
-
-
-def _dtype(value: Any, called: str) -> str:
-    name = _dtype_name(value, called)
-    if name not in DTYPES:
-        raise UsageError(f"{called} {brief(name)} is no dtype to convert to.", "Give fp32, bf16, fp16 or keep.")
-    return name
-
-
-def _part(value: Any, called: str) -> tuple[int, int] | None:
-    return None if value == "" else parse_part(value, called)
-
-
-def _names(value: Any, called: str) -> dict[str, str]:
-    """Return {part: name} from a mapping, or from words such as weight=NAME."""
-    if not isinstance(value, Mapping):
-        value = dict(_named(text, called) for text in _texts(value, called))
-    return {_text(part, called): _text(name, called) for part, name in value.items()}
-
-
-def _named(text: str, called: str) -> tuple[str, str]:
-    part, equals, name = text.partition("=")
-    if not (part and equals and name):
-        raise UsageError(f"{called} {text!r} does not say which tensor is what.", "It is written as weight=NAME.")
-    return part, name
-
-
-def _choice(*choices: str, words: Any = str, unset: Any = None) -> Kind:
-    def parse(value: Any, called: str) -> str:
-        if not isinstance(value, str) or (value not in choices and value != unset):
-            raise UsageError(f"{called} is {brief(value)}; it may be {' or '.join(choices)}.")
-        return value
-
-    return Kind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]")
-
-
-def _count(least: int, most: int) -> Kind:
-    return Kind(lambda value, called: parse_count(value, called, least, most), stored=int, accepts="int | str")
-
-
-# Choices that the command line completes; it refuses others.
-_LITERAL: Any = Literal
-_SEVERAL = "str | list[str] | tuple[str, ...]"
-TEXT = Kind(_text, unset="")
-PATH = Kind(_path, unset="", accepts="str | os.PathLike[str]")
-FLAG = Kind(_flag, bool, bool, unset=False, accepts="bool")
-SWITCH = Kind(_flag, bool, bool, accepts="bool")
-TEXTS = Kind(_texts, list[str], list, unset=(), accepts=_SEVERAL)
-RULES = Kind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
-NAMES = Kind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {_SEVERAL}")
-MAPPING = Kind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
-SIZE = Kind(parse_size, stored=int, accepts="int | str")
-PART = Kind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
-DTYPE = Kind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")], accepts="str | TorchDType")
-DTYPE_TEXT = Kind(_dtype, accepts=DTYPE.accepts)
-ROW_DTYPE = Kind(_dtype_name, accepts=DTYPE.accepts)
-TIED = _choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
-OPAQUE = _choice("keep", "drop", unset="")
-
-
-# ------------------------------------------------------------------------------------------------------------- options
+from ckptconv.options.kinds import (
+    DTYPE,
+    DTYPE_TEXT,
+    FAR_MEMORY,
+    FLAG,
+    MAPPING,
+    MOST_ITEMS,
+    NAMES,
+    OPAQUE,
+    PART,
+    PATH,
+    ROW_DTYPE,
+    RULES,
+    SIZE,
+    SWITCH,
+    TEXT,
+    TEXTS,
+    TIED,
+    WORD,
+    Default,
+    Kind,
+    counted,
+)
+from ckptconv.text import brief
 
 # The groups of the help, in order.
 GROUPS = (TAKE, NAMING, OUTPUT, RUNNING, REPORTING) = (
@@ -407,7 +259,7 @@ class Options(_Given):
 
     # How to work, and what to write beside the output.
     jobs: int | None = _running(
-        _count(1, 256), "Work in N threads.", metavar="N", fallback="what suits the machine", env="CKPTCONV_JOBS"
+        counted(1, 256), "Work in N threads.", metavar="N", fallback="what suits the machine", env="CKPTCONV_JOBS"
     )
     memory: int = _running(
         SIZE,
@@ -535,9 +387,9 @@ class Options(_Given):
 class RowOptions(_Given):
     """A user's options for the layout of rows; those left out are None, or are derived."""
 
-    embedding_dim: int | None = _naming(_count(1, MOST_ITEMS), "Items of weight in a row.", metavar="D", common=True)
+    embedding_dim: int | None = _naming(counted(1, MOST_ITEMS), "Items of weight in a row.", metavar="D", common=True)
     optimizer: str | None = _naming(
-        Kind(_text),
+        WORD,
         "exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
         metavar="NAME",
         common=True,
@@ -548,7 +400,7 @@ class RowOptions(_Given):
     )
     momentum2_dtype: str | None = _naming(ROW_DTYPE, "As --momentum1-dtype.", metavar="DTYPE", fallback="float32")
     max_dim: int | None = _naming(
-        _count(1, MOST_ITEMS), "D of the widest table of the same operator.", metavar="D", fallback="this table's"
+        counted(1, MOST_ITEMS), "D of the widest table of the same operator.", metavar="D", fallback="this table's"
     )
 
     @classmethod
@@ -571,14 +423,14 @@ class _Rows:
     )
     decode = Option(FLAG, "Write timestamp, count and used in the place of metadata.", group=NAMING)
     global_id_offset = Option(
-        _count(1, (1 << 63) - 1),
+        counted(1, (1 << 63) - 1),
         "How much less local ids are than global ones.",
         metavar="N",
         group=NAMING,
         fallback="what most rows say",
     )
     bucket_size = Option(
-        _count(1, (1 << 63) - 1), "Ids that a bucket spans.", metavar="N", group=NAMING, fallback="any one size"
+        counted(1, (1 << 63) - 1), "Ids that a bucket spans.", metavar="N", group=NAMING, fallback="any one size"
     )
 
 
@@ -600,7 +452,7 @@ class _Opening:
     """Options that only `open` has, or names differently."""
 
     exclude_frozen = Option(FLAG, "Leave frozen parameters out.", group=LIBRARY)
-    model_rank = Option(_count(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed's, from 0.", group=LIBRARY)
+    model_rank = Option(counted(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed's, from 0.", group=LIBRARY)
     states = Option(FLAG, "Read what describes the optimizer's states now, not when they are asked for.", group=LIBRARY)
 
 
@@ -633,7 +485,7 @@ class _Command:
     verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
     progress = Option(FLAG, "Show no progress.", default=True, env="CKPTCONV_PROGRESS")
     safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
-    depth = Option(_count(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
+    depth = Option(counted(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
     as_ = Option(
         DTYPE_TEXT,
         "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
@@ -652,7 +504,12 @@ class _Command:
         TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1", group=RUNNING
     )
     port = Option(
-        _count(0, 65535), "Listen at this port.", metavar="N", fallback="any that is free", group=RUNNING, common=True
+        counted(0, 65535),
+        "Listen at this port.",
+        metavar="N",
+        fallback="any that is free",
+        group=RUNNING,
+        common=True,
     )
 
 

@@ -1,7 +1,7 @@
 """The options of the public calls as types, which editors complete and type checkers check.
 
-Made by scripts/keywords.py from the table in options.py. Values may be what they are in Python or as on the command
-line; None stands for the default.
+Made by scripts/keywords.py from the table in options/table.py. Values may be what they are in Python or as on the
+command line; None stands for the default.
 """
 
 from __future__ import annotations

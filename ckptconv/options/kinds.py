@@ -1,0 +1,179 @@
+"""The kinds of value that options take: how each is parsed and checked, and its types for Python and the shell."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from ckptconv.errors import UsageError
+from ckptconv.text import brief, parse_count, parse_part, parse_size
+
+# The default of `memory` if something is remote: requests are large, and several run at once.
+FAR_MEMORY = 24 << 20
+MOST_ITEMS = 100_000_000  # items in a row
+DTYPES = ("float32", "bfloat16", "float16", "keep")
+# Short names of dtypes.
+SHORT_DTYPES = {
+    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    "bf16": "bfloat16",
+}
+
+
+class Rules(tuple[str, ...]):
+    """Renaming rules that come from a file: they can take exponential time, and are not even compiled here."""
+
+
+class Default(str):
+    """Text that holds for every command of a machine: where one has no use for it, nothing is said."""
+
+    __slots__ = ()
+
+
+# ------------------------------------------------------------------------------------------------------ kinds of value
+
+
+class Kind(NamedTuple):
+    """What values an option takes.
+
+    `parse` converts what a caller gave; it raises UsageError, which names the option by its second argument. `words` is
+    its type on the command line, `stored` its type in JSON, and `unset` the value if none was given. `accepts` is its
+    type in Python as type checkers read it, without None; the names that are not Python's are those of `keywords`.
+    """
+
+    parse: Callable[[Any, str], Any]
+    words: Any = str
+    stored: type = str
+    unset: Any = None
+    accepts: str = "str"
+
+
+def _text(value: Any, called: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{called} {brief(value)} is not text.")
+    return value
+
+
+def _path(value: Any, called: str) -> str:
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str):
+        raise UsageError(f"{called} {brief(value)} is not a path.")
+    return path
+
+
+def _flag(value: Any, called: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{called} {brief(value)} is neither True nor False.")
+    return value
+
+
+def _texts(value: Any, called: str) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (tuple, list)) or not all(isinstance(each, str) for each in value):
+        raise UsageError(f"{called} {brief(value)} is neither text nor a list of texts.")
+    return value if isinstance(value, tuple) else tuple(value)
+
+
+def _rules(value: Any, called: str) -> tuple[str, ...]:
+    rules = _texts(value, called)
+    for each in () if isinstance(rules, Rules) else rules:
+        parse_rule(each, called)
+    return rules
+
+
+def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
+    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, if it is none."""
+    pattern, equals, replacement = text.rpartition("=")
+    if not equals:
+        raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.")
+    try:
+        return re.compile(pattern), replacement
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"{called} {text!r}: {pattern!r} is not a regular expression: {error}.") from error
+
+
+def _mapping(value: Any, called: str) -> dict[str, Any]:
+    kind = "mapping by text"
+    if isinstance(value, str):
+        import json
+
+        kind = "JSON object"
+        try:
+            value = json.loads(value or "{}")
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{called} is not JSON: {error}.") from error
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise UsageError(f"{called} is not a {kind}.")
+    return dict(value)
+
+
+def _dtype_name(value: Any, called: str) -> str:
+    """Return the full name of a dtype from its text, short or full, or from a torch dtype; torch is not imported."""
+    text = value if isinstance(value, str) else str(value)
+    if not isinstance(value, str):
+        if not text.startswith("torch."):
+            raise UsageError(f"{called} {brief(value)} is no dtype.", "Give its name as text, or a dtype of torch.")
+        text = text.removeprefix("torch.")
+    return SHORT_DTYPES.get(text, text)
+
+
+def _dtype(value: Any, called: str) -> str:
+    name = _dtype_name(value, called)
+    if name not in DTYPES:
+        raise UsageError(f"{called} {brief(name)} is no dtype to convert to.", "Give fp32, bf16, fp16 or keep.")
+    return name
+
+
+def _part(value: Any, called: str) -> tuple[int, int] | None:
+    return None if value == "" else parse_part(value, called)
+
+
+def _names(value: Any, called: str) -> dict[str, str]:
+    """Return {part: name} from a mapping, or from words such as weight=NAME."""
+    if not isinstance(value, Mapping):
+        value = dict(_named(text, called) for text in _texts(value, called))
+    return {_text(part, called): _text(name, called) for part, name in value.items()}
+
+
+def _named(text: str, called: str) -> tuple[str, str]:
+    part, equals, name = text.partition("=")
+    if not (part and equals and name):
+        raise UsageError(f"{called} {text!r} does not say which tensor is what.", "It is written as weight=NAME.")
+    return part, name
+
+
+def choice(*choices: str, words: Any = str, unset: Any = None) -> Kind:
+    def parse(value: Any, called: str) -> str:
+        if not isinstance(value, str) or (value not in choices and value != unset):
+            raise UsageError(f"{called} is {brief(value)}; it may be {' or '.join(choices)}.")
+        return value
+
+    return Kind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]")
+
+
+def counted(least: int, most: int) -> Kind:
+    return Kind(lambda value, called: parse_count(value, called, least, most), stored=int, accepts="int | str")
+
+
+# Choices that the command line completes; it refuses others.
+_LITERAL: Any = Literal
+_SEVERAL = "str | list[str] | tuple[str, ...]"
+TEXT = Kind(_text, unset="")
+WORD = Kind(_text)
+PATH = Kind(_path, unset="", accepts="str | os.PathLike[str]")
+FLAG = Kind(_flag, bool, bool, unset=False, accepts="bool")
+SWITCH = Kind(_flag, bool, bool, accepts="bool")
+TEXTS = Kind(_texts, list[str], list, unset=(), accepts=_SEVERAL)
+RULES = Kind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
+NAMES = Kind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {_SEVERAL}")
+MAPPING = Kind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
+SIZE = Kind(parse_size, stored=int, accepts="int | str")
+PART = Kind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
+DTYPE = Kind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")], accepts="str | TorchDType")
+DTYPE_TEXT = Kind(_dtype, accepts=DTYPE.accepts)
+ROW_DTYPE = Kind(_dtype_name, accepts=DTYPE.accepts)
+TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
+OPAQUE = choice("keep", "drop", unset="")
