@@ -31,7 +31,7 @@ from ckptconv.storage import strict_json
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
-from ckptconv.structure import keymap
+from ckptconv.structure import keymap, torchao
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.geometry import contiguous_strides
@@ -177,7 +177,9 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
     else:
         structured = False
         tree = flat
-    told = {key: text[:200] for key, text in found.metadata.items() if key != METADATA_KEY and key not in aliases}
+    quantized = torchao.read(found.metadata, found.tensors)
+    told = torchao.without(found.metadata) if quantized else found.metadata
+    told = {key: text[:200] for key, text in told.items() if key != METADATA_KEY and key not in aliases}
     told = dict(itertools.islice(told.items(), _TOLD))
     return Source(
         format=name,
@@ -191,6 +193,7 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
             "size": found.size,
             "files": len(found.inputs),
             "structure record": "yes" if found.record is not None else "no",
+            **({"torchao's quantized tensors": len(quantized)} if quantized else {}),
             **({"metadata": told} if told else {}),
         },
         opaque=opaque,
