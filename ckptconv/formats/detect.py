@@ -92,7 +92,7 @@ def open_source(
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
-        source = chosen.read(guess.place or place, wanted)
+        source = ranks.joined(place, chosen.read(guess.place or place, wanted), wanted)
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
