@@ -13,6 +13,7 @@ import torch
 from checkpoints import ckptconv_here, metadata_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from strict import assert_same
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 
@@ -195,7 +196,7 @@ def test_names_of_tied_tensors_are_left_to_whoever_reads_the_aliases(torchao: An
 def test_a_cast_leaves_the_parts_in_torchao_s_files_as_they_are(tmp_path: Path) -> None:
     run = ckptconv_here("convert", THEIRS / "int8.safetensors", tmp_path / "m.safetensors", "--dtype", "fp16", "--json")
     assert run.code == 0, run.err
-    assert "1 tensors are parts of quantized ones" in " ".join(run.json["warnings"])
+    assert "1 tensor is part of a quantized one, and was not cast" in " ".join(run.json["warnings"])
     dtypes = {name: tensor.dtype for name, tensor in load_file(tmp_path / "m.safetensors").items()}
     assert (dtypes["0._weight_scale"], dtypes["0.bias"]) == (torch.float32, torch.float16)
 
@@ -226,6 +227,30 @@ def test_metadata_that_lies_leaves_the_parts_as_they_are(entry: str, tmp_path: P
     run = ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "m.pt", "--verify")
     assert run.code == 0, run.err
     assert torch.load(tmp_path / "m.pt", weights_only=True).keys() == tensors.keys()
+
+
+ADAPTERS = THEIRS.parent / "adapters"
+
+
+@pytest.mark.parametrize(
+    ("file", "kept"),
+    [
+        ("dora.bin", set()),
+        ("int8.pt", {"SCB"}),
+        ("nf4.pt", {"weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"}),
+        ("adam8bit.pt", {"qmap1", "qmap2", "absmax1", "absmax2"}),
+    ],
+)
+def test_files_of_peft_and_bitsandbytes(file: str, kept: set[str], tmp_path: Path) -> None:
+    """They come back as they were; a cast leaves alone what values are quantized with."""
+    converted(ADAPTERS / file, tmp_path / "m.safetensors")
+    back = ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "back.pt")
+    assert back.code == 0, back.err
+    theirs = torch.load(ADAPTERS / file, weights_only=True)
+    assert_same(torch.load(tmp_path / "back.pt", weights_only=True), theirs)
+    cast = load_file(converted(ADAPTERS / file, tmp_path / "c.safetensors", "--dtype", "bf16"))
+    ended = {name.removeprefix("state.0.__bnb_optimizer_quant_state__."): tensor for name, tensor in cast.items()}
+    assert {name for name, tensor in ended.items() if tensor.dtype == torch.float32} == kept
 
 
 def test_a_cast_leaves_what_bitsandbytes_scales_with_as_it_is(tmp_path: Path) -> None:
