@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.pickles.nodes import Composite, Global, Opaque, Size, TorchConstant
@@ -78,8 +78,10 @@ _ENUMS: dict[str, tuple[str, dict[str, Any]]] = {
 _TUPLES = {"Float8MMConfig": ("torchao.float8.inference", ("emulate", "use_fast_accum", "pad_inner_dim"))}
 _DTYPE = "torch.dtype"
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,60}")
-# Nested values; an honest attribute has three levels.
-_DEEPEST = 16
+# Levels of an attribute, its values, which a few shared lists could multiply, and the characters of a text. An honest
+# one has three levels and some twenty values.
+_DEEPEST, _MOST, _LONGEST = 16, 256, 100
+_INTEGERS = range(-(1 << 63), 1 << 63)
 
 
 class _UnknownError(Exception):
@@ -131,7 +133,8 @@ def described(kind: str, of_it: Mapping[str, Any]) -> Quantized | None:
         return None
     known = {**own, **{name: of_it.get(name) for name in _OF_THE_TENSOR}}
     try:
-        data = {name: _encoded(known[name]) for name in _CLASSES[cls][1] if name in known}
+        room = iter(range(_MOST))
+        data = {name: _encoded(known[name], room) for name in _CLASSES[cls][1] if name in known}
     except _UnknownError:
         return None
     return Quantized(json.dumps({"_type": cls, "_data": data, "_tensor_data_names": list(parts)}), parts)
@@ -164,22 +167,24 @@ def _name_of(prefix: str) -> str:
     return f"{module}.{own[1:-1]}" if named else ""
 
 
-def _encoded(value: Any, depth: int = 0) -> Any:
-    """Return an attribute as torchao writes it in JSON."""
-    if depth > _DEEPEST:
+def _encoded(value: Any, room: Iterator[int], depth: int = 0) -> Any:
+    """Return an attribute as torchao writes it in JSON; take one from `room` for each value in it."""
+    if depth > _DEEPEST or next(room, None) is None:
         raise _UnknownError
     kind = type(value)
-    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+    if value is None or kind is bool or (kind is float and math.isfinite(value)):
+        return value
+    if (kind is int and value in _INTEGERS) or (kind is str and len(value) <= _LONGEST):
         return value
     if kind in (list, tuple, Size):
-        return [_encoded(each, depth + 1) for each in value]
+        return [_encoded(each, room, depth + 1) for each in value]
     if kind is TorchConstant and value.kind == "dtype":
         return {"_type": _DTYPE, "_data": value.name}
     if kind is not Opaque or value.kwargs or value.appended or value.items or type(value.args) is not tuple:
         raise _UnknownError
     cls, data = _object(value)
     if isinstance(data, dict):
-        data = {name: _encoded(each, depth + 1) for name, each in data.items()}
+        data = {name: _encoded(each, room, depth + 1) for name, each in data.items()}
     return {"_type": cls, "_data": data}
 
 
@@ -188,7 +193,7 @@ def _object(value: Opaque) -> tuple[str, Any]:
     cls, args = value.cls, value.args
     if type(cls) is Global and cls.name == "getattr" and len(args) == 2 and type(args[0]) is Global:
         # Some releases of Python pickle a member of an enum by its name.
-        if args[1] in _ENUMS.get(args[0].name, ("", {}))[1]:
+        if _text(args[1]) in _ENUMS.get(args[0].name, ("", {}))[1] and args[0].module.startswith("torchao."):
             return args[0].name, args[1]
         raise _UnknownError
     name = cls.name if type(cls) is Global and cls.module.startswith("torchao.") else ""
@@ -200,7 +205,7 @@ def _object(value: Opaque) -> tuple[str, Any]:
         return name, dict(zip(_TUPLES[name][1], args, strict=True))
     if name in _DATACLASSES and not args and len(value.state) <= 1:
         state = value.state[0] if value.state else {}
-        if type(state) is dict and all(type(key) is str for key in state):
+        if type(state) is dict and all(type(key) is str and _WORD.fullmatch(key) for key in state):
             return name, state
     raise _UnknownError
 
@@ -285,6 +290,8 @@ def _composite(entry: Mapping[str, Any], parts: Mapping[str, LazyTensor]) -> Com
 
 def _shape(value: Any) -> tuple[int, ...]:
     if type(value) is not list or len(value) > 8 or any(type(n) is not int or not 0 <= n < 1 << 40 for n in value):
+        raise _UnknownError
+    if math.prod(value) >= 1 << 60:
         raise _UnknownError
     return tuple(value)
 

@@ -201,9 +201,12 @@ def test_a_cast_leaves_the_parts_in_torchao_s_files_as_they_are(tmp_path: Path) 
     assert (dtypes["0._weight_scale"], dtypes["0.bias"]) == (torch.float32, torch.float16)
 
 
-def test_a_class_that_torchao_cannot_load_is_not_described(torchao: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "value", [Path("of no known class"), 10**5000, "x" * 10**6, [1] * 300], ids=["class", "number", "text", "many"]
+)
+def test_what_torchao_cannot_load_is_not_described(value: Any, torchao: Any, tmp_path: Path) -> None:
     state = quantized(torchao.Float8Tensor)
-    state["layers.0.weight"].mm_config = Path("of no known class")
+    state["layers.0.weight"].mm_config = value
     torch.save(state, tmp_path / "m.pt")
     assert "tensor_names" not in metadata_of(converted(tmp_path / "m.pt", tmp_path / "m.safetensors"))
 
@@ -219,6 +222,7 @@ def test_a_class_that_torchao_cannot_load_is_not_described(torchao: Any, tmp_pat
         '{"_type": "Int8Tensor", "_data": {"__class__": 1}, "_tensor_data_names": ["qdata"]}',
         '{"_type": "Int4Tensor", "_data": {"shape": [-1, 1e9]}, "_tensor_data_names": ["qdata", "scale"]}',
         '{"_type": "Int8Tensor", "_data": {"dtype": ' + "[" * 90 + "]" * 90 + '}, "_tensor_data_names": ["qdata"]}',
+        pytest.param("[" * 100_000, id="deep"),
     ],
 )
 def test_metadata_that_lies_leaves_the_parts_as_they_are(entry: str, tmp_path: Path) -> None:
