@@ -92,7 +92,7 @@ def open_source(
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
-        source = chosen.read(guess.place or place, wanted)
+        source = ranks.joined(place, chosen.read(guess.place or place, wanted), wanted)
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
@@ -111,7 +111,7 @@ def open_source(
 
 def _hub_notes(place: Location, source: Source) -> Iterator[str]:
     """Yield what a repository of the hub is read at, and which other weights it holds."""
-    yield f"read {place}"
+    yield f"Read {place}."
     if place.kind != "directory":
         return
     left = [
@@ -120,7 +120,7 @@ def _hub_notes(place: Location, source: Source) -> Iterator[str]:
         if holds_whole((name,)) and not name.endswith(sharded.INDEX_SUFFIX) and name not in source.inputs
     ]
     if left:
-        yield f"it holds other weights too, which were not read: {some(left, form=str)}; name one to convert that"
+        yield f"It holds other weights too, which were not read: {some(left, form=str)}. Name one to convert it."
 
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:

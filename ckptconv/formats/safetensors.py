@@ -28,10 +28,11 @@ from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.storage import strict_json
+from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
-from ckptconv.structure import keymap
+from ckptconv.structure import keymap, torchao
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.geometry import contiguous_strides
@@ -177,7 +178,9 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
     else:
         structured = False
         tree = flat
-    told = {key: text[:200] for key, text in found.metadata.items() if key != METADATA_KEY and key not in aliases}
+    quantized = torchao.read(found.metadata, found.tensors)
+    told = torchao.without(found.metadata) if quantized else found.metadata
+    told = {key: text[:200] for key, text in told.items() if key != METADATA_KEY and key not in aliases}
     told = dict(itertools.islice(told.items(), _TOLD))
     return Source(
         format=name,
@@ -191,6 +194,7 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
             "size": found.size,
             "files": len(found.inputs),
             "structure record": "yes" if found.record is not None else "no",
+            **({"torchao's quantized tensors": len(quantized)} if quantized else {}),
             **({"metadata": told} if told else {}),
         },
         opaque=opaque,
@@ -279,17 +283,17 @@ def _read_set(place: Location, warnings: list[str]) -> FileSet:
     for tensor, name in files.items():
         wanted.setdefault(name, {})[tensor] = None
     names = sorted(wanted)
-    members = {name: place.parent.join(name) for name in names}
-    missing = [name for name in names if members[name].kind != "file"]
+    entries = entries_of(place.parent, names)
+    missing = [name for name, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
             f"{place} names {len(names)} files, of which {len(missing)} are not there: {some(missing)}.",
             "Copy or download them too.",
         )
-    found = FileSet(place.path, shards=[members[name].path for name in names], bytes_read=index.size)
+    found = FileSet(place.path, shards=[place.parent.join(name).path for name in names], bytes_read=index.size)
     differing: dict[str, None] = {}
-    for name in names:
-        header = _read_file(members[name])
+    members = {name: place.parent.at(entry.file) for name, entry in entries.items()}
+    for name, header in zip(names, ahead(_read_file, [*members.values()]), strict=True):
         _check_contents(members[name].path, place.path, header.tensors, wanted.pop(name))
         found.tensors.update(header.tensors)
         told = found.metadata
@@ -364,7 +368,7 @@ class _Place(NamedTuple):
 
 def _read_file(place: Location) -> Header:
     """Read the header of a file."""
-    reader = place.at(place.entry.file).open_reader()
+    reader = place.at(place.file or place.entry.file).open_reader()
     try:
         return read_header(reader)
     finally:

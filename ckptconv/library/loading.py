@@ -40,7 +40,8 @@ def load_state_dict(
     strides were.
 
     With a structure record, or from a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
-    name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed. Floating-point tensors are cast to
+    name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed, `master` and
+    `unstack` for Megatron-core; `raw` keeps whole modules the objects they are. Floating-point tensors are cast to
     `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only stay
     `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns if a `.pt` file beside `path` is newer.
 
@@ -54,7 +55,7 @@ def load_state_dict(
     _warn_of_newer(path)
     chosen = Options(**options)
     key, dtype = chosen.key, chosen.dtype
-    source = open_source(path, key=key, tag=chosen.tag, storage_options=chosen.storage_options)
+    source = open_source(path, key=key, **chosen.opening())
     tree = selection.subtree(source.tree(key), key, path) if key else source.weights
     described = keymap.describe(tree, tagged=True)
     wanted = _wanted(source, described, dtype)

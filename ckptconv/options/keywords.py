@@ -247,6 +247,15 @@ class LoadOptions(TypedDict, total=False):
     tag: str | None
     """The tag of a DeepSpeed run. Default: what `latest` says."""
 
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
+
+    master: bool
+    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+
+    unstack: bool
+    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
+
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 

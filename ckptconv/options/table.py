@@ -530,7 +530,7 @@ OPENING = _named_in(
     {**OPTIONS, **_options_in(_Opening)},
     "key tag exclude_frozen model_rank states structure raw master unstack inert family spool_dir storage_options",
 )
-LOADING = _named_in(OPTIONS, "key dtype tag storage_options")
+LOADING = _named_in(OPTIONS, "key dtype tag raw master unstack storage_options")
 FINISHING = _named_in(OPTIONS, "checksum manifest fsync storage_options")
 INSPECTING = _named_in(
     {**OPTIONS, **COMMAND},

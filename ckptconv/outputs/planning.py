@@ -224,7 +224,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     cast = [old for old, new in names.items() if new in kept and kept[new].dtype != tensors[new].dtype]
     unscaled = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, chosen.dtype)
     left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
-    warnings, metadata = (*chosen.warnings, *unscaled, *left), chosen.metadata
+    warnings, metadata = (*chosen.warnings, *unscaled, *left), chosen.stated(aliases)
     idle, is_structured = _idle(chosen, options), chosen.structured
     fixed = [names[name] for name in described.fixed if name in names]
     # With a million tensors, each of these takes as much memory as all buffers.

@@ -11,7 +11,7 @@ from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection, writable
-from ckptconv.outputs.selected import selected_tree, tree_of
+from ckptconv.outputs.selected import selected_tree, torch_tree_of
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
@@ -66,7 +66,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
     dtype, opaque = options.dtype or "keep", options.opaque
-    tree = tree_of(source, options)
+    tree = torch_tree_of(source, options)
     idle: dict[str, str] = {}
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}

@@ -11,7 +11,7 @@ from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
-from ckptconv.structure import keymap
+from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import LazyTensor, same_bytes
 from ckptconv.text import some
@@ -29,8 +29,9 @@ class Selected:
     `names` are the selected names, {old: new}; `known` are all there are, by old name. `tensors` are by new name, as
     the source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under
     its old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
-    owner}, by new name. `fixed` are new names of tensors that are never cast. `metadata` is what every file of the
-    output says beside aliases and record. `warnings` say what of the source's metadata is left out.
+    owner}, by new name. `fixed` are new names of tensors that are never cast. `quantized` are torchao's tensors, by old
+    name. `metadata` is what every file of the output says beside these, aliases and record, and `stated` has these too.
+    `warnings` say what of the source's metadata is left out.
     """
 
     names: dict[str, str]
@@ -45,11 +46,19 @@ class Selected:
     fixed: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = field(default_factory=lambda: dict(METADATA))
     warnings: tuple[str, ...] = ()
+    quantized: Mapping[str, torchao.Quantized] = field(default_factory=dict)
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
         tensor = self.tensors[name]
         return tensor if name in self.fixed else selection.converted(name, tensor, self.dtype, self.widen_only)
+
+    def stated(self, aliases: Mapping[str, str]) -> dict[str, str]:
+        """Return the metadata of an output where `aliases` {removed: kept} are stored under other names."""
+        if not self.quantized:
+            return dict(self.metadata)
+        names = {old: new for old, new in self.names.items() if new not in aliases}
+        return {**self.metadata, **torchao.metadata_of(self.quantized, names)}
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
         """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None
@@ -83,7 +92,9 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
         described = _as_stored(stored, described, structured)
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
-    metadata, lost = _metadata(source.remarks, names.values())
+    quantized = described.quantized or torchao.read(source.remarks, flat)
+    remarks = torchao.without(source.remarks) if quantized else source.remarks
+    metadata, lost = _metadata(remarks, names.values())
     if lost:
         warnings.append(
             f"{source.path}: left out of the metadata: {some(lost)}. Readers would take it for the name of a tied "
@@ -96,6 +107,7 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     if flat and not names:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
     dtype = options.dtype or source.default_dtype
+    fixed = described.fixed | selection.scales(flat) | torchao.parts_of(quantized)
     return Selected(
         names,
         flat,
@@ -106,9 +118,10 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
         choice,
         dtype,
         widen_only=source.default_dtype == dtype == "float32",
-        fixed=frozenset(names[name] for name in described.fixed | selection.scales(flat) if name in names),
+        fixed=frozenset(names[name] for name in fixed if name in names),
         metadata=metadata,
         warnings=tuple(warnings),
+        quantized=quantized,
     )
 
 
@@ -117,7 +130,7 @@ def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: b
     fixed = {same_bytes(described.tensors[name]) for name in described.fixed}
     names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in fixed)
     record = stored.record if structured else None
-    return described._replace(tensors=dict(stored.tensors), structure=record, fixed=names, apart=False)
+    return described._replace(tensors=dict(stored.tensors), structure=record, fixed=names, apart=False, quantized={})
 
 
 def _metadata(remarks: Mapping[str, str], names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
@@ -162,6 +175,13 @@ def tree_of(source: Source, options: Options) -> Any:
     if not options.key:
         return source.weights
     return selection.subtree(source.tree(options.key), options.key, source.path)
+
+
+def torch_tree_of(source: Source, options: Options) -> Any:
+    """Return the tree of which a `.pt` file of the source is made: `tree_of`, with torchao's tensors of their parts."""
+    tree = tree_of(source, options)
+    is_stored = not source.structured and options.structure and not options.key
+    return torchao.assembled(tree, source.remarks) if is_stored else tree
 
 
 def selected_tree(tree: Any, options: Options) -> Selected:

@@ -205,7 +205,7 @@ def scales(flat: Mapping[str, LazyTensor]) -> set[str]:
     for name in flat:
         if _BNB_STATE in name:
             found.update(name.partition(_BNB_STATE)[0] + part for part in _BNB_PARTS)
-        elif name.endswith(_BNB_SCALE) or _BNB_OPTIMIZER in name:
+        elif f".{name}".endswith(_BNB_SCALE) or _BNB_OPTIMIZER in f".{name}":
             found.add(name)
     return found & flat.keys()
 
@@ -223,7 +223,12 @@ def left_alone(fixed: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
     if not found:
         return ()
     shown = some(found, _SHOWN, lambda name: repr(name[:_LONGEST]))
-    return (f"{len(found)} tensors are parts of quantized ones, and were not cast to {dtype}: {shown}.",)
+    what = (
+        "1 tensor is part of a quantized one, and was"
+        if len(found) == 1
+        else (f"{len(found)} tensors are parts of quantized ones, and were")
+    )
+    return (f"{what} not cast to {dtype}: {shown}.",)
 
 
 # Names of the scales of a tensor of 8-bit floats: suffixes of its name, or replacements of a final `weight`.

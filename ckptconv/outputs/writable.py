@@ -40,6 +40,7 @@ _ENUMS = _named(
     ("torchao.quantization.quantize_.workflows.int4.int4_packing_format", "Int4PackingFormat"),
     ("torchao.quantization.quantize_.workflows.intx.intx_choose_qparams_algorithm", "IntxChooseQParamsAlgorithm"),
     ("torchao.quantization.quantize_.workflows.intx.intx_packing_format", "IntxPackingFormat"),
+    ("torchao.prototype.mx_formats.config", "ScaleCalculationMode"),
     ("torchao.float8.config", "ScalingGranularity ScalingType"),
     ("torchao.float8.float8_training_tensor torchao.float8.float8_tensor", "GemmInputRole"),
 )
@@ -49,6 +50,8 @@ _TENSORS = _named(
         "Float8Tensor Int4PlainInt32Tensor Int4PreshuffledTensor Int4Tensor Int4TilePackedTo4dTensor Int8Tensor "
         "IntxOpaqueTensor IntxUnpackedToInt8Tensor NF4Tensor"
     )),
+    ("torchao.prototype.mx_formats.mx_tensor", "MXTensor"),
+    ("torchao.prototype.mx_formats.nvfp4_tensor", "NVFP4Tensor"),
     ("torchao.quantization.quantize_.workflows.float8.float8_tensor", "Float8Tensor"),
     ("torchao.quantization.quantize_.workflows.int4.int4_tensor", "Int4Tensor"),
     ("torchao.quantization.quantize_.workflows.int8.int8_tensor", "Int8Tensor"),
@@ -93,6 +96,8 @@ _CLASSES = _named(
     ("torchao.quantization.granularity", "PerAxis PerBlock PerGroup PerRow PerTensor PerToken"),
     ("torchao.quantization.quantize_.workflows.int8.int8_tensor", "QuantizeTensorToInt8Kwargs"),
     ("torchao.quantization.quantize_.workflows.float8.float8_tensor", "QuantizeTensorToFloat8Kwargs"),
+    ("torchao.prototype.mx_formats.mx_tensor", "QuantizeTensorToMXKwargs"),
+    ("torchao.prototype.mx_formats.nvfp4_tensor", "QuantizeTensorToNVFP4Kwargs"),
     ("torchao.float8.inference", "Float8MMConfig"),
     ("torchao.float8.float8_training_tensor torchao.float8.float8_tensor", "LinearMMConfig ScaledMMConfig"),
     ("torchao.dtypes.utils", "Layout PlainLayout"),

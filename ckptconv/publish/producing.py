@@ -168,7 +168,7 @@ def _warnings(
                 "has no dtype for what they are of."
             )
     if is_inert(outputs):
-        yield _no_model(sources[0], outputs)
+        yield _no_model(sources[0], outputs, chosen)
     elif not any(each.tensors for each in outputs):
         kept = "nothing of it is kept" if not chosen.structure else "only its structure is kept"
         yield f"{sources[0].path} holds no tensor: {kept}."
@@ -179,7 +179,7 @@ def is_inert(outputs: Sequence[Output]) -> bool:
     return all(each.told.inert for each in outputs)
 
 
-def _no_model(source: Source, outputs: Sequence[Output]) -> str:
+def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str:
     """Return the warning for an input whose tensors, if any, are all inside objects of opaque classes."""
     count = sum(each.tensors for each in outputs)
     classes = f"objects of classes that are known by name only ({some(source.opaque, 3)})"
@@ -188,10 +188,12 @@ def _no_model(source: Source, outputs: Sequence[Output]) -> str:
         if count
         else f"holds no tensor, and {classes}, which may have some, are kept as inert data"
     )
-    return (
-        f"{source.path} {what}. This is no converted model. Where the classes can be imported, save the state_dict() "
-        "of the object with torch.save, and convert that."
+    advice = (
+        "Without --raw, whole modules among them become state dicts."
+        if chosen.raw
+        else "Where the classes can be imported, save the state_dict() of the object with torch.save, and convert that."
     )
+    return f"{source.path} {what}. This is no converted model. {advice}"
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 
@@ -15,6 +16,12 @@ from ckptconv.storage.paths import is_remote
 _FILES = 8
 
 Found = TypeVar("Found")
+
+
+def entries_of(directory: Location, names: Sequence[str]) -> dict[str, Entry]:
+    """Return what is at each of the names in a directory, which need not be listed."""
+    places = [directory.join(name) for name in names]
+    return dict(zip(names, ahead(lambda place: place.entry, places), strict=True))
 
 
 def ahead(read: Callable[[Location], Found], places: Sequence[Location]) -> Iterator[Found]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered
-from ckptconv.structure import live
+from ckptconv.structure import live, torchao
 from ckptconv.structure.dtype_views import stored
 from ckptconv.structure.record import (
     EXACT,
@@ -125,11 +125,6 @@ def _opaque_parts(value: Opaque) -> list[Any]:
     return parts
 
 
-# Tensors that torchao.prototype.safetensors stores in parts, 0.weight as 0._weight_qdata and so on.
-_TORCHAO = re.compile(
-    r"torchao\.(?:\w+\.)*(?:Float8Tensor|Int8Tensor|Int4Tensor|Int4TilePackedTo4dTensor|Int4PlainInt32Tensor|"
-    r"IntxUnpackedToInt8Tensor|MXTensor|NVFP4Tensor)"
-)
 _BOUNDS = ("start", "stop", "step")
 _QUANTIZED = "quantized"
 _FORMS: dict[type, _Form] = {
@@ -319,7 +314,8 @@ class Encoder:
     `Composite`. It returns True to leave that out, False to write it, or what to write in its place: the object itself,
     or a container of what it holds. The dict `found` has, by name, those that were chosen and not simply written.
     `fixed` are the names of tensors that must not be cast: parts of complex numbers, of quantized tensors, and of those
-    of other classes. `tagged` keeps lazy tensors tagged with their facts.
+    of other classes. `quantized` are those that torchao's metadata describes. `tagged` keeps lazy tensors tagged with
+    their facts.
 
     `choice` says which names go into the record; `flat` has all tensors anyway. `values` are the top-level keys that
     lead to values in the record. `foreign`: it has objects known by name only. `outside`: it has a tensor that is not
@@ -346,6 +342,7 @@ class Encoder:
         self.spoilt: dict[Hashable, int] = {}
         self.flat: dict[str, Any] = {}
         self.fixed: set[str] = set()
+        self.quantized: dict[str, torchao.Quantized] = {}
         self.nodes: list[Any] = []
         self.storages: list[list[Any]] = []
         self.indices: dict[Hashable, int] = {}
@@ -635,12 +632,15 @@ class Encoder:
         inner.silent = not frame.of_values(at) or (form is _FORMS[dict] and _is_state_dict_metadata(frame, at))
         return inner
 
-    @staticmethod
-    def _prefix(frame: _Frame, text: str) -> str:
+    def _prefix(self, frame: _Frame, text: str) -> str:
         """Return what begins the names of tensors inside a child of `frame` with this part of a name."""
-        if frame.form.tag == _COMPOSITE and text == "attributes" and _TORCHAO.fullmatch(str(frame.children[0])):
-            module, dot, name = frame.prefix[:-1].rpartition(".")
-            return f"{module}{dot}_{name}_"
+        kind = frame.children[0] if frame.form.tag == _COMPOSITE and text == "attributes" else None
+        if kind is not None and torchao.is_stored_in_parts(str(kind)):
+            name = frame.prefix[:-1]
+            told = torchao.described(str(kind), dict(zip(frame.children[1::2], frame.children[2::2], strict=True)))
+            if told:
+                self.quantized[name] = told
+            return torchao.prefix_of(name)
         return _cut(frame.prefix + text) + "."
 
     def _refer(self, value: Any, form: _Form, identity: Hashable, prefix: str, rule: int) -> tuple[int, _Frame | None]:

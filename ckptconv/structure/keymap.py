@@ -17,6 +17,7 @@ from ckptconv.structure import live
 from ckptconv.structure.decoder import Decoder
 from ckptconv.structure.encoder import METADATA, Encoder
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
+from ckptconv.structure.torchao import Quantized
 from ckptconv.tensors.dtypes import DTYPE_RANK
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
 
@@ -36,7 +37,7 @@ class Flattened(NamedTuple):
     stored as pairs, of quantized tensors, and of those of other classes. `apart`: no two tensors have the same bytes.
     `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a state
     dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name, chosen
-    objects that were left out or replaced.
+    objects that were left out or replaced. `quantized` are the tensors that torchao's metadata describes, by name.
     """
 
     tensors: dict[str, Any]
@@ -46,6 +47,7 @@ class Flattened(NamedTuple):
     values: tuple[str, ...] = ()
     inert: bool = False
     found: Mapping[str, Any] = MappingProxyType({})
+    quantized: Mapping[str, Quantized] = MappingProxyType({})
 
 
 def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str | None]:
@@ -117,7 +119,7 @@ def describe(
     if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(kept)):
         return Flattened(flat, None, fixed, inert=inert, found=encoder.found)
     record = dump(root, encoder.nodes, encoder.storages)
-    return Flattened(flat, record, fixed, False, encoder.values(), inert, encoder.found)
+    return Flattened(flat, record, fixed, False, encoder.values(), inert, encoder.found, encoder.quantized)
 
 
 def unflatten(

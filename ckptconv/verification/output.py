@@ -7,9 +7,10 @@ byte of a file goes unchecked. The index of a sharded output must match what the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
@@ -32,6 +33,10 @@ _STALE = "It is of another version of these files; convert again."
 _AGAIN = "The file was damaged or changed since it was written; convert again."
 
 
+# The metadata of each file, by the aliases, {removed: kept}, that the output has.
+Stated: TypeAlias = "Callable[[Mapping[str, str]], Mapping[str, str]]"
+
+
 @dataclass
 class Written:
     """An output: its files, in order; its tensors by name, in the order of the files; `homes`, the path of each
@@ -46,8 +51,8 @@ class Written:
     structure_path: str = ""
 
 
-def read_file(path: str, place: Location, expected: Mapping[str, str]) -> Written:
-    """Read an output of one file named `path`, from `place`. Its metadata has what `expected` has, beside aliases and
+def read_file(path: str, place: Location, expected: Stated) -> Written:
+    """Read an output of one file named `path`, from `place`. Its metadata has what is `expected`, beside aliases and
     record.
 
     Raise UsageError if the file does not exist, DifferenceError if it is no sound output.
@@ -61,7 +66,7 @@ def read_file(path: str, place: Location, expected: Mapping[str, str]) -> Writte
 
 def read_directory(
     directory: Location,
-    expected: Mapping[str, str],
+    expected: Stated,
     *,
     at: Mapping[str, str] | None = None,
     others: frozenset[str] = frozenset(),
@@ -106,7 +111,7 @@ def read_directory(
             "Programs may load that instead, or as well: remove it.",
         )
     for name in sorted(shards):
-        own = _add(found, join(path, name), places[name], expected)
+        own = _add(found, join(path, name), places[name], expected, metadata)
         if INDEX not in places:
             metadata = own
         elif own:
@@ -165,8 +170,11 @@ def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]]
 # ---------------------------------------------------------------------------------------------------------- a file
 
 
-def _add(found: Written, path: str, place: Location, expected: Mapping[str, str]) -> dict[str, str]:
-    """Add the file `path`, read from `place`, to `found`; return its metadata without what is `expected`."""
+def _add(
+    found: Written, path: str, place: Location, expected: Stated, indexed: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, str]:
+    """Add the file `path`, read from `place`, to `found`; return its metadata without what is `expected`. Aliases are
+    in it, or `indexed`."""
     entry = place.entry
     if entry.kind != "file":
         raise UsageError(f"{path} {'does not exist' if entry.kind == 'missing' else f'is {entry.described}'}.")
@@ -178,7 +186,8 @@ def _add(found: Written, path: str, place: Location, expected: Mapping[str, str]
             raise _header(path, f"it holds {name!r}, which {found.homes[name]} holds too", tensor=name)
     found.tensors.update(tensors)
     found.homes.update(dict.fromkeys(tensors, path))
-    for key, text in expected.items():
+    aliases = indexed or {key: kept for key, kept in metadata.items() if kept in tensors}
+    for key, text in expected(aliases).items():
         if metadata.pop(key, None) != text:
             asked = ", which loaders ask for" if key == "format" else ""
             raise _header(path, f"its metadata does not say that its {key} is {brief(text)}{asked}")

@@ -25,7 +25,7 @@ from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
-from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, tree_of
+from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, torch_tree_of
 from ckptconv.outputs.targets import TORCH_SUFFIXES, resolved_name
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage import progress as bars
@@ -125,16 +125,17 @@ class Target(NamedTuple):
 
 @dataclass
 class _Expected:
-    """What an output must hold: tensors by name, in order, and the structure record as a function of the aliases found.
+    """What an output must hold: tensors by name, in order, and as functions of the aliases found, the structure record
+    and the metadata of each file.
 
-    `flat`: without a record, the order of names means nothing. `metadata` is in each of its files. `inert`: every
+    `flat`: without a record, the order of names means nothing. `inert`: every
     tensor, if there is any, is part of an object known by name only.
     """
 
     tensors: dict[str, LazyTensor]
     structure: Callable[[Mapping[str, str]], str | None]
     flat: bool
-    metadata: Mapping[str, str]
+    metadata: Callable[[Mapping[str, str]], Mapping[str, str]]
     inert: bool = False
 
 
@@ -496,7 +497,7 @@ def _expected_weights(source: Source, asked: Options) -> _Expected:
     """Return the weights that the options select, with every name, aliases included."""
     chosen = selected(source, asked, _rename(asked))
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
-    return _Expected(tensors, chosen.structure, not chosen.structured, chosen.metadata, inert=chosen.described.inert)
+    return _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=chosen.described.inert)
 
 
 def _expected_states(source: Source, asked: Options) -> _Expected:
@@ -505,7 +506,7 @@ def _expected_states(source: Source, asked: Options) -> _Expected:
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
     record = chosen.described.structure if asked.structure else None
-    return _Expected(tensors, lambda aliases: record, not asked.structure, chosen.metadata)
+    return _Expected(tensors, lambda aliases: record, not asked.structure, chosen.stated)
 
 
 def _rename(asked: Options) -> Rename:
@@ -621,7 +622,7 @@ def _compare_torch(
         raise _unreadable(path, error.message.replace(here.path, path)) from error
     want, want_record = keymap.flatten(tree)
     got, got_record = keymap.flatten(opened.weights)
-    expected = _Expected(want, lambda _: _without_storages(want_record, want), flat=False, metadata={})
+    expected = _Expected(want, lambda _: _without_storages(want_record, want), flat=False, metadata=lambda aliases: {})
     found = Written(path, structure=_without_storages(got_record, got), structure_path=path)
     found.tensors = got
     found.homes = dict.fromkeys(got, path)
@@ -688,7 +689,7 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 
 def _expected_tree(source: Source, asked: Options) -> Any:
     """Return the tree that a `.pt` file must hold."""
-    chosen = selected_tree(tree_of(source, asked), asked)
+    chosen = selected_tree(torch_tree_of(source, asked), asked)
     tensors = {name: chosen.cast(name) for name in chosen.names}
     record = chosen.described.structure
     if record is not None and asked.opaque == "drop":

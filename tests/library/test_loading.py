@@ -24,6 +24,7 @@ from strict import assert_same
 
 import ckptconv
 from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.pickles.nodes import Opaque
 
 MIB = 1 << 20
 
@@ -223,6 +224,12 @@ def test_a_cast_keeps_what_was_tied_and_no_other(tmp_path: Path) -> None:
     assert loaded["n"].dtype == torch.int64
     assert loaded["a"].tolist() == loaded["b"].tolist() == shared.tolist()
     assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
+
+
+def test_whole_modules_are_state_dicts_or_objects(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"model": torch.nn.Linear(2, 3)})
+    assert list(ckptconv.load_state_dict(path)["model"]) == ["weight", "bias"]
+    assert type(ckptconv.load_state_dict(path, raw=True)["model"]) is Opaque
 
 
 def test_all_is_moved_to_a_device(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def sniff(probe: Probe) -> Guess | None:
             )
         return None
     is_expected = probe.expected == FAMILY
-    if probe.is_directory and (is_directory(place.names) or (is_expected and locate(place))):
+    if probe.is_directory and (
+        is_directory(place.names) or _is_of_another_backend(place) or (is_expected and locate(place))
+    ):
         return GUESS
     return GUESS._replace(sure=POSSIBLE) if is_expected else None
 
@@ -88,4 +90,11 @@ def is_directory(names: Mapping[str, Entry]) -> bool:
 
 def locate(place: Location) -> runs.Located | None:
     """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
-    return runs.locate(place, lambda each: is_directory(each.names))
+    return runs.locate(place, lambda each: is_directory(each.names) or _is_of_another_backend(each))
+
+
+def _is_of_another_backend(place: Location) -> bool:
+    """Whether Megatron-core wrote a directory otherwise than with torch: with zarr, a directory for each tensor."""
+    from ckptconv.formats.dcp import megatron
+
+    return megatron.backend_of(place) not in ("", megatron.BACKEND)

@@ -31,7 +31,7 @@ from ckptconv.tensors.lazy import LazyTensor, Narrow, View
 from ckptconv.text import some
 
 _COMMON, _CONFIG = "common.pt", "metadata.json"
-_BACKEND = "sharded_backend"
+_BACKEND_KEY, BACKEND = "sharded_backend", "torch_dist"
 # Where the values of common.pt, and those of ShardedObjects, are in the tree.
 _COMMON_KEY, _OBJECTS_KEY = "common", "objects"
 # The largest metadata.json that is read, in bytes, and the deepest values that are kept.
@@ -136,12 +136,8 @@ def read_extra(place: Location) -> Extra | None:
     CorruptError if it is damaged.
     """
     names = place.names
-    backend = _backend(place) if _CONFIG in names and names[_CONFIG].kind == "file" else ""
-    if backend not in ("", "torch_dist"):
-        raise UnsupportedError(
-            f"{place.join(_CONFIG)} says that the tensors are stored by {backend[:100]!r}; only torch_dist is read.",
-            "Load it in Megatron, and save it with --ckpt-format torch_dist.",
-        )
+    backend = backend_of(place)
+    check_backend(place)
     has_common = _COMMON in names and names[_COMMON].kind == "file"
     if not backend and not has_common:
         return None
@@ -157,15 +153,26 @@ def read_extra(place: Location) -> Extra | None:
     return extra
 
 
-def _backend(place: Location) -> str:
-    """Return the backend that metadata.json names; "" if it is no file of Megatron-core."""
-    if place.names[_CONFIG].file.size > _LARGEST:
+def check_backend(place: Location) -> None:
+    """Raise UnsupportedError if metadata.json names another backend than torch_dist."""
+    backend = backend_of(place)
+    if backend not in ("", BACKEND):
+        raise UnsupportedError(
+            f"{place.join(_CONFIG)} says that the tensors are stored by {backend[:100]!r}; only {BACKEND} is read.",
+            f"Load it in Megatron, and save it with --ckpt-format {BACKEND}.",
+        )
+
+
+def backend_of(place: Location) -> str:
+    """Return the backend that metadata.json names; "" if there is no such file of Megatron-core."""
+    entry = place.names.get(_CONFIG)
+    if entry is None or entry.kind != "file" or entry.file.size > _LARGEST:
         return ""
     try:
         told = strict_json.parse(place.join(_CONFIG).read_text(_LARGEST))
     except ValueError:
         return ""
-    backend = told.get(_BACKEND) if isinstance(told, dict) else None
+    backend = told.get(_BACKEND_KEY) if isinstance(told, dict) else None
     return backend if isinstance(backend, str) else ""
 
 

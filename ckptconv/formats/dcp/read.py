@@ -247,6 +247,7 @@ class _Checkpoint:
             described = _read_shards(place, entries, inputs)
             return cls(directory, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
         else:
+            megatron.check_backend(place)
             raise _not_described(place)
         entries.described = found.described
         found.read_values()

@@ -157,6 +157,17 @@ def choose(place: Location, found: list[FileSet]) -> FileSet:
     raise UsageError(f"{place} holds no files of ranks.", "Name the directory that they are in.")
 
 
+def joined(place: Location, source: Source, wanted: Wanted) -> Source:
+    """Return `source`, that of the file of torch.save at `place`; with its distributed tensors joined if the file holds
+    all of their parts, as that of a single rank does."""
+    is_of_a_rank = source.family == FAMILY and any(map(is_distributed_class, source.mentioned))
+    if not is_of_a_rank or place.kind != "file" or parsed(place.name):
+        return source
+    from ckptconv.formats.ranks import read as ranks
+
+    return ranks.read_alone(place, wanted) or source
+
+
 def read(place: Location, wanted: Wanted) -> Source:
     """Open the checkpoint by its directory, or by one of its files."""
     from ckptconv.formats.ranks import read as ranks

@@ -65,6 +65,16 @@ def read(place: Location, wanted: Wanted) -> Source:
     return _read(place.path, located, chosen, found, wanted)
 
 
+def read_alone(place: Location, wanted: Wanted) -> Source | None:
+    """Open a file that has no rank in its name, and all parts of distributed tensors, as that of the only rank of a
+    mesh. Return None if it lacks parts."""
+    only = FileSet(place.name, None, {0: place.name})
+    try:
+        return _read(place.path, Located(place.parent), only, [only], wanted)
+    except (CorruptError, UnsupportedError):
+        return None
+
+
 def _beside(place: Location) -> list[FileSet]:
     """Return the sets of files beside a file; that of the file alone in a store that lists no names."""
     names = _names(place.parent)
@@ -238,7 +248,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
     facts = _facts(directory, model, ranks)
     settings, broken = _settings(directory, found, ranks)
     return Source(
-        format=f"torch.save files of {len(ranks.files)} ranks",
+        format=f"torch.save files of {len(ranks.files)} ranks" if len(ranks.files) > 1 else "torch.save file of a rank",
         family=FAMILY,
         path=path,
         weights=weights,

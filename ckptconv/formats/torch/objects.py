@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from ckptconv.errors import UnsupportedError
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     QUANTIZERS,
@@ -86,6 +87,11 @@ class Storage(Tagged):
 
     @property
     def tensor(self) -> LazyTensor:  # type: ignore[override]
+        if self.meta:
+            raise UnsupportedError(
+                f"{self.file.path} lacks the data of storage {self.key[:100]!r}, saved from the meta device.",
+                "Save the checkpoint again with its weights loaded.",
+            )
         count = self.size // self.dtype.itemsize
         return _in_order(Stored(self.file, self.offset, self.dtype, (count,), (1,)), self)
 

@@ -18,6 +18,7 @@ from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import GUESS, SHARD, fingerprint, read_torch
 from ckptconv.formats.weight_map import read_index
+from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
@@ -64,8 +65,8 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         raise UsageError(f"{place} holds several indexes: {_some(indexes)}.", f"Name one: {place.join(indexes[0])}")
     if indexes:
         return _read_index(place.join(indexes[0]), place.path)
-    files = _complete_set(place.path, place.names)
-    return _source(place.path, place, files or [_WHOLE], None)
+    files = _complete_set(place.path, place.names) or [_WHOLE]
+    return _source(place.path, {file: place.at(place.names[file].file) for file in files}, None)
 
 
 # --------------------------------------------------------------------------------------------------------- the index
@@ -77,13 +78,14 @@ def _read_index(index: Location, path: str) -> Source:
     if files[0].endswith(".safetensors"):
         raise UnsupportedError(f"{index} is an index of safetensors files already.", "They need no conversion.")
     directory = index.parent
-    missing = [file for file in files if directory.join(file).kind != "file"]
+    entries = entries_of(directory, files)
+    missing = [file for file, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
             f"{index} names {len(files)} files, of which {len(missing)} are not there: {_some(missing)}.",
             "Download or copy them again.",
         )
-    return _source(path, directory, files, weight_map)
+    return _source(path, {file: directory.at(entry.file) for file, entry in entries.items()}, weight_map)
 
 
 def _weight_map(place: Location) -> dict[str, str]:
@@ -130,12 +132,7 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
 # --------------------------------------------------------------------------------------------------------- the files
 
 
-def _source(
-    path: str,
-    directory: Location,
-    files: Sequence[str],
-    weight_map: Mapping[str, str] | None,
-) -> Source:
+def _source(path: str, files: Mapping[str, Location], weight_map: Mapping[str, str] | None) -> Source:
     """Join all files into one state dict, each tensor once; `weight_map`, if given, says which file holds which."""
     expected: dict[str, set[str]] = {file: set() for file in files}
     for name, file in (weight_map or {}).items():
@@ -143,9 +140,9 @@ def _source(
     opened: dict[str, TorchFile] = {}
     weights: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for file in files:
-        torch_file = opened[file] = read_torch(directory.join(file))
-        entries = _entries(torch_file, len(files) > 1)
+    for file, found in zip(files, ahead(read_torch, [*files.values()]), strict=True):
+        opened[file] = found
+        entries = _entries(found, len(files) > 1)
         if weight_map is not None:
             _check_agreement(path, file, entries, expected[file])
         for name, value in entries.items():
@@ -154,7 +151,7 @@ def _source(
             origin[name] = file
             weights[name] = value
     return Source(
-        format=f"{len(files)} torch files" if len(files) > 1 else f"torch {opened[files[0]].container}",
+        format=f"{len(files)} torch files" if len(files) > 1 else f"torch {next(iter(opened.values())).container}",
         family=FAMILY,
         path=path,
         weights=_joined(weights, list(opened.values())),

@@ -107,6 +107,14 @@ def test_masters_take_the_place_of_weights_on_request(case: str, tmp_path: Path)
     assert {str(tensor.dtype) for tensor in found.values()} == {"torch.float32"}
 
 
+def test_the_same_is_loaded_on_request(tmp_path: Path) -> None:
+    held = archive("float16_pp2")[1]
+    checkpoint = unpacked("float16_pp2", tmp_path)
+    loaded = ckptconv.load_state_dict(checkpoint, master=True, unstack=True)
+    values = {"common", "objects"}
+    assert_same({k: v for k, v in loaded.items() if k not in values}, one_for_each_layer(held["masters"]))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_states_are_named_after_parameters_and_have_their_shapes(case: str, tmp_path: Path) -> None:
     held = archive(case)[1]
@@ -297,6 +305,19 @@ def test_another_backend_is_refused(tmp_path: Path) -> None:
     checkpoint = with_common({}, tmp_path)
     (checkpoint / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
     assert "--ckpt-format torch_dist" in refused(checkpoint, tmp_path / "o.safetensors", 5)
+
+
+@pytest.mark.parametrize("below", ["", "iter_0000001"])
+def test_a_directory_for_each_tensor_is_refused(below: str, tmp_path: Path) -> None:
+    """As the backend of zarr wrote them, without .metadata."""
+    directory = tmp_path / "run/iter_0000001"
+    (directory / "decoder.weight").mkdir(parents=True)
+    (directory / "decoder.weight/.zarray").write_text("{}")
+    (directory / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
+    (tmp_path / "run/latest_checkpointed_iteration.txt").write_text("1")
+    for command in ("dcp2safetensors", "convert"):
+        run = ckptconv_here(command, tmp_path / "run" / below, tmp_path / "o.safetensors")
+        run.refused(5, "'zarr'", "--ckpt-format torch_dist")
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "{", '{"sharded_backend": 3}', '{"a": 1, "a": 2}'])

@@ -159,6 +159,30 @@ def test_the_meshes_of_other_releases_are_read(state: Any, tmp_path: Path, monke
     assert_same(load_with_aliases(tmp_path / "out"), {"weight": WEIGHT})
 
 
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
+def test_a_single_rank_s_file_may_have_any_name(placement: Any, tmp_path: Path) -> None:
+    weight = torch.arange(12.0).reshape(4, 3)
+
+    def state(mesh: DeviceMesh, rank: int) -> Any:
+        return {"model": {"w": placed(weight, mesh, placement), "b": torch.ones(2)}, "step": 3}
+
+    write(tmp_path, (1,), state, "latest.pt")
+    converted(tmp_path / "latest.pt", tmp_path / "out.safetensors", "--verify")
+    assert_same(load_file(tmp_path / "out.safetensors"), {"w": weight, "b": torch.ones(2)})
+
+
+def test_a_file_of_any_name_with_a_part_of_a_tensor_is_refused(tmp_path: Path) -> None:
+    """Whatever has no parts can be converted without the rest."""
+
+    def state(mesh: DeviceMesh, rank: int) -> Any:
+        return {"w": placed(torch.ones(4, 2), mesh, Shard(0)), "b": torch.ones(2)}
+
+    write(tmp_path, (2,), state, "latest.pt")
+    assert "lacks the data" in refused(tmp_path / "latest.pt", tmp_path / "out.safetensors", 5)
+    converted(tmp_path / "latest.pt", tmp_path / "out.safetensors", "--exclude", "w")
+    assert set(load_file(tmp_path / "out.safetensors")) == {"b"}
+
+
 def test_a_model_and_its_optimizer_in_one_file_are_told_apart(tmp_path: Path) -> None:
     def state(mesh: Any, rank: int) -> dict[str, Any]:
         weights = {"a": placed(WEIGHT, mesh, Shard(0)), "b": placed(OTHER, mesh, Shard(0))}

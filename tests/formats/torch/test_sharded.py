@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from checkpoints import ZERO, Run, assert_same, ckptconv_here, load_with_aliases
@@ -371,3 +373,36 @@ def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
 def test_a_directory_without_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     refused(2, "holds none", path=tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------ on stores
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+def test_the_files_of_a_set_on_a_store_are_read_side_by_side(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read of one waits until those of all have begun."""
+    from ckptconv.formats import safetensors
+    from ckptconv.formats.torch import sharded as torch_set
+
+    directory, index = sharded(state_dict(), tmp_path / "in"), INDEX
+    if kind == "safetensors":
+        converted(directory, tmp_path / "out")
+        directory, index = tmp_path / "out", "model.safetensors.index.json"
+    store, place = fsspec.filesystem("memory"), f"/set-of-{kind}"
+    store.put(f"{directory}/", place, recursive=True)
+    begun = threading.Barrier(3, timeout=60)
+
+    def together(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def waiting(location: Any) -> Any:
+            begun.wait()
+            return read(location)
+
+        return waiting
+
+    module, name = (torch_set, "read_torch") if kind == "torch" else (safetensors, "_read_file")
+    monkeypatch.setattr(module, name, together(getattr(module, name)))
+    with library.open(f"memory:/{place}/{index}") as found:
+        assert len(found) == len(state_dict())
+    store.rm(place, recursive=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ckptconv_here
-from safetensors.torch import load_file
+from checkpoints import ckptconv_here, metadata_of
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from strict import assert_same
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 
@@ -97,6 +100,161 @@ def test_a_cast_leaves_the_parts_as_they_are(kind: str, torchao: Any, tmp_path: 
     )
     assert back.code == 0, back.err
     assert "not cast to float16" in " ".join(back.json["warnings"])
+
+
+# ---------------------------------------------------------------------------------------------- files of torchao itself
+
+THEIRS = Path(__file__).parents[2] / "data/torchao"
+CASES = ["float8", "int8", "intx", "mx"]
+
+
+def told(path: Path) -> dict[str, Any]:
+    """The metadata that torchao's loader reads, parsed, without the order of names."""
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    listed = json.loads(metadata["tensor_names"])
+    entries = {name: json.loads(metadata[name]) for name in listed}
+    for entry in entries.values():
+        entry["_tensor_data_names"] = sorted(entry.get("_tensor_data_names", []))
+    return entries
+
+
+def converted(source: Path, output: Path, *options: str) -> Path:
+    run = ckptconv_here("convert", source, output, "--verify", *options)
+    assert run.code == 0, run.err
+    return output
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    tensors, others = load_file(one), load_file(other)
+    return tensors.keys() == others.keys() and all(
+        torch.equal(tensor.view(torch.uint8), others[name].view(torch.uint8)) for name, tensor in tensors.items()
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_metadata_is_that_which_torchao_writes(case: str, tmp_path: Path) -> None:
+    output = converted(THEIRS / f"{case}.pt", tmp_path / "m.safetensors")
+    assert told(output) == told(THEIRS / f"{case}.safetensors")
+    assert same_tensors(output, THEIRS / f"{case}.safetensors")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_torchao_wrote_becomes_its_tensors_again(case: str, tmp_path: Path) -> None:
+    """As the pickle of the same tensors has them."""
+    back = tmp_path / "back.pt"
+    run = ckptconv_here("safetensors2pt", THEIRS / f"{case}.safetensors", back, "--verify")
+    assert run.code == 0, run.err
+    again = converted(back, tmp_path / "again.safetensors")
+    assert told(again) == told(THEIRS / f"{case}.safetensors")
+    assert same_tensors(again, THEIRS / f"{case}.safetensors")
+    plain = ckptconv_here(
+        "safetensors2pt", THEIRS / f"{case}.safetensors", tmp_path / "p.pt", "--verify", "--no-structure"
+    )
+    assert plain.code == 0, plain.err
+    assert all(type(tensor) is torch.Tensor for tensor in torch.load(tmp_path / "p.pt", weights_only=True).values())
+
+
+def test_the_metadata_follows_the_names(tmp_path: Path) -> None:
+    """From a pickle, from our file, and from torchao's; in each of several files."""
+    expected = {
+        f"model.{name}" if name == "0.weight" else name: entry
+        for name, entry in told(THEIRS / "int8.safetensors").items()
+    }
+    first = converted(THEIRS / "int8.pt", tmp_path / "a.safetensors", "--rename", r"^0\._=model.0._")
+    assert told(first) == expected
+    assert told(converted(first, tmp_path / "b.safetensors", "--rename", "^1=1")) == expected
+    theirs = THEIRS / "int8.safetensors"
+    assert told(converted(theirs, tmp_path / "c.safetensors", "--rename", r"^0\._=model.0._")) == expected
+    converted(THEIRS / "int8.pt", tmp_path / "d", "--max-shard-size", "100")
+    shards = sorted((tmp_path / "d").glob("*.safetensors"))
+    assert len(shards) > 1
+    assert all(told(shard) == told(theirs) for shard in shards)
+
+
+@pytest.mark.parametrize(
+    "options", [("--exclude", "*_scale"), ("--rename", "_weight_scale=scale"), ("--include", "*.bias")]
+)
+def test_a_tensor_that_lacks_a_part_is_not_described(options: tuple[str, str], tmp_path: Path) -> None:
+    for source in ("int8.pt", "int8.safetensors"):
+        output = converted(THEIRS / source, tmp_path / "m.safetensors", *options)
+        assert "tensor_names" not in metadata_of(output) or "0.weight" not in told(output)
+
+
+def test_names_of_tied_tensors_are_left_to_whoever_reads_the_aliases(torchao: Any, tmp_path: Path) -> None:
+    state = quantized(torchao.Float8Tensor)
+    state["layers.0.weight"].block_size = [1, 4]
+    torch.save({**state, "head.bias": state["layers.0.bias"]}, tmp_path / "m.pt")
+    output = converted(tmp_path / "m.pt", tmp_path / "m.safetensors")
+    kept = {"layers.0.weight", "layers.0.bias"}
+    assert set(told(output)) == kept
+    assert metadata_of(output)["head.bias"] == "layers.0.bias"
+    both = converted(tmp_path / "m.pt", tmp_path / "n.safetensors", "--tied", "duplicate")
+    assert set(told(both)) == {*kept, "head.bias"}
+
+
+def test_a_cast_leaves_the_parts_in_torchao_s_files_as_they_are(tmp_path: Path) -> None:
+    run = ckptconv_here("convert", THEIRS / "int8.safetensors", tmp_path / "m.safetensors", "--dtype", "fp16", "--json")
+    assert run.code == 0, run.err
+    assert "1 tensor is part of a quantized one, and was not cast" in " ".join(run.json["warnings"])
+    dtypes = {name: tensor.dtype for name, tensor in load_file(tmp_path / "m.safetensors").items()}
+    assert (dtypes["0._weight_scale"], dtypes["0.bias"]) == (torch.float32, torch.float16)
+
+
+@pytest.mark.parametrize(
+    "value", [Path("of no known class"), 10**5000, "x" * 10**6, [1] * 300], ids=["class", "number", "text", "many"]
+)
+def test_what_torchao_cannot_load_is_not_described(value: Any, torchao: Any, tmp_path: Path) -> None:
+    state = quantized(torchao.Float8Tensor)
+    state["layers.0.weight"].mm_config = value
+    torch.save(state, tmp_path / "m.pt")
+    assert "tensor_names" not in metadata_of(converted(tmp_path / "m.pt", tmp_path / "m.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "no JSON",
+        "[1]",
+        '{"_type": ["Int8Tensor"], "_tensor_data_names": ["qdata"]}',
+        '{"_type": "Int8Tensor", "_tensor_data_names": [["qdata"]]}',
+        '{"_type": "Int8Tensor", "_data": {"dtype": {"_type": "os.system"}}, "_tensor_data_names": ["qdata"]}',
+        '{"_type": "Int8Tensor", "_data": {"__class__": 1}, "_tensor_data_names": ["qdata"]}',
+        '{"_type": "Int4Tensor", "_data": {"shape": [-1, 1e9]}, "_tensor_data_names": ["qdata", "scale"]}',
+        '{"_type": "Int8Tensor", "_data": {"dtype": ' + "[" * 90 + "]" * 90 + '}, "_tensor_data_names": ["qdata"]}',
+        pytest.param("[" * 100_000, id="deep"),
+    ],
+)
+def test_metadata_that_lies_leaves_the_parts_as_they_are(entry: str, tmp_path: Path) -> None:
+    tensors = {"0._weight_qdata": torch.zeros(2, 2, dtype=torch.int8), "0._weight_scale": torch.ones(2)}
+    save_file(tensors, tmp_path / "m.safetensors", {"tensor_names": '["0.weight"]', "0.weight": entry})
+    run = ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "m.pt", "--verify")
+    assert run.code == 0, run.err
+    assert torch.load(tmp_path / "m.pt", weights_only=True).keys() == tensors.keys()
+
+
+ADAPTERS = THEIRS.parent / "adapters"
+
+
+@pytest.mark.parametrize(
+    ("file", "kept"),
+    [
+        ("dora.bin", set()),
+        ("int8.pt", {"SCB"}),
+        ("nf4.pt", {"weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"}),
+        ("adam8bit.pt", {"qmap1", "qmap2", "absmax1", "absmax2"}),
+    ],
+)
+def test_files_of_peft_and_bitsandbytes(file: str, kept: set[str], tmp_path: Path) -> None:
+    """They come back as they were; a cast leaves alone what values are quantized with."""
+    converted(ADAPTERS / file, tmp_path / "m.safetensors")
+    back = ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "back.pt")
+    assert back.code == 0, back.err
+    theirs = torch.load(ADAPTERS / file, weights_only=True)
+    assert_same(torch.load(tmp_path / "back.pt", weights_only=True), theirs)
+    cast = load_file(converted(ADAPTERS / file, tmp_path / "c.safetensors", "--dtype", "bf16"))
+    ended = {name.removeprefix("state.0.__bnb_optimizer_quant_state__."): tensor for name, tensor in cast.items()}
+    assert {name for name, tensor in ended.items() if tensor.dtype == torch.float32} == kept
 
 
 def test_a_cast_leaves_what_bitsandbytes_scales_with_as_it_is(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import torch
+from checkpoints import ckptconv_here
 from containers import ContainerSuite
 from evaluate import evaluate
 from hypothesis import given, note, settings
@@ -543,6 +544,25 @@ def test_other_compression_is_refused_but_only_for_the_tensors(tmp_path):
         with pytest.raises(UnsupportedError, match=rf"compressed \({name}\)"):
             read(tmp_path / f"{name}.pt")
     same(read(tmp_path / "not.pt").value, tree)
+
+
+@pytest.mark.parametrize("state", [lambda stored: stored, lambda stored: {"a": 1, "s": [stored]}])
+def test_a_storage_of_the_meta_device_has_no_data(state, tmp_path):
+    """torch does not save one, but reads it as empty memory of its size."""
+
+    class Persistent:
+        pass
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            return ("storage", torch.FloatStorage, "0", "meta", 4) if isinstance(value, Persistent) else None
+
+    pickled = io.BytesIO()
+    Pickler(pickled, 2).dump(state(Persistent()))
+    with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
+        archive.writestr("a/data.pkl", pickled.getvalue())
+    refused = ckptconv_here("pt2safetensors", tmp_path / "m.pt")
+    refused.refused(5, "lacks the data of storage '0'", "meta device")
 
 
 def test_an_archive_larger_than_four_gigabytes(tmp_path):
