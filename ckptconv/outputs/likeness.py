@@ -7,7 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ckptconv.errors import DifferenceError
@@ -46,8 +46,9 @@ class Comparison:
 
     `matched` are wanted and given, of the same shape and a dtype that can be cast; `missing` are not given; `extra` are
     not wanted, and not tied to one that is. `shapes` are given in another shape, `dtypes` in a dtype that cannot be
-    cast. `aliases` are given and not wanted, and tied to one that is: {removed: kept}. The order is that of what they
-    are taken from: `extra` and `aliases` from what is given, the others from what is wanted.
+    cast. `aliases` are given and not wanted, and tied to one that is: {removed: kept}. `others` are given under another
+    name that is tied to the one that is wanted: {wanted: given}. The order is that of what they are taken from: `extra`
+    and `aliases` from what is given, the rest from what is wanted.
     """
 
     matched: tuple[str, ...]
@@ -56,6 +57,7 @@ class Comparison:
     shapes: tuple[str, ...]
     dtypes: tuple[str, ...]
     aliases: Mapping[str, str]
+    others: Mapping[str, str]
 
     @property
     def kinds(self) -> dict[str, tuple[str, ...]]:
@@ -68,37 +70,46 @@ def compare(
     given: Mapping[str, Kind],
     wanted: Mapping[str, Kind],
     ties: Mapping[str, str] | None = None,
+    wanted_ties: Mapping[str, str] | None = None,
     *,
     fixed: Collection[str] = (),
     casts: bool = True,
 ) -> Comparison:
     """Compare the tensors `given` with those that are `wanted`.
 
-    `ties` are names among `given` whose bytes another has: {removed: kept}. Tensors of the names `fixed` are never
-    cast. Unless it `casts`, dtypes do not matter.
+    `ties` are names among `given` whose bytes another has, and `wanted_ties` are such names that stand for one that is
+    wanted: {removed: kept}. Tensors of the names `fixed` are never cast. Unless it `casts`, dtypes do not matter.
     """
-    ties = ties or {}
+    ties = dict(ties or {})
+    others: dict[str, str] = {}
+    for alias, kept in (wanted_ties or {}).items():
+        if alias in given and alias not in wanted and kept in wanted and kept not in given:
+            others.setdefault(kept, alias)
+    given = {**given, **{kept: given[alias] for kept, alias in others.items()}}
+    ties.update((kept, ties.get(alias, alias)) for kept, alias in others.items())
+    fixed = {*fixed, *(kept for kept, alias in others.items() if alias in fixed)}
     here = [name for name in wanted if name in given]
     shapes = tuple(name for name in here if given[name].shape != wanted[name].shape)
-    others = set(shapes)
+    differing = set(shapes)
     dtypes = tuple(
         name
         for name in here
-        if casts and name not in others and not _fits(given[name].dtype, wanted[name].dtype, name in fixed)
+        if casts and name not in differing and not _fits(given[name].dtype, wanted[name].dtype, name in fixed)
     )
-    others.update(dtypes)
+    differing.update(dtypes)
     stored: dict[str, str] = {}
     for name in here:
         stored.setdefault(ties.get(name, name), name)
     left = [name for name in given if name not in wanted]
     aliases = {name: stored[owner] for name in left if (owner := ties.get(name, name)) in stored}
     return Comparison(
-        matched=tuple(name for name in here if name not in others),
+        matched=tuple(name for name in here if name not in differing),
         missing=tuple(name for name in wanted if name not in given),
         extra=tuple(name for name in left if name not in aliases),
         shapes=shapes,
         dtypes=dtypes,
         aliases=aliases,
+        others=others,
     )
 
 
@@ -205,8 +216,9 @@ class Likeness:
     """What an output takes over from its reference, at the path `reference`.
 
     `dtypes` are those of its tensors, aliases included, by name; {} if the user asked for another. `files` are the
-    files of the output by name of tensor; {} if the reference has no files of an output's kind. `missing` are tensors
-    of the reference that the output leaves out, `filled` those that it takes from there.
+    files of the output by name of tensor; {} if the reference has none that an output could be like. `missing` are
+    tensors of the reference that the output leaves out, `filled` those that it takes from there. `others` are tensors
+    that the source has under another of their names: {name: name before}.
     """
 
     reference: str
@@ -214,6 +226,7 @@ class Likeness:
     files: Mapping[str, str]
     missing: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 def left_out(like: Likeness, source: str) -> tuple[str, ...]:
@@ -225,14 +238,14 @@ def left_out(like: Likeness, source: str) -> tuple[str, ...]:
 
 
 def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, str]:
-    """Return the file of an output for each of the tensors `stored` in a reference; {} if it is no sharded set, and no
-    safetensors.
+    """Return the file of an output for each of the tensors `stored` in a reference; {} if its files are those of a
+    training, and not of a model.
 
     Files have the names of the reference's where an output's may; else they are numbered.
     """
     paths = list(reference.shards)
     if not paths:
-        return dict.fromkeys(stored, _ONE) if reference.family == safetensors.FAMILY else {}
+        return {} if reference.default_shard_size else dict.fromkeys(stored, _ONE)
     names = [_TORCH_SHARD.sub(r"model\1.safetensors", basename(path)) for path in paths]
     if not all(map(is_output_name, names)) or len(set(names)) < len(names):
         names = shard_names("model", safetensors.SUFFIX, paths)

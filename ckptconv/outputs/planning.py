@@ -236,6 +236,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     fixed = [names[name] for name in described.fixed if name in names]
     like = chosen.like
     origins = {new: (old, tensors[new].dtype.name) for old, new in names.items()} if like else {}
+    origins.update((name, origins[before]) for name, before in (like.others if like else {}).items())
     taken = likeness.report(like, origins, kept) if like else None
     # With a million tensors, each of these takes as much memory as all buffers.
     del chosen, tensors, names

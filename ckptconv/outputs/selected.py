@@ -145,21 +145,29 @@ def _like_reference(chosen: Selected, source: Source, options: Options) -> Selec
     ties = {} if options.tied == "duplicate" else chosen.aliases()
     ties = {alias: kept for alias, kept in ties.items() if alias not in RESERVED}
     casts = options.dtype is None
-    found = likeness.compare(chosen.tensors, wanted, ties, fixed=chosen.fixed, casts=casts)
-    likeness.check(found, chosen.tensors, wanted, source, options)
+    known = {} if options.tied == "duplicate" else removed
+    found = likeness.compare(chosen.tensors, wanted, ties, known, fixed=chosen.fixed, casts=casts)
+    others = {name: chosen.tensors[before] for name, before in found.others.items()}
+    likeness.check(found, {**chosen.tensors, **others}, wanted, source, options)
     filled = found.missing if options.fill else ()
     dtypes = {name: wanted[name].dtype.name for name in wanted} if casts else {}
     dtypes.update({alias: dtypes[kept] for alias, kept in found.aliases.items() if casts})
     taken = likeness.Likeness(
-        reference.path, dtypes, likeness.files_of(reference, wanted), found.missing if options.partial else (), filled
+        reference.path,
+        dtypes,
+        likeness.files_of(reference, wanted),
+        found.missing if options.partial else (),
+        filled,
+        found.others,
     )
+    fixed = {name for name, before in found.others.items() if before in chosen.fixed}
     return replace(
         chosen,
-        tensors={**chosen.tensors, **{name: wanted[name] for name in filled}},
+        tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
         structured=False,
         owners=dict(found.aliases),
         widen_only=chosen.widen_only and not casts,
-        fixed=chosen.fixed | theirs.fixed.intersection(filled),
+        fixed=chosen.fixed | fixed | theirs.fixed.intersection(filled),
         like=taken,
     )
 

@@ -216,7 +216,7 @@ def seen_from(target: Target, path: str) -> str:
 def seen_path(output: str, path: str) -> str:
     """Return the path that `seen_from` gave for an output at the path `output`."""
     is_file = output.endswith((safetensors.SUFFIX, virtual.SUFFIX))
-    return path if is_remote(path) else join(_directory_of(Target(output, is_file)), path)
+    return path if is_remote(path) else os.path.normpath(join(_directory_of(Target(output, is_file)), path))
 
 
 def _directory_of(target: Target) -> str:

@@ -63,7 +63,9 @@ def produce(
     for each, files in zip(outputs, read_by, strict=True):
         check_growth(each, sum(file.size for file in files))
         check_output(each, spared, chosen)
-    equal = [pair for one in (every if chosen.fill else sources) for pair in one.equal]
+    filled = {name for each in outputs if each.told.like for name in each.told.like.filled}
+    equal = [pair for one in sources for pair in one.equal]
+    equal += [pair for one in references for pair in one.equal if pair[0] in filled]
     alike: list[tuple[str, LazyTensor, LazyTensor]] = []
     if chosen.optimizer or chosen.universal:
         equal.extend(pair for one in sources for pair in one.equal_states)
