@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.inspection.overview import count_of
+from ckptconv.inspection.overview import count_of, cut
 from ckptconv.text import some
 
 if TYPE_CHECKING:
     from ckptconv.result import LikeReport
 
-# Rows of a table that are shown; --json has more.
-MOST = 40
+# Rows of a table that are shown, as --json has more, and cells of a name.
+MOST, NAME = 40, 100
 
 
 def summary(like: LikeReport, verbose: bool) -> list[str]:
     """Return what an output has of its reference: a sentence, and the table of its tensors if there is one."""
     told = [f"{count_of(like.matched, 'tensor')} of the input"]
     if like.filled:
-        told.append(
-            f"{len(like.filled):,} taken from there ({some(like.filled, len(like.filled) if verbose else 3, str)})"
-        )
+        told.append(f"{len(like.filled):,} taken from there ({some(like.filled, len(like.filled) if verbose else 3)})")
     told += [f"{count:,} cast from {cast}" for cast, count in like.casts.items()]
     rows = [
         (
@@ -49,7 +47,7 @@ def _kind(told: Mapping[str, Any] | None) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], most: int, total: int | None = None) -> list[str]:
     """Return `head` and at most `most` of the `rows` in columns; of `total` rows, say how many are not shown."""
-    shown = [head, *rows[:most]]
+    shown = [[cut(cell, NAME) for cell in row] for row in (head, *rows[:most])]
     widths = [max(len(row[at]) for row in shown) for at in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
     left = (len(rows) if total is None else total) - len(shown) + 1

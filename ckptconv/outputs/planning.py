@@ -243,7 +243,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     limit = options.max_shard_size or source.default_shard_size
     groups = None
     if like and like.files and options.max_shard_size is None:
-        groups = likeness.grouped(kept, like.files)
+        groups = likeness.grouped(kept, like.files) or None
     elif source.shards and limit is None:
         groups = _numbered(_as_in(kept, source.shards))
     files = _file_plans(kept, aliases, structure, target, limit, metadata, groups)

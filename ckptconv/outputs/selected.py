@@ -142,11 +142,9 @@ def _like_reference(chosen: Selected, source: Source, options: Options) -> Selec
     theirs = selected(reference, Options())
     removed = theirs.aliases()
     wanted = {name: theirs.cast(name) for name in theirs.tensors if name not in removed}
-    ties = {} if options.tied == "duplicate" else chosen.aliases()
-    ties = {alias: kept for alias, kept in ties.items() if alias not in RESERVED}
     casts = options.dtype is None
-    known = {} if options.tied == "duplicate" else removed
-    found = likeness.compare(chosen.tensors, wanted, ties, known, fixed=chosen.fixed, casts=casts)
+    ties, their_ties = ({}, {}) if options.tied == "duplicate" else (_ties(chosen), _ties(theirs))
+    found = likeness.compare(chosen.tensors, wanted, ties, their_ties, fixed=chosen.fixed, casts=casts)
     others = {name: chosen.tensors[before] for name, before in found.others.items()}
     likeness.check(found, {**chosen.tensors, **others}, wanted, source, options)
     filled = found.missing if options.fill else ()
@@ -166,10 +164,16 @@ def _like_reference(chosen: Selected, source: Source, options: Options) -> Selec
         tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
         structured=False,
         owners=dict(found.aliases),
+        dtype="keep" if casts else chosen.dtype,
         widen_only=chosen.widen_only and not casts,
         fixed=chosen.fixed | fixed | theirs.fixed.intersection(filled),
         like=taken,
     )
+
+
+def _ties(chosen: Selected) -> dict[str, str]:
+    """Return the aliases {removed: kept} that metadata can record."""
+    return {alias: kept for alias, kept in chosen.aliases().items() if alias not in RESERVED}
 
 
 def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:

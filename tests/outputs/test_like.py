@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -421,6 +422,14 @@ def test_fill_takes_what_is_missing_from_the_reference_byte_for_byte(
     assert told["options"] == {"fill": True}
 
 
+def test_a_state_dict_is_saved_like_a_reference(reference: Path, tmp_path: Path) -> None:
+    state = {name: tensor for name, tensor in tensors(2).items() if name != NORM}
+    ckptconv.save_state_dict(state, tmp_path / "out", like=reference, fill=True, verify=True)
+    assert layout(tmp_path / "out") == layout(reference)
+    with pytest.raises(DifferenceError, match="<state dict>"):
+        ckptconv.save_state_dict(state, tmp_path / "other", like=reference)
+
+
 def test_only_the_tensors_of_a_choice_may_come_from_the_source(source: Path, reference: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "out", like=reference, include="*.layers.*", fill=True, verify=True)
     assert report.like is not None
@@ -473,7 +482,7 @@ def test_a_dry_run_shows_what_becomes_of_each_tensor(source: Path, reference: Pa
     less = without(source, NORM)
     command = ["convert", less, tmp_path / "out", "--like", reference, "--fill", "--rename", "^$=x", "--dry-run"]
     shown = ckptconv_here(*command).out
-    assert f"like {reference}: 5 tensors of the input, 1 taken from there ({NORM})" in shown
+    assert f"like {reference}: 5 tensors of the input, 1 taken from there ('{NORM}')" in shown
     lines = [line.split() for line in shown.splitlines() if line.startswith("  ")]
     home = weight_map(reference)
     assert [EMBED, EMBED, "float32", "to", "bfloat16", home[EMBED]] in lines
@@ -614,6 +623,11 @@ def test_another_reference_is_another_plan(source: Path, reference: Path, tmp_pa
     assert plan(saved(tmp_path / "other", state)) != first
 
 
+class Attack:
+    def __reduce__(self) -> Any:
+        return os.system, ("true",)
+
+
 def test_an_index_that_leads_out_and_a_header_that_lies_are_refused(
     source: Path, reference: Path, tmp_path: Path
 ) -> None:
@@ -629,6 +643,9 @@ def test_an_index_that_leads_out_and_a_header_that_lies_are_refused(
     (reference / INDEX).write_text("{" * 1000)
     with pytest.raises(CorruptError, match="index"):
         convert(source, tmp_path / "out", like=reference)
+    torch.save({"w": Attack()}, tmp_path / "attack.pt")
+    with pytest.raises(UnsafeError, match=r"attack\.pt"):
+        convert(source, tmp_path / "out", like=tmp_path / "attack.pt")
     assert not (tmp_path / "out").exists()
 
 
