@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.detect import complete, open_source, ranks_to_convert
+from ckptconv.formats.detect import complete, like_reference, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
@@ -149,18 +149,20 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
 
     A pipe is read now. Raises UsageError for a pipe without `targets`.
     """
+    has_weights = weights_output in targets or not targets
     wanted: dict[str, Any] = {
-        "key": options.key if weights_output in targets or not targets else "",
+        "key": options.key if has_weights else "",
         "states": optimizer_output in targets or universal_output in targets,
         "inert": options.inert,
     }
+    like = options.like if has_weights else ""
     if isinstance(source, Source):
-        return [complete(source, **wanted)]
+        return [like_reference(complete(source, **wanted), like, **options.reaching())]
     place = Location(normalize(source), dict(options.storage_options))
     path = pinned(place.path, place.options)
     if is_pipe(path) and not targets:
         raise UsageError("What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
-    settings = {**options.opening(), **wanted}
+    settings = {**options.opening(), **wanted, "like": like}
     if not options.per_rank:
         return [open_source(path, **settings)]
     ranks = ranks_to_convert(place.at(path), options.tag, inert=options.inert)

@@ -2,7 +2,7 @@
 
     CkptconvError               1    all of them
     ├── FailedError             1    the work could not be done: a full disk, a broken connection
-    ├── DifferenceError         1    an output is not what its source gives
+    ├── DifferenceError         1    an output is not what its source gives, or a source not like its reference
     ├── UsageError              2    the request makes no sense, or names what does not exist
     │   ├── NoTensorError       2    a checkpoint has no tensor of that name; a KeyError too
     │   └── OutOfRangeError     2    a tensor has no such index; an IndexError too
@@ -49,10 +49,12 @@ class FailedError(CkptconvError):
 
 
 class DifferenceError(CkptconvError):
-    """A verification found that the output differs from the source.
+    """A verification found that the output differs from the source; or a source does not give the tensors of its
+    reference.
 
     `difference` describes it: "what" ("value", "dtype", "missing", "file", …) and, as far as they apply, "tensor",
-    "file", "index" (one number for each dimension), "expected" and "found".
+    "file", "index" (one number for each dimension), "expected" and "found". With "what" "reference", "counts" has the
+    number of tensors by how they differ, and "tensors" a row for each.
     """
 
     kind = "difference"

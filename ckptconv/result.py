@@ -15,6 +15,35 @@ class OutputFile:
 
 
 @dataclass
+class LikeRow:
+    """A tensor of an output that is like a reference: its name, dtype and file; the name that it has in the source,
+    None if it is taken from the reference; and the dtype that it has there."""
+
+    tensor: str
+    dtype: str
+    file: str
+    source: str | None
+    source_dtype: str
+
+
+@dataclass
+class LikeReport:
+    """What an output takes over from its reference, whose path is `reference`.
+
+    `matched` counts the tensors of the reference that the source gives; `missing` are those that the output leaves out,
+    `filled` those that are taken from the reference. `casts` counts the tensors that are cast: {"float32 to bfloat16":
+    count}. `tensors` has a row for each tensor, with `dry_run` only.
+    """
+
+    reference: str
+    matched: int
+    missing: list[str]
+    filled: list[str]
+    casts: dict[str, int]
+    tensors: list[LikeRow] = field(default_factory=list)
+
+
+@dataclass
 class Report:
     """What a conversion did, or would do with `dry_run`. Sizes are in bytes.
 
@@ -26,6 +55,7 @@ class Report:
     `dropped` names entries that were left out as their class is known by name only: {entry: class}.
     `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors;
     then `weights_key` is the key that takes the weights alone, if there is one.
+    `like` says what was taken over from a reference; None without one.
     """
 
     input: str
@@ -53,3 +83,4 @@ class Report:
     dropped: dict[str, str] = field(default_factory=dict)
     recorded: list[str] = field(default_factory=list)
     weights_key: str = ""
+    like: LikeReport | None = None

@@ -114,6 +114,25 @@ def test_a_directory_that_was_converted_with_its_configuration_is_loaded_as_it_i
     assert torch.equal(loaded(words).logits, model(words).logits)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_that_is_converted_like_its_base_model_is_loaded_as_that(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    base, tuned = MODELS[name]().bfloat16(), MODELS[name]()
+    base.save_pretrained(tmp_path / "base", max_shard_size="20kB")
+    torch.save({f"module.{key}": tensor for key, tensor in tuned.state_dict().items()}, tmp_path / "step.pt")
+    library.convert(tmp_path / "step.pt", tmp_path / "out", strip_prefix="module.", like=tmp_path / "base")
+    tuned.bfloat16().save_pretrained(tmp_path / "usual", max_shard_size="20kB")
+    shards = list((tmp_path / "usual").glob("*.safetensors"))
+    assert len(shards) > 1
+    for shard in shards:
+        found, expected = load_file(tmp_path / "out" / shard.name), load_file(shard)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in found.items())
+    loaded, usual = (AutoModelForCausalLM.from_pretrained(tmp_path / place).eval() for place in ("out", "usual"))
+    assert torch.equal(loaded(torch.arange(12)[None]).logits, usual(torch.arange(12)[None]).logits)
+
+
 @pytest.mark.parametrize("size", ["1GB", "12kB"], ids=["one file", "shards"])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_zero_checkpoint_becomes_a_directory_for_from_pretrained(

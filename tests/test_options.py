@@ -38,6 +38,9 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "strip_prefix": ("", "model.", ["model."]),
     "rename": ((), ("a=b",), ["a=b", ("a=b",), ["a=b"]]),
     "tied": ("alias", "duplicate", ["duplicate"]),
+    "like": ("", "reference", [Path("reference"), "reference"]),
+    "partial": (False, True, [True]),
+    "fill": (False, True, [True]),
     "structure": (True, False, [False]),
     "jobs": (None, 3, [3, np.uint8(3), "3"]),
     "memory": (8 << 20, 1 << 20, [1 << 20, "1048576", "1MiB"]),
@@ -73,6 +76,7 @@ REFUSED: dict[str, list[Any]] = {
     "include": [3, b"x", [3], {"a"}, {"a": 1}],
     "exclude": [3, ("a", None)],
     "strip_prefix": NOT_TEXT,
+    "like": [3, b"reference", ["reference"]],
     "rename": ["a", "", "(=b", ["a=b", "c"], 3, "(" * 3000 + ")" * 3000 + "=", "a{99999999999999}=b"],
     "tied": ["x", "", 3, ["alias"]],
     "jobs": [0, -1, 257, True, 1.0, "0", "many", "", "1 000"],
@@ -183,6 +187,8 @@ DECIDING = {
     "rename": st.lists(st.sampled_from(["a=b", "^(x)=\\1", "="])),
     "tied": st.sampled_from(["alias", "duplicate"]),
     "structure": st.booleans(),
+    "partial": st.booleans(),
+    "fill": st.booleans(),
     "inert": st.booleans(),
     "raw": st.booleans(),
     "tag": TEXT,
@@ -242,7 +248,7 @@ def flags(*tables: dict[str, Option]) -> set[str]:
     every = (
         flag for table in tables for option in table.values() if option.group != "library" for flag in option.flags
     )
-    return {flag.partition("/")[0] for flag in every}
+    return {name for flag in every if (name := flag.partition("/")[0].strip())}
 
 
 def test_the_command_line_has_the_options_of_the_table_and_no_others() -> None:

@@ -60,6 +60,9 @@ def _common(
     pass
 
 
+# Options of conversions to safetensors that the way back has no use for.
+_NOT_BACK = "max_shard_size strip_prefix rename tied like partial fill checksum copy_config"
+
 app.command("convert", cls=ConvertCommand)(convert_)
 
 
@@ -83,7 +86,7 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
 @app.command("safetensors2pt", cls=Command)
 @taking(
     *named("opaque drop_opaque"),
-    *(each for each in CONVERTING if each not in named("max_shard_size strip_prefix rename tied checksum copy_config")),
+    *(each for each in CONVERTING if each not in named(_NOT_BACK)),
 )
 def safetensors2pt(
     source: Annotated[

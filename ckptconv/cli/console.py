@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.cli import likeness
 from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, has_colours
 from ckptconv.errors import FailedError
@@ -172,6 +173,10 @@ class Output:
             with contextlib.suppress(FailedError):
                 self._print_json(False, {"input": asked, "error": described(error)})
         say(str(error))
+        difference = getattr(error, "difference", {})
+        if difference.get("what") == "reference" and not self.json:
+            with contextlib.suppress(OSError):
+                print("\n".join(map(printable, likeness.differences(difference))), file=sys.stderr, flush=True)
 
     def _print_json(self, ok: bool, fields: dict[str, Any]) -> None:
         value = {"version": VERSION, "ok": ok, "command": self.command or None, **fields}
@@ -308,6 +313,8 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
             contents = _contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
             lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
     lines.extend(report.notes)
+    if report.like:
+        lines.extend(likeness.summary(report.like, verbose))
     if report.recorded:
         keys = some(report.recorded, KEYS, lambda key: cut(key, KEY))
         alone = f"--key {report.weights_key} takes the weights alone, " if report.weights_key else ""

@@ -51,6 +51,13 @@ def is_companion_name(name: str) -> bool:
     return name in _NAMES
 
 
+def together(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> dict[str, File]:
+    """Return the companions of `source` and of its reference, of these `names` if they are given; of those that both
+    have, the reference's."""
+    both = [source, source.reference] if source.reference else [source]
+    return {name: file for one in both for name, file in beside(one, options, names).files.items()}
+
+
 def beside(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
     """Return the companions of `source`, of these `names` if they are given: in its directory, or if none are there, in
     the one with the file that points to it.

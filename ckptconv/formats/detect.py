@@ -28,7 +28,7 @@ from ckptconv.options.table import OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote
+from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
 from ckptconv.text import UNSET, some
 
@@ -65,6 +65,7 @@ def open_source(
     structure: bool = True,
     master: bool = False,
     unstack: bool = False,
+    like: str = "",
     inert: bool = False,
     raw: bool = False,
     spool_dir: str = "",
@@ -76,9 +77,10 @@ def open_source(
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
     for what is under a key and for the optimizer's states, if these are not read along with the weights. `master` (the
     optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
-    safetensors that does not fit the tensors is an error; with `structure` false it is left out. A file that is an
-    attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole
-    modules the objects they are. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
+    safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
+    the source's reference. A file that is an attack raises UnsafeError; with `inert` it is opened like any other, and
+    nothing in it runs. `raw` keeps whole modules the objects they are. "-" is standard input. Input from a pipe is kept
+    in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
     if not path:
@@ -106,7 +108,18 @@ def open_source(
         )
         if given and not is_theirs
     ]
-    return replace(source, warnings=[*source.warnings, *idle]) if idle else source
+    source = replace(source, warnings=[*source.warnings, *idle]) if idle else source
+    return like_reference(source, like, inert=inert, spool_dir=spool_dir, storage_options=storage_options)
+
+
+def like_reference(source: Source, like: str, **settings: Any) -> Source:
+    """Return `source` with the checkpoint at `like` as its reference; as it is if `like` is "". `settings` are those of
+    `open_source`."""
+    if not like:
+        return source
+    if is_pipe(like):
+        raise UsageError(f"--like {like} is a pipe, and a reference is a checkpoint that stays.")
+    return replace(source, reference=open_source(normalize(like), structure=False, **settings))
 
 
 def _hub_notes(place: Location, source: Source) -> Iterator[str]:
@@ -124,12 +137,13 @@ def _hub_notes(place: Location, source: Source) -> Iterator[str]:
 
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
-    """Return `source` with what is under `key`, and with `states` the optimizer's; reopen it if these are missing."""
+    """Return `source` with what is under `key`, and with `states` the optimizer's; reopen it if these are missing. It
+    keeps its reference."""
     wanted = replace(source.wanted, key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is None or wanted == source.wanted:
         return source
     with attacks.refused(not inert):
-        return source.reread(wanted)
+        return replace(source.reread(wanted), reference=source.reference)
 
 
 def ranks_to_convert(place: Location, tag: str, *, inert: bool = False) -> list[int]:

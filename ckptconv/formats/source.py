@@ -13,6 +13,8 @@ from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 
+# Stands before the names of a reference's files among those of the source.
+OF_REFERENCE = "--like/"
 # Prefixes that wrappers add to every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
 _WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
@@ -89,7 +91,8 @@ class Source:
     - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
     - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does so for what
       was read only for the optimizer's states; it tells more of a file that is in both.
-    - `companions` are small files beside it, by name, that are copied along with the weights.
+    - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
+    - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
@@ -136,12 +139,15 @@ class Source:
     default_shard_size: int | None = None
     state_inputs: Mapping[str, Hashable] = field(default_factory=dict)
     companions: Mapping[str, File] = field(default_factory=dict)
+    reference: Source | None = None
     wanted: Wanted = Wanted()
     reread: Callable[[Wanted], Source] | None = None
 
-    def with_companions(self) -> Mapping[str, Hashable]:
-        """Return `inputs`, and likewise the companions."""
-        return {**self.inputs, **{name: (file.size, file.stamp) for name, file in self.companions.items()}}
+    def all_inputs(self) -> Mapping[str, Hashable]:
+        """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
+        companions = {name: (file.size, file.stamp) for name, file in self.companions.items()}
+        reference = self.reference.inputs if self.reference else {}
+        return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""

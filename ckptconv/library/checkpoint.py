@@ -15,7 +15,7 @@ from ckptconv.library.frameworks import framework as framework_named
 from ckptconv.library.frameworks import named
 from ckptconv.library.memory import Memory, batches
 from ckptconv.library.tensor import Tensor
-from ckptconv.options.table import OPENING, Options, checked, filled
+from ckptconv.options.table import OPENING, VIEWING, Options, checked, filled
 from ckptconv.outputs import selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.process import no_garbage
@@ -84,8 +84,7 @@ class Tensors(Mapping[str, Tensor]):
             return self._made(self._selected())
 
     def _made(self, chosen: Selected) -> dict[str, Tensor]:
-        all_apart = chosen.described.apart and not chosen.owners
-        tied = {} if all_apart else selection.untie(chosen.tensors, chosen.owners)
+        tied = chosen.aliases()
         shared = {*tied, *tied.values()}
         lazy: dict[str, LazyTensor] = {name: chosen.cast(tied.get(name, name)) for name in chosen.tensors}
         names = sorted(lazy, key=lambda name: lazy[name].origin())
@@ -202,7 +201,7 @@ class Checkpoint(Tensors):
         return self.source.format
 
     def _selected(self) -> Selected:
-        return selected(self.source, Options(key=self._given["key"]))
+        return selected(self.source, Options(**{name: self._given[name] for name in ("key", "partial", "fill")}))
 
     def metadata(self) -> dict[str, str] | None:
         self._memory.check_open()
@@ -331,7 +330,7 @@ class _List(_Branch, Sequence[Any]):
         return f"<{type(self._items).__name__} of {len(self._items)}>"
 
 
-@checked(OPENING)
+@checked(VIEWING)
 def open_checkpoint(
     path: str | os.PathLike[str],
     framework: Literal["pt", "np", "torch", "numpy"] = "pt",
@@ -348,8 +347,10 @@ def open_checkpoint(
     and `unstack` (a tensor for each layer) to Megatron-core's. `states` reads the description of the optimizer's states
     now, not when they are asked for. A file that is an attack raises UnsafeError;
     with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
-    raises UsageError. `backend` "pread" copies what is read, where "mmap" maps it. "-" is standard input; what comes
-    through a pipe, or is compressed, is kept in a temporary file in `spool_dir`. Raise a CkptconvError.
+    raises UsageError. `like` names a reference, whose names and dtypes the tensors have; what of it is missing is left
+    out with `partial`, or taken from it with `fill`. `backend` "pread" copies what is read, where "mmap" maps it. "-"
+    is standard input; what comes through a pipe, or is compressed, is kept in a temporary file in `spool_dir`. Raise a
+    CkptconvError.
 
     Examples:
         >>> with ckptconv.open("model.pt", framework="np") as ck:
@@ -360,9 +361,9 @@ def open_checkpoint(
     if backend not in _BACKENDS:
         raise UsageError(f"There is no backend {backend!r}.", f"There are {' and '.join(_BACKENDS)}.")
     path = normalize(path)
-    reading = filled(OPENING, options)
+    reading = filled(VIEWING, options)
     with no_garbage():
-        source = open_source(path, **reading)
+        source = open_source(path, **{name: reading[name] for name in OPENING})
     memory = Memory(source.path, reading["storage_options"], backend == "mmap", reading["spool_dir"])
     given = {"path": path, "framework": framework, "device": device, "backend": backend, **reading}
     return Checkpoint(source, kind, device, memory, given)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import UsageError
 from ckptconv.formats import virtual
-from ckptconv.formats.companions import beside
+from ckptconv.formats.companions import together
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options.table import OPTIONS, Options, checked
@@ -65,7 +65,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         place = Location(path, known)
         self.path = path
         with no_garbage():
-            if path.endswith(virtual.SUFFIX) and place.kind == "file" and not chosen.recorded():
+            if path.endswith(virtual.SUFFIX) and place.kind == "file" and not (chosen.recorded() or chosen.like):
                 # The very files that it describes, however they would be divided today.
                 described = virtual.load(place)
                 files, self.format, decided = described.files, described.called, repr(described.identity)
@@ -76,7 +76,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
         inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
         self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
-        companions = beside(opened, known).files
+        companions = together(opened, known)
         names = {file.name for file in files}
         copies = [_copy(name, file) for name, file in sorted(companions.items()) if name not in names]
         self._readers = SpoolingReaders(known, chosen.spool_dir)

@@ -50,6 +50,16 @@ class ConvertOptions(TypedDict, total=False):
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
 
+    like: str | os.PathLike[str] | None
+    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
+    missing, too much, or of another shape is an error before anything is written."""
+
+    partial: bool
+    """Leave out tensors of REF that the input does not have, and say which."""
+
+    fill: bool
+    """Take from REF the tensors that the input does not have."""
+
     structure: bool
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
@@ -115,8 +125,8 @@ class ConvertOptions(TypedDict, total=False):
     """Write the optimizer states there, by parameter."""
 
     copy_config: bool | None
-    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained. Default: from the hub
-    only."""
+    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
+    same as --no-copy-config. Default: from the hub, and from REF of --like."""
 
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""
@@ -221,6 +231,10 @@ class OpenOptions(TypedDict, total=False):
     unstack: bool
     """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
+    like: str | os.PathLike[str] | None
+    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
+    missing, too much, or of another shape is an error before anything is written."""
+
     inert: bool
     """Take even files that carry an attack; nothing in them runs."""
 
@@ -232,6 +246,12 @@ class OpenOptions(TypedDict, total=False):
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+    partial: bool
+    """Leave out tensors of REF that the input does not have, and say which."""
+
+    fill: bool
+    """Take from REF the tensors that the input does not have."""
 
 
 class LoadOptions(TypedDict, total=False):
@@ -288,6 +308,16 @@ class RowsOptions(TypedDict, total=False):
 
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
+
+    like: str | os.PathLike[str] | None
+    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
+    missing, too much, or of another shape is an error before anything is written."""
+
+    partial: bool
+    """Leave out tensors of REF that the input does not have, and say which."""
+
+    fill: bool
+    """Take from REF the tensors that the input does not have."""
 
     structure: bool
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
@@ -354,8 +384,8 @@ class RowsOptions(TypedDict, total=False):
     """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
 
     copy_config: bool | None
-    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained. Default: from the hub
-    only."""
+    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
+    same as --no-copy-config. Default: from the hub, and from REF of --like."""
 
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""

@@ -250,6 +250,17 @@ class Options(_Given):
         metavar="alias|duplicate",
         group=NAMING,
     )
+    like: str = _naming(
+        PATH,
+        "The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is "
+        "missing, too much, or of another shape is an error before anything is written.",
+        metavar="REF",
+        fallback={"verify": "what the manifest says"},
+    )
+    partial: bool = _deciding(
+        FLAG, "Leave out tensors of REF that the input does not have, and say which.", group=NAMING
+    )
+    fill: bool = _deciding(FLAG, "Take from REF the tensors that the input does not have.", group=NAMING)
     structure: bool = _deciding(
         FLAG,
         "Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
@@ -329,10 +340,11 @@ class Options(_Given):
     )
     copy_config: bool | None = _option(
         SWITCH,
-        "Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained.",
-        flags=("--copy-config/--no-copy-config",),
+        "Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the "
+        "same as --no-copy-config.",
+        flags=("--copy-config/--no-copy-config", " /--no-extras"),
         group=OUTPUT,
-        fallback="from the hub only",
+        fallback="from the hub, and from REF of --like",
     )
     universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group=OUTPUT)
     per_rank: bool = _option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group=OUTPUT)
@@ -368,10 +380,13 @@ class Options(_Given):
             "raw": self.raw,
             "master": self.master,
             "unstack": self.unstack,
-            "inert": self.inert,
-            "spool_dir": self.spool_dir,
-            "storage_options": self.storage_options,
+            "like": self.like,
+            **self.reaching(),
         }
+
+    def reaching(self) -> dict[str, Any]:
+        """Return what `open_source` takes of these options for any checkpoint: how to reach and to trust it."""
+        return {"inert": self.inert, "spool_dir": self.spool_dir, "storage_options": self.storage_options}
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that decide the output and are not the default: {name: value as in JSON}."""
@@ -528,8 +543,10 @@ def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
 # What the calls of the library take that are no conversions.
 OPENING = _named_in(
     {**OPTIONS, **_options_in(_Opening)},
-    "key tag exclude_frozen model_rank states structure raw master unstack inert family spool_dir storage_options",
+    "key tag exclude_frozen model_rank states structure raw master unstack like inert family spool_dir storage_options",
 )
+# What an opened checkpoint gives, by names and dtypes, beside what is read of it.
+VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
 LOADING = _named_in(OPTIONS, "key dtype tag raw master unstack storage_options")
 FINISHING = _named_in(OPTIONS, "checksum manifest fsync storage_options")
 INSPECTING = _named_in(
@@ -538,8 +555,9 @@ INSPECTING = _named_in(
 )
 # Which tensors to convert, and how.
 TENSORS = tuple(
-    OPTIONS[name]
-    for name in ["max_shard_size", "dtype", "key", "include", "exclude", "strip_prefix", "rename", "tied", "structure"]
+    _named_in(
+        OPTIONS, "max_shard_size dtype key include exclude strip_prefix rename tied like partial fill structure"
+    ).values()
 )
 
 

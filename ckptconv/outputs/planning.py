@@ -11,10 +11,11 @@ from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats import virtual
 from ckptconv.formats.source import Source
 from ckptconv.options.table import TENSORS, Options
-from ckptconv.outputs import safetensors, selection
+from ckptconv.outputs import likeness, safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
-from ckptconv.outputs.targets import Spared, Target, check_file, resolved_name
+from ckptconv.outputs.targets import Spared, Target, check_file, resolved_name, seen_from
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
+from ckptconv.result import LikeReport
 from ckptconv.storage.paths import basename, dirname, is_remote, normalize
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
@@ -42,7 +43,7 @@ class Told:
     the structure record that lead to values. `inert`: it holds objects of classes known by name only, and no tensor
     outside them. `bits` are tensors that mean nothing without the record, which was not written. `kept` are the classes
     known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
-    others.
+    others. `like` says what was taken over from the source's reference.
     """
 
     idle: Mapping[str, str] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class Told:
     bits: tuple[str, ...] = ()
     kept: frozenset[str] | None = None
     warnings: tuple[str, ...] = ()
+    like: LikeReport | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
                 "Give a directory or a name that ends in .safetensors as OUTPUT; several inputs are converted with: "
                 "ckptconv convert INPUT... --output-dir DIR",
             )
+        if source.reference:
+            raise UsageError(f"{target.path} is named as a file for torch.load, and --like is for safetensors.")
         from ckptconv.outputs.restore import plan_restored
 
         restored = plan_restored(source, target.path, options)
@@ -99,9 +103,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
         return output_of("weights", [source], target, options, (restored.file,), {}, told, restored)
     if target.is_virtual:
         return virtual_output(source, target, options)
-    if target.is_file:
-        return output_of("weights", [source], target, options, *weights_files(source, target, options))
-    source = replace(source, inputs=source.with_companions())
+    source = replace(source, inputs=source.all_inputs())
     files, aliases, told = weights_files(source, target, options)
     copied = tuple(FilePlan(name, file.size, _whole(file)) for name, file in source.companions.items())
     return output_of("weights", [source], target, options, (*copied, *files), aliases, told)
@@ -117,6 +119,7 @@ def virtual_output(source: Source, target: Target, options: Options) -> Output:
         given = "--verify" if options.verify else "--part"
         raise UsageError(f"{target.path} is a virtual checkpoint, which holds no data: {given} is of no use.")
     meant = Target(dirname(target.path), is_file=False)
+    source = replace(source, inputs=source.all_inputs())
     real = output_of("weights", [source], meant, options, *weights_files(source, meant, options))
     data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
     file = FilePlan(basename(target.path), len(data), (Literal(0, data),))
@@ -165,6 +168,9 @@ def output_of(
     inputs = {name: found for source in sources for name, found in source.inputs.items()}
     plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, options.recorded()))
     head = heading(sources, options, kind, plan_id, aliases)
+    reference = sources[0].reference
+    if reference and told and told.like:
+        head["like"] = seen_from(target, reference.path)
     return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told())
 
 
@@ -216,26 +222,37 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     """Plan the files of the weights. Pure."""
     chosen = selected(source, options)
     described, tensors, names = chosen.described, chosen.tensors, chosen.names
-    all_apart = options.tied == "duplicate" or (described.apart and not chosen.owners)
-    aliases = {} if all_apart else selection.untie(tensors, chosen.owners)
+    aliases = chosen.aliases() if options.tied == "alias" else {}
     aliases = {alias: kept for alias, kept in aliases.items() if alias not in safetensors_input.RESERVED}
     structure = chosen.structure(aliases)
     kept = {name: chosen.cast(name) for name in tensors if name not in aliases}
     cast = [old for old, new in names.items() if new in kept and kept[new].dtype != tensors[new].dtype]
-    unscaled = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, chosen.dtype)
+    goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
+    unscaled = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, goal)
     left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
-    warnings, metadata = (*chosen.warnings, *unscaled, *left), chosen.stated(aliases)
+    lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
+    warnings, metadata = (*chosen.warnings, *unscaled, *left, *lacking), chosen.stated(aliases)
     idle, is_structured = _idle(chosen, options), chosen.structured
     fixed = [names[name] for name in described.fixed if name in names]
+    like = chosen.like
+    origins = {new: (old, tensors[new].dtype.name) for old, new in names.items()} if like else {}
+    origins.update((name, origins[before]) for name, before in (like.others if like else {}).items())
+    taken = likeness.report(like, origins, kept) if like else None
     # With a million tensors, each of these takes as much memory as all buffers.
     del chosen, tensors, names
     limit = options.max_shard_size or source.default_shard_size
-    groups = _as_in(kept, source.shards) if source.shards and limit is None else None
+    groups = None
+    if like and like.files and options.max_shard_size is None:
+        groups = likeness.grouped(kept, like.files) or None
+    elif source.shards and limit is None:
+        groups = _numbered(_as_in(kept, source.shards))
     files = _file_plans(kept, aliases, structure, target, limit, metadata, groups)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, metadata, groups)
-    return files, aliases, _told(source, described, structure, options, idle, fixed, warnings)
+    if taken and options.dry_run:
+        taken.tensors = likeness.rows(origins, files)
+    return files, aliases, replace(_told(source, described, structure, options, idle, fixed, warnings), like=taken)
 
 
 def _idle(chosen: Selected, options: Options) -> dict[str, str]:
@@ -287,7 +304,10 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     structure = described.structure if chosen.structured else None
     limit = options.max_shard_size or source.default_shard_size
     files = _file_plans(flat, aliases, structure, target, limit, chosen.metadata)
-    return files, aliases, _told(source, described, structure, options, _idle(chosen, options), described.fixed)
+    idle = _idle(chosen, options)
+    if options.like:
+        idle["--like"] = "changes nothing: it is for weights"
+    return files, aliases, _told(source, described, structure, options, idle, described.fixed)
 
 
 def _file_plans(
@@ -297,25 +317,30 @@ def _file_plans(
     target: Target,
     limit: int | None,
     metadata: Mapping[str, str],
-    groups: list[list[str]] | None = None,
+    groups: Mapping[str, list[str]] | None = None,
 ) -> tuple[FilePlan, ...]:
-    """Plan one file, files of at most `limit` bytes of tensors, or one file for each of `groups` of names. Each says
-    what `metadata` does."""
+    """Plan one file, files of at most `limit` bytes of tensors, or the files `groups`, {name: names of its tensors}.
+    Each says what `metadata` does."""
     record = {} if structure is None else {METADATA_KEY: structure}
     if target.is_file:
         return (safetensors.file_plan(basename(target.path), tensors, {**metadata, **aliases, **record}),)
     if groups is None:
-        groups = pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit)
-    names = shard_names("model", safetensors.SUFFIX, groups)
-    contents = {name: {key: tensors[key] for key in group} for name, group in zip(names, groups, strict=True)}
-    extra = aliases if len(groups) == 1 else {}
+        groups = _numbered(pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit))
+    contents = {name: {key: tensors[key] for key in group} for name, group in groups.items()}
+    is_one = [*groups] == shard_names("model", safetensors.SUFFIX, [None])
+    extra = aliases if is_one else {}
     files = [safetensors.file_plan(name, content, {**metadata, **extra}) for name, content in contents.items()]
     if structure is not None:
         data = structure.encode()
         files.append(FilePlan(FILE_NAME, len(data), (Literal(0, data),)))
-    if len(groups) > 1:
+    if not is_one:
         files.append(safetensors.index_plan(contents, aliases))
     return tuple(files)
+
+
+def _numbered(groups: list[list[str]]) -> dict[str, list[str]]:
+    """Return {name of a file: names of its tensors}."""
+    return dict(zip(shard_names("model", safetensors.SUFFIX, groups), groups, strict=True))
 
 
 def heading(

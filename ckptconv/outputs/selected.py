@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.safetensors import RESERVED
 from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
-from ckptconv.outputs import selection, writable
+from ckptconv.outputs import likeness, selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
@@ -30,8 +31,9 @@ class Selected:
     the source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under
     its old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
     owner}, by new name. `fixed` are new names of tensors that are never cast. `quantized` are torchao's tensors, by old
-    name. `metadata` is what every file of the output says beside these, aliases and record, and `stated` has these too.
-    `warnings` say what of the source's metadata is left out.
+    name. `like` is what the output takes over from the source's reference: then `tensors` has those that are filled in
+    too, and `owners` are all aliases. `metadata` is what every file of the output says beside these, aliases and
+    record, and `stated` has these too. `warnings` say what of the source's metadata is left out.
     """
 
     names: dict[str, str]
@@ -47,11 +49,19 @@ class Selected:
     metadata: Mapping[str, str] = field(default_factory=lambda: dict(METADATA))
     warnings: tuple[str, ...] = ()
     quantized: Mapping[str, torchao.Quantized] = field(default_factory=dict)
+    like: likeness.Likeness | None = None
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
         tensor = self.tensors[name]
-        return tensor if name in self.fixed else selection.converted(name, tensor, self.dtype, self.widen_only)
+        dtype = self.like.dtypes.get(name, self.dtype) if self.like else self.dtype
+        return tensor if name in self.fixed else selection.converted(name, tensor, dtype, self.widen_only)
+
+    def aliases(self) -> dict[str, str]:
+        """Return the names whose bytes another name already holds: {removed: kept}."""
+        if self.like or (self.described.apart and not self.owners):
+            return dict(self.owners)
+        return selection.untie(self.tensors, self.owners)
 
     def stated(self, aliases: Mapping[str, str]) -> dict[str, str]:
         """Return the metadata of an output where `aliases` {removed: kept} are stored under other names."""
@@ -72,7 +82,9 @@ class Selected:
 def selected(source: Source, options: Options, rename: Rename = selection.renamed) -> Selected:
     """Select the weights by the options: a subtree, names to keep and rename, dtypes.
 
-    Raise UsageError if nothing is left, CorruptError or UnsupportedError for tensors that cannot be converted.
+    If the source has a reference, its tensors are those of the output. Raise UsageError if nothing is left,
+    CorruptError or UnsupportedError for tensors that cannot be converted, DifferenceError if the source does not give
+    the tensors of its reference.
     """
     tree = tree_of(source, options)
     choice = Choice(options.include, options.exclude)
@@ -93,13 +105,6 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
     quantized = described.quantized or torchao.read(source.remarks, flat)
-    remarks = torchao.without(source.remarks) if quantized else source.remarks
-    metadata, lost = _metadata(remarks, names.values())
-    if lost:
-        warnings.append(
-            f"{source.path}: left out of the metadata: {some(lost)}. Readers would take it for the name of a tied "
-            "tensor in the output."
-        )
     # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
     if not flat and (options.key or not source.structured):
         where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
@@ -108,7 +113,7 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
     dtype = options.dtype or source.default_dtype
     fixed = described.fixed | selection.scales(flat) | torchao.parts_of(quantized)
-    return Selected(
+    chosen = Selected(
         names,
         flat,
         {new: flat[old] for old, new in names.items()},
@@ -119,10 +124,68 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
         dtype,
         widen_only=source.default_dtype == dtype == "float32",
         fixed=frozenset(names[name] for name in fixed if name in names),
-        metadata=metadata,
-        warnings=tuple(warnings),
         quantized=quantized,
     )
+    chosen = _like_reference(chosen, source, options)
+    remarks = torchao.without(source.remarks) if quantized else source.remarks
+    metadata, lost = _metadata(remarks, chosen.tensors)
+    if lost:
+        warnings.append(
+            f"{source.path}: left out of the metadata: {some(lost)}. Readers would take it for the name of a tied "
+            "tensor in the output."
+        )
+    return replace(chosen, metadata=metadata, warnings=tuple(warnings))
+
+
+def _like_reference(chosen: Selected, source: Source, options: Options) -> Selected:
+    """Return `chosen` with what the output takes over from the source's reference; as it is if there is none.
+
+    No structure record then belongs to the output: the reference has none.
+    """
+    reference = source.reference
+    if options.partial or options.fill:
+        given = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
+        if reference is None:
+            raise UsageError(f"{given} is for tensors of a reference, and there is none.", "Name it: --like REF.")
+        if options.partial and options.fill:
+            raise UsageError("--partial leaves tensors out that --fill takes from the reference.", "Give one of them.")
+    if reference is None:
+        return chosen
+    theirs = selected(reference, Options())
+    removed = theirs.aliases()
+    wanted = {name: theirs.cast(name) for name in theirs.tensors if name not in removed}
+    casts = options.dtype is None
+    ties, their_ties = ({}, {}) if options.tied == "duplicate" else (_ties(chosen), _ties(theirs))
+    found = likeness.compare(chosen.tensors, wanted, ties, their_ties, fixed=chosen.fixed, casts=casts)
+    others = {name: chosen.tensors[before] for name, before in found.others.items()}
+    likeness.check(found, {**chosen.tensors, **others}, wanted, source, options)
+    filled = found.missing if options.fill else ()
+    dtypes = {name: wanted[name].dtype.name for name in wanted} if casts else {}
+    dtypes.update({alias: dtypes[kept] for alias, kept in found.aliases.items() if casts})
+    taken = likeness.Likeness(
+        reference.path,
+        dtypes,
+        likeness.files_of(reference, wanted),
+        found.missing if options.partial else (),
+        filled,
+        found.others,
+    )
+    fixed = {name for name, before in found.others.items() if before in chosen.fixed}
+    return replace(
+        chosen,
+        tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
+        structured=False,
+        owners=dict(found.aliases),
+        dtype="keep" if casts else chosen.dtype,
+        widen_only=chosen.widen_only and not casts,
+        fixed=chosen.fixed | fixed | theirs.fixed.intersection(filled),
+        like=taken,
+    )
+
+
+def _ties(chosen: Selected) -> dict[str, str]:
+    """Return the aliases {removed: kept} that metadata can record."""
+    return {alias: kept for alias, kept in chosen.aliases().items() if alias not in RESERVED}
 
 
 def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:

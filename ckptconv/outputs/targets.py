@@ -22,7 +22,7 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
 OUTPUT_NAMES = re.compile(
-    r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
+    r"model(-\d{5}-of-\d{5,6})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
 )
 
 
@@ -156,10 +156,13 @@ def _within(source: Source) -> str:
 
 
 class Spared:
-    """The files of the checkpoint that is read. No output may replace them, under any name."""
+    """The files of the checkpoint that is read, and of its reference. No output may replace them, under any name."""
 
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._paths = {resolved_name(path): path for path in paths if is_remote(path) or os.path.lexists(path)}
+    def __init__(self, paths: Iterable[str], reference: Iterable[str] = ()) -> None:
+        of_reference, own = list(reference), list(paths)
+        there = (path for path in (*of_reference, *own) if is_remote(path) or os.path.lexists(path))
+        self._paths = {resolved_name(path): path for path in there}
+        self._of_reference = set(of_reference).difference(own)
         self._identities = {_identity(path): path for path in self._paths.values()}
 
     def check(self, path: str, what: str) -> None:
@@ -168,7 +171,7 @@ class Spared:
         if hit is None and not is_remote(path) and os.path.exists(path):
             hit = self._identities.get(_identity(path))
         if hit is not None:
-            raise self._refused(path if hit == path else f"{path}, which is {hit}", what)
+            raise self._refused(hit, what, path)
 
     def check_directory(self, target: Target, names: Iterable[str], what: str) -> None:
         """Raise UsageError if `what`, written to a directory under `names`, would replace one of the files.
@@ -182,23 +185,42 @@ class Spared:
             else:
                 inside = dirname(place) == directory and is_output_name(basename(place))
             if inside:
-                raise self._refused(path, what)
+                raise self._refused(path, what, path)
         if not is_remote(target.path):
             present = os.listdir(target.path) if os.path.isdir(target.path) and not target.is_tree else []
             for name in {*names, *filter(is_output_name, present)}:
                 self.check(join(target.path, name), what)
 
-    @staticmethod
-    def _refused(path: str, what: str) -> UsageError:
-        return UsageError(
-            f"{what} would replace {path}, the input itself. Nothing was written.",
-            "Write it to another place; rename it afterwards if it is to have this name.",
-        )
+    def _refused(self, hit: str, what: str, path: str) -> UsageError:
+        """Return the error for `what`, written to `path`, where the spared file `hit` is."""
+        shown = path if hit == path else f"{path}, which is {hit}"
+        message = f"{what} would replace {shown}, the input itself. Nothing was written."
+        if hit in self._of_reference:
+            message = f"{what} would replace {shown}, a file of the reference. Nothing was written."
+        return UsageError(message, "Write it to another place; rename it afterwards if it is to have this name.")
 
 
 def resolved_name(path: str) -> str:
     """Return the canonical form of a path or URL: a path with links resolved, a URL without its final slash."""
     return path.rstrip("/") if is_remote(path) else os.path.realpath(path)
+
+
+def seen_from(target: Target, path: str) -> str:
+    """Return the path of a checkpoint as the manifest of an output at `target` records it: as it is if it is a URL,
+    else relative to the output's directory; "" if only that is a URL."""
+    if is_remote(path):
+        return path
+    return "" if is_remote(target.path) else os.path.relpath(os.path.realpath(path), _directory_of(target))
+
+
+def seen_path(output: str, path: str) -> str:
+    """Return the path that `seen_from` gave for an output at the path `output`."""
+    is_file = output.endswith((safetensors.SUFFIX, virtual.SUFFIX))
+    return path if is_remote(path) else os.path.normpath(join(_directory_of(Target(output, is_file)), path))
+
+
+def _directory_of(target: Target) -> str:
+    return os.path.realpath(dirname(target.path) if target.is_file else target.path)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

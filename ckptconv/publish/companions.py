@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ckptconv.errors import CorruptError, FailedError
@@ -23,40 +23,55 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     """Return `source` with the companions that are copied to `target`, and with what a user should know of that; and
     `target` with those of an earlier output, which go.
 
-    Without `copy_config`, only a repository of the hub has any. A file at `target` stays unless an earlier output
-    brought it, or it is the same.
+    Those of a reference go before those of the source. Without `copy_config`, only a reference and a repository of the
+    hub have any. A file at `target` stays unless an earlier output brought it, or it is the same.
     """
     directory = Location(target.path, dict(options.storage_options))
-    asked = is_hub(source.path) if options.copy_config is None else options.copy_config
+    asked = [one for one in (source.reference, source) if one and _is_asked(one, source, options)]
     if target.is_file:
         return _told(source, "one file has no directory to copy to", options), target
     # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,
     # nothing goes.
     is_beside = resolved_name(target.path) in map(resolved_name, (source.path, dirname(source.path)))
-    is_known = not is_beside and (not is_remote(target.path) or (asked and not options.part))
+    is_known = not is_beside and (not is_remote(target.path) or (bool(asked) and not options.part))
     earlier = earlier_companions(directory) if is_known else {}
     goal = replace(target, replaces=frozenset(earlier))
-    return (_with_companions(source, directory, options, earlier) if asked else source), goal
+    return (_with_companions(source, asked, directory, options, earlier) if asked else source), goal
 
 
-def _with_companions(source: Source, directory: Location, options: Options, earlier: Collection[str]) -> Source:
-    found = companions.beside(source, directory.options)
-    if resolved_name(found.directory) == resolved_name(directory.path):
+def _is_asked(one: Source, source: Source, options: Options) -> bool:
+    """Whether the companions of `one`, which is `source` or its reference, are to be copied."""
+    if options.copy_config is None:
+        return one is source.reference or is_hub(one.path)
+    return options.copy_config
+
+
+def _with_companions(
+    source: Source, asked: Sequence[Source], directory: Location, options: Options, earlier: Collection[str]
+) -> Source:
+    """Return `source` with the companions of those that are `asked`, the first first."""
+    every = [companions.beside(one, directory.options) for one in asked]
+    others = [found for found in every if resolved_name(found.directory) != resolved_name(directory.path)]
+    if not others:
         return _told(source, "OUTPUT is the directory of the input", options)
-    source = replace(source, warnings=[*source.warnings, *found.warnings])
-    if not found.files:
-        return _told(source, f"{found.directory} has no such files", options)
+    found = {name: file for one in reversed(others) for name, file in one.files.items()}
+    source = replace(source, warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
+    if not found:
+        places = " and ".join(one.directory for one in others)
+        return _told(source, f"{places} {'has' if len(others) == 1 else 'have'} no such files", options)
     present = _present(directory)
     kept = {
         name: present[name]
-        for name, file in found.files.items()
+        for name, file in found.items()
         if name in present and name not in earlier and not _is_same(file, present[name], directory)
     }
-    files = {name: file for name, file in found.files.items() if name not in kept}
-    notes = [f"copied for from_pretrained: {some(files, len(files), str)}"] if files else []
+    files = {name: file for name, file in found.items() if name not in kept}
+    notes = [_copied(files, source, others)] if files else []
     if companions.CONFIG in files:
         config = companions.read_config(files[companions.CONFIG], directory.options)
-        cast = options.dtype if options.dtype not in (None, "keep") else source.default_dtype
+        # Weights that are like a reference are what its configuration says, unless another dtype is asked for.
+        usual = "keep" if source.reference else source.default_dtype
+        cast = options.dtype if options.dtype not in (None, "keep") else usual
         notes += companions.notes(config, "" if cast == "keep" else cast)
     stays = [
         f"{file.path} was left as it is, as no earlier output brought it: remove it to have the one of the input."
@@ -68,6 +83,18 @@ def _with_companions(source: Source, directory: Location, options: Options, earl
         notes=[*source.notes, *notes],
         warnings=[*source.warnings, *stays],
     )
+
+
+def _copied(files: Collection[str], source: Source, found: Sequence[companions.Companions]) -> str:
+    """Return the note that says which files are copied, and from where if there is a reference."""
+    if source.reference is None:
+        return f"copied for from_pretrained: {some(files, len(files), str)}"
+    left, told = list(files), []
+    for one in found:
+        here = [name for name in left if name in one.files]
+        left = [name for name in left if name not in here]
+        told += [f"{some(here, len(here), str)} of {one.directory}"] if here else []
+    return f"copied for from_pretrained: {'; '.join(told)}"
 
 
 def earlier_companions(directory: Location) -> Mapping[str, File]:

@@ -55,21 +55,27 @@ def produce(
     read_by = [each.plan.inputs() for each in outputs]
     read = list(dict.fromkeys(itertools.chain.from_iterable(read_by)))
     inputs = list(dict.fromkeys(file.stored for file in read))
-    spared = Spared([*(path for one in sources for path in files_behind(one)), *(file.path for file in inputs)])
+    references = [one.reference for one in sources if one.reference]
+    every = [*sources, *references]
+    theirs = {path for one in references for path in files_behind(one)}
+    own = [path for one in sources for path in files_behind(one)]
+    spared = Spared([*own, *(file.path for file in inputs if file.path not in theirs)], theirs)
     for each, files in zip(outputs, read_by, strict=True):
         check_growth(each, sum(file.size for file in files))
         check_output(each, spared, chosen)
+    filled = {name for each in outputs if each.told.like for name in each.told.like.filled}
     equal = [pair for one in sources for pair in one.equal]
+    equal += [pair for one in references for pair in one.equal if pair[0] in filled]
     alike: list[tuple[str, LazyTensor, LazyTensor]] = []
     if chosen.optimizer or chosen.universal:
         equal.extend(pair for one in sources for pair in one.equal_states)
         alike.extend(pair for one in sources for pair in one.alike_states)
-    checksums = Checksums({path: each for one in sources for path, each in one.records.items()})
+    checksums = Checksums({path: each for one in every for path, each in one.records.items()})
     watched = checksums if chosen.checksum else None
     done = Done()
     mine = files_of(outputs, chosen.part)
     if not chosen.dry_run:
-        with _depfile(sources, outputs, inputs, chosen):
+        with _depfile(every, outputs, inputs, chosen):
             done = publish(
                 outputs, read, equal, alike, chosen, on_total, progress, before_commit, watched, verify, executor
             )
@@ -91,10 +97,10 @@ def produce(
         aliases={alias: kept for each in outputs for alias, kept in each.aliases.items()},
         counts=dict(counts),
         opaque=list(_opaque(sources, outputs)),
-        warnings=list(_warnings(sources, outputs, chosen, checksums, done)),
+        warnings=list(_warnings(every, outputs, chosen, checksums, done)),
         notes=[note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))],
         input_bytes=sum(file.size for file in inputs),
-        bytes_read=sum(one.bytes_read for one in sources) + done.tally.bytes_read + checksums.extra_bytes,
+        bytes_read=sum(one.bytes_read for one in every) + done.tally.bytes_read + checksums.extra_bytes,
         bytes_written=written,
         bytes_verified=0 if is_inert(outputs) else done.tally.bytes_verified,
         reused=done.reused,
@@ -108,6 +114,7 @@ def produce(
         dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
         recorded=recorded,
         weights_key=_weights_key(sources, chosen) if recorded else "",
+        like=next((each.told.like for each in outputs if each.told.like), None),
     )
 
 
@@ -133,8 +140,7 @@ def _warnings(
     sources: Sequence[Source], outputs: Sequence[Output], chosen: Options, checksums: Checksums, done: Done
 ) -> Iterator[str]:
     """Yield the warnings: those of the sources, then those of the outputs."""
-    for one in sources:
-        yield from one.warnings
+    yield from dict.fromkeys(warning for one in sources for warning in one.warnings)
     if checksums.unrecorded:
         paths = list(checksums.unrecorded)
         more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
@@ -147,7 +153,7 @@ def _warnings(
         )
     if overflows := done.tally.overflows:
         values = "1 value was" if overflows == 1 else f"{overflows:,} values were"
-        yield f"{values} too large for {chosen.dtype} and became infinite."
+        yield f"{values} too large for {chosen.dtype or 'their dtype'} and became infinite."
     for each in outputs:
         if is_remote(each.target.path):
             from ckptconv.publish.staging.remote import notes

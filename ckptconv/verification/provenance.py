@@ -19,10 +19,11 @@ from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.schema import check_manifest, parse_json
+from ckptconv.outputs.targets import seen_path
 from ckptconv.plan import FilePlan, Literal, identify, identity
 from ckptconv.storage.files import look, open_reader
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename
+from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.output import INDEX, SUFFIX, Written
@@ -30,6 +31,9 @@ from ckptconv.version import __version__
 
 MANIFEST = ".ckptconv-manifest.json"
 _MAX_MANIFEST = 256 << 20
+# Where a manifest may say that a reference is, beside this machine's disks: a request to any other place, such as a
+# server in the same network, is not for a file to ask for.
+_STORES = ("hf://", "s3://", "s3a://", "gs://", "gcs://", "az://", "abfs://", "abfss://", "memory://")
 # A file has no say in whether attacks are accepted.
 _IGNORED = frozenset({"inert"})
 # The most patterns, and characters of each, that are taken from a file.
@@ -53,9 +57,11 @@ class Manifest(NamedTuple):
     options: dict[str, Any]
 
 
-def read_manifest(place: Location) -> Manifest | None:
-    """Return the manifest at `place`; None if there is none. Raise DifferenceError for a damaged one, UsageError for
-    one with unknown options."""
+def read_manifest(place: Location, output: str = "") -> Manifest | None:
+    """Return the manifest at `place`; None if there is none. A reference is found from the path `output` of the output.
+
+    Raise DifferenceError for a damaged one, UsageError for one with unknown options.
+    """
     if place.kind != "file":
         return None
     try:
@@ -71,7 +77,18 @@ def read_manifest(place: Location) -> Manifest | None:
                 _YOURSELF,
             )
     given = {name: value for name, value in _options_of(told).items() if name not in _IGNORED}
+    if "like" in told:
+        given["like"] = _reference(told["like"], output)
     return Manifest(place, told, told["kind"], told["source"]["family"], given)
+
+
+def _reference(path: str, output: str) -> str:
+    """Return the path of the reference that a manifest names for the output at the path `output`; "" if it may not
+    name it."""
+    is_elsewhere = is_remote(path) and ("::" in path or not path.startswith(_STORES))
+    if not path or not output or is_elsewhere or len(path) > _LONGEST or not path.isprintable():
+        return ""
+    return seen_path(output, path)
 
 
 def _is_option(name: str, value: Any) -> bool:
@@ -195,6 +212,8 @@ def _check_source(
     crcs = [crc for entry in files for crc in entry["tensors"].values()]
     if None in crcs and (any(crcs) or sum(bool(entry["tensors"]) for entry in files) > 1):
         raise _not_so(manifest, "the checksums", None)
+    if ("like" in manifest.told) != bool(made_of == "weights" and source.reference):
+        raise _not_so(manifest, "its reference", manifest.told.get("like"))
     if manifest.kind != _KINDS[made_of]:
         raise _not_so(manifest, "the kind of output", manifest.kind)
     for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
-from ckptconv.formats.companions import beside, is_companion_name
-from ckptconv.formats.detect import complete, open_source, ranks_to_convert
+from ckptconv.formats.companions import is_companion_name, together
+from ckptconv.formats.detect import complete, like_reference, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options.kinds import Rules
@@ -206,13 +206,16 @@ def verify(
     # make them.
     with no_garbage():
         if isinstance(source, Source):
-            sources = [complete(source, **_wanted(targets, asked))]
+            opened = complete(source, **_wanted(targets, asked))
+            sources = [like_reference(opened, _reference(targets, asked), **asked.reaching())]
         else:
             sources = _open(normalize(source), targets, asked)
     pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
+    if asked.like:
+        done.options["like"] = asked.like
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     return done
 
@@ -301,7 +304,7 @@ class _Attested:
 def _target(path: str, asked: Options) -> Target:
     """Return the output at `path`; its manifest says what it is made of."""
     place = Location(path, dict(asked.storage_options))
-    told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST))
+    told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), path)
     if asked.manifest and told is None:
         raise UsageError(f"{asked.manifest} does not exist.")
     return Target(place, "states" if told and told.kind == "optimizer" else "weights", manifest=told)
@@ -310,6 +313,11 @@ def _target(path: str, asked: Options) -> Target:
 def _with(manifest: Manifest, asked: Options) -> Options:
     """Fill in options that were not given with those of the manifest."""
     left = {name: value for name, value in manifest.options.items() if getattr(asked, name) == OPTIONS[name].default}
+    if "like" in manifest.told and not (asked.like or left["like"]):
+        raise UsageError(
+            f"{manifest.place} says that the conversion had a reference, and not where it is found from here.",
+            "Name it: --like REF.",
+        )
     return replace(asked, **left, family=asked.family or manifest.family)
 
 
@@ -328,6 +336,11 @@ def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
     }
 
 
+def _reference(targets: Sequence[Target], asked: Options) -> str:
+    """Return the path of the reference, which matters to weights only."""
+    return asked.like if any(target.made_of == "weights" for target in targets) else ""
+
+
 def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
     if is_pipe(path) and asked.per_rank:
         raise UsageError("What comes through a pipe has no ranks.")
@@ -336,7 +349,7 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
         (SUFFIX, *TORCH_SUFFIXES)
     ):
         raise UsageError(f"{path} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
-    settings = {**asked.opening(), **_wanted(targets, asked)}
+    settings = {**asked.opening(), **_wanted(targets, asked), "like": _reference(targets, asked)}
     if asked.per_rank:
         ranks = ranks_to_convert(place, asked.tag, inert=asked.inert)
         return [open_source(path, model_rank=rank, **settings) for rank in ranks]
@@ -411,13 +424,14 @@ def _compare(
     else:
         found = read_directory(target.place, metadata, at=target.at, others=others)
     pairs = _compare_names(source, expected, found, asked)
-    if target.made_of == "weights":
+    of_weights = target.made_of == "weights"
+    if of_weights:
         source = _with_companions(source, target)
         pairs.extend(_compare_companions(source, target, found))
     _check_structure(expected, found)
     _check_shards(found, asked)
     if target.manifest:
-        inputs = {**source.with_companions(), **(source.state_inputs if target.made_of == "states" else {})}
+        inputs = source.all_inputs() if of_weights else {**source.inputs, **source.state_inputs}
         told = target.manifest, source, inputs, target.made_of, found
         attested.checks.append(functools.partial(check_safetensors, *told))
         attested.expect(target.manifest, found)
@@ -448,7 +462,7 @@ def _with_companions(source: Source, target: Target) -> Source:
     copied = list(filter(is_companion_name, target.manifest.told["files"] if target.manifest else ()))
     if not copied or source.companions:
         return source
-    return replace(source, companions=beside(source, target.place.options, copied).files)
+    return replace(source, companions=together(source, target.place.options, copied))
 
 
 def _compare_companions(source: Source, target: Target, found: Written) -> Iterator[_Pair]:

@@ -106,6 +106,19 @@ def test_after_a_kill_only_what_is_left_is_done(model: Path, tmp_path: Path, opt
     assert not staging(tmp_path / "out")
 
 
+def test_after_a_kill_files_that_are_like_a_reference_are_taken_over(model: Path, tmp_path: Path) -> None:
+    convert(model, tmp_path / "reference")
+    state = torch.load(model)
+    torch.save({name: tensor for name, tensor in state.items() if name != "layer8"}, model)
+    like = ("--like", tmp_path / "reference", "--fill")
+    done = dying(AT_SHARD.format("00004-", "SIGKILL"), "pt2safetensors", model, tmp_path / "out", *like)
+    assert done.returncode == -signal.SIGKILL
+    run = ckptconv_here("pt2safetensors", model, tmp_path / "out", *like, "--json")
+    assert (run.code, run.json["reused"]) == (0, 3)
+    assert is_model(tmp_path / "out")
+    assert ckptconv_here("verify", model, tmp_path / "out").code == 0
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_keeps_what_is_finished_and_says_where(
     model: Path, tmp_path: Path, number: signal.Signals, code: int

@@ -244,6 +244,31 @@ def test_what_is_needed_is_read_once_by_ranges(hub: Hub, repository: str, tmp_pa
     assert not any("unused" in each.path for each in asked)
 
 
+def test_a_reference_is_read_by_its_headers_and_at_one_commit(hub: Hub, repository: str, tmp_path: Path) -> None:
+    state = {f"layers.{number}": torch.randn(400, 500) for number in range(3)}
+    files = {f"model-{at:05d}-of-00003.safetensors": name for at, name in enumerate(state, 1)}
+    index = json.dumps({"metadata": {}, "weight_map": {name: file for file, name in files.items()}}).encode()
+    held = {file: save({name: state[name].half()}, {"format": "pt"}) for file, name in files.items()}
+    held |= {"model.safetensors.index.json": index, "config.json": CONFIG, "tokenizer.json": TOKENIZER}
+    commit = hub.commit(repository, held)
+    torch.save({name: state[name] for name in list(state)[:2]}, tmp_path / "less.pt")
+    reach: dict[str, Any] = {"storage_options": hub.options}
+    report = convert(tmp_path / "less.pt", tmp_path / "out", like=f"hf://{repository}", fill=True, **reach)
+    assert report.like is not None
+    assert report.like.reference == f"hf://{repository}@{commit}"
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in held if "index" not in name} == {
+        name: data for name, data in held.items() if "index" not in name
+    }
+    asked = hub.asked()
+    read = [each for each in asked if each.status == 206 and each.path.endswith(".safetensors")]
+    # Of each file its beginning, which is 256 KiB at most, and of one the rest, with what is read again for it.
+    assert len(read) <= len(files) + 2
+    assert sum(each.bytes for each in read) < len(files) * (256 << 10) + state["layers.2"].half().nbytes + 1000
+    assert len([each for each in asked if each.path.startswith("/api/")]) <= 6
+    hub.commit(repository, {**held, "config.json": b"{}"})
+    assert verify(tmp_path / "less.pt", tmp_path / "out", **reach).options["like"] == f"hf://{repository}@{commit}"
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 

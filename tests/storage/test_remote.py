@@ -21,6 +21,7 @@ import fsspec
 import pytest
 import torch
 from checkpoints import ZERO, ckptconv, ckptconv_here, contents
+from huggingface_hub import save_torch_state_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote import (
@@ -315,6 +316,42 @@ def test_missing_things_are_named(s3: S3, model: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- what is asked for
+
+
+def test_of_a_reference_headers_are_read_and_what_is_filled_in(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
+    state = {f"layers.{number}": torch.randn(500, 1000) for number in range(8)}  # 16 MB
+    (tmp_path / "reference").mkdir()
+    save_torch_state_dict(state, tmp_path / "reference", max_shard_size="5MB")
+    (tmp_path / "reference" / "config.json").write_text("{}")
+    url = s3.put(tmp_path / "reference", fresh("reference"))
+    torch.save({name: tensor for name, tensor in state.items() if name != "layers.3"}, tmp_path / "less.pt")
+    settings: dict[str, Any] = {"like": url, "storage_options": impatient(s3, proxy)}
+    shards = len(list((tmp_path / "reference").glob("*.safetensors")))
+    convert(tmp_path / "less.pt", tmp_path / "partial", partial=True, **settings)
+    # The first request for a file is for 256 KiB at most, which hold its header.
+    assert proxy.bytes_asked < (shards + 1) * 300 * KIB
+    assert len([asked for asked in proxy.asked if asked.reads_range]) <= shards + 2
+    assert (tmp_path / "partial" / "config.json").read_text() == "{}"
+
+    before = proxy.bytes_asked
+    convert(tmp_path / "less.pt", tmp_path / "filled", fill=True, **settings)
+    filled = state["layers.3"].nbytes
+    assert filled <= proxy.bytes_asked - before < filled + (shards + 1) * 300 * KIB
+    expected = contents(tmp_path / "reference")
+    found = contents(tmp_path / "filled")
+    assert {name: found[name] for name in expected if name.endswith(".safetensors")} == {
+        name: data for name, data in expected.items() if name.endswith(".safetensors")
+    }
+    verify.verify(tmp_path / "less.pt", tmp_path / "filled", storage_options=s3.options)
+    with pytest.raises(UsageError, match="a file of the reference"):
+        convert(tmp_path / "less.pt", url, fill=True, **settings)
+
+    target = f"s3://models/{fresh()}"
+    for part in ("0/2", "1/2"):
+        convert(tmp_path / "less.pt", target, like=url, fill=True, part=part, storage_options=s3.options)
+    library.finish(target, storage_options=s3.options)
+    verify.verify(tmp_path / "less.pt", target, storage_options=s3.options)
+    assert contents(s3.fetch(target.removeprefix("s3://models/"), tmp_path / "parts")) == found
 
 
 def test_a_zero_3_checkpoint_is_fetched_in_large_ranges_and_no_more_of_it_than_the_weights(

@@ -447,6 +447,8 @@ PT: dict[str, Any] = {"output": "back.pt"}
 SHARDS: dict[str, Any] = {"max_shard_size": 8000}
 Z2, Z3, TP = ({"source": name} for name in ("z2_bf16_w2", "z3_bf16_w2", "tp_fsdp_2x2"))
 UNIVERSAL = {**Z2, "output": "universal"}
+# All tensors but one are taken from a reference.
+FILL: dict[str, Any] = {"like": "pt", "include": "turned", "fill": True}
 
 FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "a cast truncates": (cast("float32", "bfloat16", lambda bits, _: bits >> 16), BF16),
@@ -505,6 +507,9 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "tensors are stored under each other's names": (tensors_exchanged, {}),
     "the index has another size": (index(lambda text: text.replace('"total_size": ', '"total_size": 1')), SHARDS),
     "the index names another file": (index(lambda text: text.replace("-00001-of-", "-00002-of-", 1)), SHARDS),
+    "a filled tensor is read from one element before": (moving(Stored, shifted_source(-4)), FILL),
+    "filled tensors are stored under each other's names": (tensors_exchanged, FILL),
+    "a filled tensor is cast and loses its end": (cast("float32", "float16", last_is_zero), {**F16, **FILL}),
     "a tensor is lost": (planned_with(tensor_lost), {}),
     "an alias is lost": (planned_with(lambda tensors, aliases, record: (tensors, {}, record)), {}),
     "an alias leads to another tensor": (
@@ -588,6 +593,8 @@ def test_verify_finds(name: str, sources: dict[str, Path], tmp_path: Path, monke
     options = dict(told)
     output = options.pop("output", "model")
     source = sources[options.pop("source", "pt" if output.endswith(".pt") else "")]
+    if "like" in options:
+        options["like"] = sources[options["like"]]
     asked, right = made(source, tmp_path / "right", output, options)
     library.verify(source, **asked)
     plant(monkeypatch)

@@ -352,7 +352,7 @@ def _state_inputs(opened: _Opened, beside: Location | None) -> dict[str, Hashabl
         prefix = "" if own.ranks.where == opened.model.ranks.where else f"{basename(own.ranks.where)}/"
         return {f"{prefix}{name}": identity for name, identity in own.inputs.items()}
     if opened.beside and beside:
-        return {f"{beside.name}/{name}": identity for name, identity in opened.beside.with_companions().items()}
+        return {f"{beside.name}/{name}": identity for name, identity in opened.beside.all_inputs().items()}
     return opened.model.inputs
 
 
