@@ -96,7 +96,7 @@ def description(
             if "/" in name or (kind == "directory" and not is_file(name)):
                 raise ValueError(f"{name!r} is not the name of a file of such an output")
     if kind == "directory":
-        _check_shards(names, last)
+        _check_shards(names, last, gaps=told["heading"]["options"].get("partial") is True)
     return Description(plan_id, kind, parts, shift, told["heading"], files)
 
 
@@ -109,14 +109,15 @@ def check_names(names: Iterable[str]) -> None:
             raise ValueError(f"{name[:200]!r} is not the name of a file of an output")
 
 
-def _check_shards(names: list[str], index: str) -> None:
+def _check_shards(names: list[str], index: str, gaps: bool) -> None:
+    """Raise ValueError unless the shards among `names` are those of one output, with its `index`. `gaps`: it may lack
+    some, those of a reference of which it has no tensor."""
     shards = [match for name in names if (match := _SHARD.fullmatch(name))]
     if not shards:
         return
     count = int(shards[0][2])
-    # An output that is like a reference may lack files of it, those of which it has no tensor.
     numbered = all(0 < int(match[1]) <= count == int(match[2]) for match in shards)
-    if not numbered or index not in names:
+    if not numbered or (len(shards) < count and not gaps) or index not in names:
         raise ValueError("its shards are not those of one output")
 
 

@@ -31,8 +31,9 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     if target.is_file:
         return _told(source, "one file has no directory to copy to", options), target
     # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,
-    # nothing goes.
-    is_beside = resolved_name(target.path) in map(resolved_name, (source.path, dirname(source.path)))
+    # and beside a reference, nothing goes.
+    read = [one.path for one in (source, source.reference) if one]
+    is_beside = resolved_name(target.path) in map(resolved_name, (*read, *map(dirname, read)))
     is_known = not is_beside and (not is_remote(target.path) or (bool(asked) and not options.part))
     earlier = earlier_companions(directory) if is_known else {}
     goal = replace(target, replaces=frozenset(earlier))

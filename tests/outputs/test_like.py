@@ -606,6 +606,13 @@ def test_neither_reference_nor_input_is_replaced(source: Path, reference: Path, 
     assert layout(tmp_path / "copy") == layout(reference)
 
 
+def test_beside_the_reference_its_small_files_stay(source: Path, reference: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out", like=reference)
+    torch.save(load_with_aliases(reference), tmp_path / "out" / "another.pt")
+    convert(source, tmp_path / "out", like=tmp_path / "out" / "another.pt")
+    assert EXTRAS.items() <= contents(tmp_path / "out").items()
+
+
 def test_a_depfile_names_the_reference(source: Path, reference: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "out", like=reference, depfile=tmp_path / "out.d")
     rule = (tmp_path / "out.d").read_text()
