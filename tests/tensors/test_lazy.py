@@ -21,6 +21,7 @@ from ckptconv.tensors.lazy import (
     LazyTensor,
     Narrow,
     Partitioned,
+    Picked,
     Stored,
     Tagged,
     TensorFacts,
@@ -29,7 +30,7 @@ from ckptconv.tensors.lazy import (
     same_bytes,
 )
 from ckptconv.tensors.moves import Bits, File, Join, Swap
-from ckptconv.tensors.slices import Picked, Span, sliced
+from ckptconv.tensors.slices import Span, sliced
 
 SIZE = 40_000
 CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, dtype="u1")
@@ -66,7 +67,11 @@ def reference(tensor: LazyTensor) -> np.ndarray:
     if isinstance(tensor, Joined):
         return np.concatenate([reference(part) for part in tensor.parts], axis=-1)
     if isinstance(tensor, Picked):
-        return at(reference(tensor.tensor), tensor.spans)
+        elements = reference(tensor.tensor).reshape(-1, item)
+        indices = np.full((), tensor.start)
+        for extent, stride in zip(tensor.shape, tensor.strides, strict=True):
+            indices = indices[..., None] + np.arange(extent) * stride
+        return elements[indices] if tensor.numel else np.zeros((*tensor.shape, item), "u1")
     if isinstance(tensor, Zeros):
         return np.zeros((*tensor.shape, item), "u1")
     raise TypeError(tensor)
@@ -87,6 +92,13 @@ def slices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Span, ...]:
         start = draw(st.integers(0, max(extent - 1, 0)))
         spans.append(Span(start, step, draw(st.integers(0, -(-(extent - start) // step)))))
     return tuple(spans)
+
+
+def picked(tensor: LazyTensor, spans: tuple[Span, ...]) -> Picked:
+    within = contiguous_strides(tensor.shape)
+    start = sum(span.start * stride for span, stride in zip(spans, within, strict=True))
+    strides = tuple(span.step * stride for span, stride in zip(spans, within, strict=True))
+    return Picked(tensor, start, tuple(span.length for span in spans), strides)
 
 
 @st.composite
@@ -129,7 +141,7 @@ def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
         elif step == "view":
             tensor = View(tensor, tensor.dtype, (tensor.numel,))
         elif step == "pick":
-            tensor = Picked(tensor, draw(slices(tensor.shape)))
+            tensor = picked(tensor, draw(slices(tensor.shape)))
         elif step == "slice":
             tensor = sliced(tensor, draw(slices(tensor.shape)))
         elif step == "swap":
