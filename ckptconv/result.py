@@ -55,7 +55,8 @@ class Report:
     `dropped` names entries that were left out as their class is known by name only: {entry: class}.
     `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors;
     then `weights_key` is the key that takes the weights alone, if there is one.
-    `like` says what was taken over from a reference; None without one.
+    `like` says what was taken over from a reference; None without one. `made_of` names, in a dry run with a map, the
+    tensors of which each is made.
     """
 
     input: str
@@ -84,3 +85,4 @@ class Report:
     recorded: list[str] = field(default_factory=list)
     weights_key: str = ""
     like: LikeReport | None = None
+    made_of: dict[str, list[str]] = field(default_factory=dict)

@@ -1,5 +1,7 @@
 """What holds for all tests: no test fails because the machine is busy."""
 
+from __future__ import annotations
+
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,6 +11,7 @@ import typer
 
 from ckptconv.cli import signals
 from ckptconv.cli.convert import ConvertCommand, convert_
+from ckptconv.cli.maps import maps
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
 from ckptconv.cli.typer_compat import App, Command, Group
@@ -212,6 +213,7 @@ def verify_(
 for each in (virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows, name="rows")
+app.add_typer(maps, name="maps")
 
 
 @app.command("finish", cls=Command)
@@ -249,7 +251,7 @@ def finish_(
 @taking(
     *named("raw tag depth as_"),
     OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
-    *named("key include exclude stats html"),
+    *named("key include exclude map size stats html"),
     *SHOWING,
 )
 def inspect_(

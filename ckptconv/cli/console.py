@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ckptconv.cli.batch import Result
     from ckptconv.errors import CkptconvError, StoppedError
+    from ckptconv.inspection.mapping import MapCheck
     from ckptconv.inspection.overview import Line
     from ckptconv.inspection.summary import Summary
     from ckptconv.result import OutputFile, Report
@@ -139,6 +140,24 @@ class Output:
                 self.warn(warning)
             if not self.quiet:
                 self._show(overview(summary, width=_width(), depth=depth, verbose=self.verbose))
+
+    def tell(self, lines: list[str]) -> None:
+        """Print lines, unless quiet."""
+        if not self.quiet:
+            self._print(lines)
+
+    def mapped(self, check: MapCheck) -> None:
+        """Report a map that is sound, and what it makes of a checkpoint."""
+        for warning in check.warnings:
+            self.warn(warning)
+        sizes = f"; sizes: {', '.join(check.sizes)}" if check.sizes else ""
+        lines = [f"{check.map}: {count_of(check.rules, 'rule')}, {' ⇄ '.join(check.sides)}{sizes}"]
+        if check.direction:
+            made = count_of(len(check.made_of), "tensor")
+            lines.append(f"{check.source}: {' → '.join(check.direction)} makes {made}")
+            if self.verbose:
+                lines.extend(f"{name} ← {', '.join(of)}" for name, of in check.made_of.items())
+        self.tell(lines)
 
     def serving(self, source: str, url: str, files: Mapping[str, int]) -> None:
         """Report that `files`, {name: bytes}, made from `source`, are served at `url`."""
@@ -312,6 +331,7 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         else:
             contents = _contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
             lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
+    lines.extend(f"{name} ← {some(of, len(of) if verbose else FEW, str)}" for name, of in report.made_of.items())
     lines.extend(report.notes)
     if report.like:
         lines.extend(likeness.summary(report.like, verbose))

@@ -6,12 +6,15 @@ import os
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptconv.errors import CkptconvError
 from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from ckptconv.structure.maps.chosen import ChosenMap
 
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
@@ -91,6 +94,7 @@ class Source:
     - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
     - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does so for what
       was read only for the optimizer's states; it tells more of a file that is in both.
+    - `map` gives the weights and states other names and layouts, if the user asked for one.
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
@@ -138,6 +142,7 @@ class Source:
     default_dtype: str = "keep"
     default_shard_size: int | None = None
     state_inputs: Mapping[str, Hashable] = field(default_factory=dict)
+    map: ChosenMap | None = None
     companions: Mapping[str, File] = field(default_factory=dict)
     reference: Source | None = None
     wanted: Wanted = Wanted()

@@ -29,6 +29,7 @@ from ckptconv.options.kinds import (
     ROW_DTYPE,
     RULES,
     SIZE,
+    SIZES,
     SWITCH,
     TEXT,
     TEXTS,
@@ -50,6 +51,8 @@ GROUPS = (TAKE, NAMING, OUTPUT, RUNNING, REPORTING) = (
 )
 # Options with this group are for Python only.
 LIBRARY = "library"
+# The value of --map for none where the input's record names one.
+NO_MAP = "none"
 _SWITCHES = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -243,6 +246,20 @@ class Options(_Given):
         metavar="REGEX=REPL",
         group=NAMING,
     )
+    map: str = _option(
+        PATH,
+        "Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or "
+        "a file of rules.",
+        metavar="NAME|FILE",
+        group=NAMING,
+        common=True,
+    )
+    size: Mapping[str, int] = _option(
+        SIZES,
+        "The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable.",
+        metavar="AXIS=N",
+        group=NAMING,
+    )
     tied: str = _deciding(
         TIED,
         "Store tied tensors once (alias), or under each of their names (duplicate).",
@@ -381,6 +398,8 @@ class Options(_Given):
             "master": self.master,
             "unstack": self.unstack,
             "like": self.like,
+            "map": self.map,
+            "size": self.size,
             **self.reaching(),
         }
 
@@ -543,7 +562,8 @@ def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
 # What the calls of the library take that are no conversions.
 OPENING = _named_in(
     {**OPTIONS, **_options_in(_Opening)},
-    "key tag exclude_frozen model_rank states structure raw master unstack like inert family spool_dir storage_options",
+    "key tag exclude_frozen model_rank states structure raw master unstack map size like inert family spool_dir "
+    "storage_options",
 )
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
 VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
@@ -551,12 +571,13 @@ LOADING = _named_in(OPTIONS, "key dtype tag raw master unstack storage_options")
 FINISHING = _named_in(OPTIONS, "checksum manifest fsync storage_options")
 INSPECTING = _named_in(
     {**OPTIONS, **COMMAND},
-    "key include exclude stats as_ max_shard_size html tag inert raw family spool_dir storage_options",
+    "key include exclude map size stats as_ max_shard_size html tag inert raw family spool_dir storage_options",
 )
 # Which tensors to convert, and how.
 TENSORS = tuple(
     _named_in(
-        OPTIONS, "max_shard_size dtype key include exclude strip_prefix rename tied like partial fill structure"
+        OPTIONS,
+        "max_shard_size dtype key include exclude strip_prefix rename map size tied like partial fill structure",
     ).values()
 )
 

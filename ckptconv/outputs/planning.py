@@ -43,7 +43,9 @@ class Told:
     the structure record that lead to values. `inert`: it holds objects of classes known by name only, and no tensor
     outside them. `bits` are tensors that mean nothing without the record, which was not written. `kept` are the classes
     known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
-    others. `like` says what was taken over from the source's reference.
+    others. `like` says what was taken over from the reference. `map` is the record of the map that was applied,
+    {} where --map none left the input's out, and `made_of` says of which tensors it made each. `equal` are tensors of
+    which it kept one: they have to be equal.
     """
 
     idle: Mapping[str, str] = field(default_factory=dict)
@@ -53,6 +55,9 @@ class Told:
     kept: frozenset[str] | None = None
     warnings: tuple[str, ...] = ()
     like: LikeReport | None = None
+    map: Mapping[str, Any] | None = None
+    made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    equal: Sequence[tuple[str, LazyTensor, LazyTensor]] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
         from ckptconv.outputs.restore import plan_restored
 
         restored = plan_restored(source, target.path, options)
-        told = Told(idle=restored.idle)
+        told = Told(idle=restored.idle, map=restored.map, made_of=restored.made_of, equal=restored.equal)
         return output_of("weights", [source], target, options, (restored.file,), {}, told, restored)
     if target.is_virtual:
         return virtual_output(source, target, options)
@@ -171,6 +176,8 @@ def output_of(
     reference = sources[0].reference
     if reference and told and told.like:
         head["like"] = seen_from(target, reference.path)
+    if told and told.map is not None:
+        head["map"] = told.map
     return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told())
 
 
@@ -233,6 +240,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *unscaled, *left, *lacking), chosen.stated(aliases)
     idle, is_structured = _idle(chosen, options), chosen.structured
+    record, made_of = chosen.map_record, chosen.made_of
     fixed = [names[name] for name in described.fixed if name in names]
     like = chosen.like
     origins = {new: (old, tensors[new].dtype.name) for old, new in names.items()} if like else {}
@@ -252,11 +260,13 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, metadata, groups)
     if taken and options.dry_run:
         taken.tensors = likeness.rows(origins, files)
-    return files, aliases, replace(_told(source, described, structure, options, idle, fixed, warnings), like=taken)
+    told = _told(source, described, structure, options, idle, fixed, warnings)
+    return files, aliases, replace(told, like=taken, map=record, made_of=made_of)
 
 
 def _idle(chosen: Selected, options: Options) -> dict[str, str]:
     """Return the given options that select or rename nothing: {option: reason}."""
+    chosen = chosen.unmapped or chosen
     idle = selection.idle_globs(list(chosen.known), chosen.choice)
     return idle | selection.idle(chosen.names, options.strip_prefix, options.rename)
 
@@ -307,7 +317,8 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     idle = _idle(chosen, options)
     if options.like:
         idle["--like"] = "changes nothing: it is for weights"
-    return files, aliases, _told(source, described, structure, options, idle, described.fixed)
+    told = _told(source, described, structure, options, idle, described.fixed)
+    return files, aliases, replace(told, map=chosen.map_record, made_of=chosen.made_of, equal=chosen.equal)
 
 
 def _file_plans(

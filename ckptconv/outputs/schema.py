@@ -123,7 +123,7 @@ def _check_shards(names: list[str], index: str, gaps: bool) -> None:
 
 def check_heading(told: Any) -> None:
     """Raise ValueError unless `told` is the part of a manifest before its files."""
-    _object(told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"}, {"like"})
+    _object(told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"}, {"like", "map"})
     for name in ("ckptconv", "plan", "kind"):
         _text(told[name], name)
     _text(told.get("like", ""), "its reference")
@@ -143,6 +143,8 @@ def check_heading(told: Any) -> None:
     if type(told["options"]) is not dict:
         raise ValueError("its options are no object")
     _texts(told["aliases"], "its aliases")
+    if type(told.get("map", {})) is not dict:
+        raise ValueError("its map is no object")
 
 
 def check_manifest(told: Any) -> None:

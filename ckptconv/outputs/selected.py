@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.safetensors import RESERVED
 from ckptconv.formats.source import Source, StoredTensors
-from ckptconv.options.table import Options
+from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import likeness, selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
-from ckptconv.tensors.lazy import LazyTensor, same_bytes
+from ckptconv.structure.record import MAP_KEY
+from ckptconv.tensors.lazy import LazyTensor, same_bytes, untagged
 from ckptconv.text import some
+
+if TYPE_CHECKING:
+    from ckptconv.structure.maps.chosen import ChosenMap
+    from ckptconv.structure.maps.compile import Applied
 
 # The metadata of every safetensors file: loaders ask which library's tensors it holds.
 METADATA = {"format": "pt"}
@@ -34,6 +40,10 @@ class Selected:
     name. `like` is what the output takes over from the source's reference: then `tensors` has those that are filled in
     too, and `owners` are all aliases. `metadata` is what every file of the output says beside these, aliases and
     record, and `stated` has these too. `warnings` say what of the source's metadata is left out.
+
+    If a map was applied, the tensors and names are those of its other side; `unmapped` is what was selected before,
+    `applied` tells which tensor is made of which, and `map_record` is the record of the map. `equal` are then tensors
+    by name that have to be equal.
     """
 
     names: dict[str, str]
@@ -50,6 +60,10 @@ class Selected:
     warnings: tuple[str, ...] = ()
     quantized: Mapping[str, torchao.Quantized] = field(default_factory=dict)
     like: likeness.Likeness | None = None
+    unmapped: Selected | None = None
+    applied: Applied | None = None
+    map_record: Mapping[str, Any] | None = None
+    equal: tuple[tuple[str, LazyTensor, LazyTensor], ...] = ()
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
@@ -69,6 +83,11 @@ class Selected:
             return dict(self.metadata)
         names = {old: new for old, new in self.names.items() if new not in aliases}
         return {**self.metadata, **torchao.metadata_of(self.quantized, names)}
+
+    @property
+    def made_of(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of which the map made each tensor."""
+        return self.applied.sources if self.applied else {}
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
         """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None
@@ -126,15 +145,19 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
         fixed=frozenset(names[name] for name in fixed if name in names),
         quantized=quantized,
     )
+    if source.map:
+        chosen = mapped(chosen, source.map)
     chosen = _like_reference(chosen, source, options)
     remarks = torchao.without(source.remarks) if quantized else source.remarks
+    if chosen.map_record:
+        remarks = {**remarks, MAP_KEY: _written(chosen.map_record)}
     metadata, lost = _metadata(remarks, chosen.tensors)
     if lost:
         warnings.append(
             f"{source.path}: left out of the metadata: {some(lost)}. Readers would take it for the name of a tied "
             "tensor in the output."
         )
-    return replace(chosen, metadata=metadata, warnings=tuple(warnings))
+    return replace(chosen, metadata=metadata, warnings=(*warnings, *chosen.warnings))
 
 
 def _like_reference(chosen: Selected, source: Source, options: Options) -> Selected:
@@ -188,6 +211,48 @@ def _ties(chosen: Selected) -> dict[str, str]:
     return {alias: kept for alias, kept in chosen.aliases().items() if alias not in RESERVED}
 
 
+def mapped(chosen: Selected, map_: ChosenMap) -> Selected:
+    """Return `chosen` with the names and layouts that `map_` gives. The structure record is not kept."""
+    # Names that the source ties are tied to what their owners become.
+    tensors = {name: chosen.tensors[chosen.owners.get(name, name)] for name in chosen.tensors}
+    applied = map_.apply(tensors)
+    made = applied.tensors
+    fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
+    return replace(
+        chosen,
+        names={name: name for name in made},
+        known=made,
+        tensors=made,
+        described=keymap.Flattened(made, None, fixed),
+        structured=False,
+        owners={},
+        fixed=fixed,
+        warnings=(*chosen.warnings, *_of_map(chosen, map_, applied)),
+        quantized={},
+        unmapped=chosen,
+        applied=applied,
+        map_record=map_.record(applied),
+    )
+
+
+def _written(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def _of_map(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[str]:
+    """Yield what a user should know of what a map left out."""
+    if applied.dropped:
+        yield f"left out, as the map {map_.map.name} says: {some(applied.dropped)}"
+    if applied.padding:
+        told = some(applied.padding.items(), form=lambda each: f"{each[1]} elements of {each[0][:100]!r}")
+        yield f"left out as padding: {told}"
+    if chosen.structured and (chosen.described.values or chosen.described.inert):
+        values = some(chosen.described.values, form=str) or "objects of other classes"
+        yield f"with --map, tensors alone are written; what was left out beside them: {values}"
+    if idle := map_.idle_sizes():
+        yield f"--size {idle[0]} is of no use: the map {map_.map.name} has no such axis."
+
+
 def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:
     """Return `described` with the tensors under the names that the file has for them, and the file's own record."""
     fixed = {same_bytes(described.tensors[name]) for name in described.fixed}
@@ -221,16 +286,40 @@ def selected_states(source: Source, options: Options, rename: Rename = selection
         {**group, "params": [names[name] for name in group["params"] if name in names]}
         for group in optimizer["param_groups"]
     ]
+    metadata, applied, record = dict(METADATA), None, None
+    equal: list[tuple[str, LazyTensor, LazyTensor]] = []
+    if source.map:
+        from ckptconv.structure.maps.states import apply_to_states
+
+        ties = _owners(source.owners, names)
+        states.update({alias: states[owner] for alias, owner in ties.items() if owner in states})
+        states, groups, applied, equal = apply_to_states(source.map, states, groups)
+        record = source.map.record(applied)
+        metadata[MAP_KEY] = _written(record)
     described = keymap.flatten_states(states, groups)
     owners = {}
-    for alias, owner in _owners(source.owners, names).items() if options.tied == "alias" else ():
+    for alias, owner in _owners(source.owners, names).items() if options.tied == "alias" and not applied else ():
         for key in states.get(owner, {}):
             kept, removed = f"{owner}.{key}", f"{alias}.{key}"
             if kept in described.tensors and removed not in described.tensors:
                 owners[removed] = kept
     dtype = "keep" if options.dtype == "keep" else source.default_dtype
     tensors = described.tensors
-    return Selected(names, known, tensors, described, options.structure, owners, choice, dtype, widen_only=True)
+    return Selected(
+        names,
+        known,
+        tensors,
+        described,
+        options.structure,
+        owners,
+        choice,
+        dtype,
+        widen_only=True,
+        metadata=metadata,
+        applied=applied,
+        map_record=record,
+        equal=tuple(equal),
+    )
 
 
 def tree_of(source: Source, options: Options) -> Any:
@@ -247,15 +336,38 @@ def torch_tree_of(source: Source, options: Options) -> Any:
     return torchao.assembled(tree, source.remarks) if is_stored else tree
 
 
-def selected_tree(tree: Any, options: Options) -> Selected:
-    """Select what a `.pt` file of `tree` holds by the options; tensors known by `known` are tagged with their facts."""
+def map_back(source: Source, options: Options) -> ChosenMap | None:
+    """Return the map that the user chose for `source`, or else the reverse of the one by which it was made."""
+    if source.map or options.map == NO_MAP or MAP_KEY not in source.remarks:
+        return source.map
+    from ckptconv.structure.maps.chosen import of_record
+
+    return of_record(source.remarks[MAP_KEY], source.path, back=True)
+
+
+def selected_tree(source: Source, tree: Any, options: Options) -> Selected:
+    """Select what a `.pt` file of `tree`, which is of `source`, holds by the options; tensors known by `known` are
+    tagged with their facts."""
     choice = Choice(options.include, options.exclude)
+    map_ = map_back(source, options)
+    applied = None
+    equal: list[tuple[str, LazyTensor, LazyTensor]] = []
+    if map_ and isinstance(tree, Mapping) and tree.keys() == {"state", "param_groups"}:
+        from ckptconv.structure.maps.states import apply_to_states
+
+        states, groups, applied, equal = apply_to_states(map_, tree["state"], tree["param_groups"])
+        tree = {"state": states, "param_groups": groups}
     described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
     known = described.tensors
     names = {name: name for name in selection.matching(known, choice)}
-    bare = {name: known[name].tensor for name in names}
+    bare = {name: untagged(known[name]) for name in names}
     dtype, fixed = options.dtype or "keep", described.fixed | selection.scales(known)
-    return Selected(names, known, bare, described, options.structure, {}, choice, dtype, widen_only=False, fixed=fixed)
+    chosen = Selected(
+        names, known, bare, described, options.structure, {}, choice, dtype, widen_only=False, fixed=fixed
+    )
+    if applied and map_:
+        return replace(chosen, applied=applied, map_record=map_.record(applied), equal=tuple(equal))
+    return mapped(chosen, map_) if map_ else chosen
 
 
 def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:

@@ -64,7 +64,7 @@ def produce(
         check_growth(each, sum(file.size for file in files))
         check_output(each, spared, chosen)
     filled = {name for each in outputs if each.told.like for name in each.told.like.filled}
-    equal = [pair for one in sources for pair in one.equal]
+    equal = [pair for one in sources for pair in one.equal] + [pair for each in outputs for pair in each.told.equal]
     equal += [pair for one in references for pair in one.equal if pair[0] in filled]
     alike: list[tuple[str, LazyTensor, LazyTensor]] = []
     if chosen.optimizer or chosen.universal:
@@ -115,6 +115,7 @@ def produce(
         recorded=recorded,
         weights_key=_weights_key(sources, chosen) if recorded else "",
         like=next((each.told.like for each in outputs if each.told.like), None),
+        made_of={name: list(of) for each in outputs for name, of in each.told.made_of.items() if chosen.dry_run},
     )
 
 

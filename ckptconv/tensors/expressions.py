@@ -23,6 +23,7 @@ from ckptconv.tensors.lazy import (
     LazyTensor,
     Narrow,
     Partitioned,
+    Picked,
     Stored,
     Tagged,
     View,
@@ -62,6 +63,7 @@ EXPRESSIONS: dict[str, Kind] = {
     "concat": Kind(Concat, (("parts", "tensors"), ("dim", "count"))),
     "narrow": Kind(Narrow, (("tensor", "tensor"), ("dim", "count"), ("start", "count"), ("length", "count"))),
     "view": Kind(View, (("tensor", "tensor"), ("dtype", "dtype"), ("shape", "shape"))),
+    "picked": Kind(Picked, (("tensor", "tensor"), ("start", "count"), ("shape", "shape"), ("strides", "strides"))),
     "convert": Kind(Convert, (("tensor", "tensor"), ("kernel", "kernel"), ("dtype", "dtype"))),
     "joined": Kind(Joined, (("parts", "tensors"), ("kernel", "kernel"), ("dtype", "dtype"))),
     "inline": Kind(Inline, (("data", "data"), ("dtype", "dtype"), ("shape", "shape"))),
@@ -221,6 +223,13 @@ class Decoder:
             last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
             _check_within(tensor.file, tensor.offset + (last + 1) * tensor.dtype.itemsize)
 
+    def check_picked(self, tensor: Picked) -> None:
+        if len(tensor.strides) != len(tensor.shape):
+            raise ValueError(f"{len(tensor.shape)} dimensions have {len(tensor.strides)} strides")
+        steps = ((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
+        if tensor.numel and tensor.start + sum(steps) >= tensor.tensor.numel:
+            raise ValueError(f"elements are picked beyond the end of a tensor of {tensor.tensor.numel}")
+
     def check_partitioned(self, tensor: Partitioned) -> None:
         files, bases, item = tensor.files, tensor.bases, tensor.dtype.itemsize
         if not files or len(files) != len(bases) or len(files) * tensor.piece < tensor.numel:
@@ -279,6 +288,7 @@ def _check_elements(shape: tuple[int, ...]) -> None:
 
 _CHECKS: dict[type[LazyTensor], Callable[[Decoder, Any], None]] = {
     Stored: Decoder.check_stored,
+    Picked: Decoder.check_picked,
     Partitioned: Decoder.check_partitioned,
     Convert: Decoder.check_convert,
     Joined: Decoder.check_joined,

@@ -33,6 +33,11 @@ from ckptconv.tensors.moves import (
     Swap,
 )
 
+# Bytes of one move of a `Picked` tensor at most: it may consist of as many runs as elements.
+_PICKED_AT_ONCE = 1 << 16
+_INNER = File("", 0)
+
+
 # ------------------------------------------------------------------------------------------------------ LazyTensor
 
 
@@ -299,6 +304,52 @@ class View(Derived):
 
 
 @dataclass(frozen=True, slots=True)
+class Picked(Derived):
+    """Elements of `tensor`: from element `start` of its C order on, by `strides` (in elements)."""
+
+    tensor: LazyTensor
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.tensor.dtype
+
+    @property
+    def scattered(self) -> bool:
+        return False
+
+    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        if start >= stop:
+            return
+        # The elements of the tensor as they lie in its own bytes, in C order, are the file that a strided tensor is in.
+        item, limit = self.dtype.itemsize, min(limit, _PICKED_AT_ONCE)
+        # Elements with small gaps between them are read together with these: make boxes of fewer.
+        most = max(int(limit / _density(self.shape, self.strides, item)) // item, 1)
+        for box in bands(self.shape, self.strides, start // item, -(-stop // item), most, item):
+            for move in self._made(gather(_INNER, self.start * item, box, item, 2 * limit), limit):
+                yield from trim(move, start, stop)
+
+    def _made(self, move: Move, limit: int) -> Iterator[Move]:
+        """Yield `move`, which reads bytes of the inner tensor, as moves that read files."""
+        assert isinstance(move.source, Runs)
+        parts = self._read(move.source, limit)
+        if move.kernels:
+            yield Move(move.target, None, Assembled(tuple(parts), move.source.nbytes), move.kernels)
+        else:
+            for part in parts:
+                yield part._replace(target=part.target.shifted(move.target.offset))
+
+    def _read(self, source: Runs, limit: int) -> Iterator[Move]:
+        """Yield the moves that make the runs `source` of the inner tensor, packed one after the other."""
+        for number, offset in enumerate(source.offsets()):
+            distance = number * source.length - offset
+            for move in self.tensor.moves(offset, offset + source.length, "output", limit):
+                yield move._replace(target=move.target.shifted(distance))
+
+
+@dataclass(frozen=True, slots=True)
 class Convert(Derived):
     """`tensor` with every element converted by `kernel` to an element of `dtype`."""
 
@@ -420,6 +471,18 @@ class Tagged(Derived):
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         return self.tensor.moves(start, stop, order, limit)
+
+
+def _density(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> float:
+    """Return the bytes from the first to the last of the elements that have small gaps between them, by their own."""
+    run, count = item, 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length > 1:
+            if stride * item - run > GAP:
+                break
+            run += (length - 1) * stride * item
+            count *= length
+    return run / (count * item)
 
 
 def untagged(tensor: LazyTensor) -> LazyTensor:

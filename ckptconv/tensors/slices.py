@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.geometry import bands, contiguous_strides, gather, trim
+from ckptconv.tensors.geometry import contiguous_strides, reshaped_strides
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
-    Derived,
     Joined,
     LazyTensor,
     Narrow,
     Partitioned,
+    Picked,
     Stored,
     Tagged,
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import BLOCK, GAP, Assembled, File, Move, Order, Runs
-
-# Bytes of one move of a `Picked` tensor at most: it may consist of as many runs as elements.
-_PICKED_AT_ONCE = 1 << 16
-_INNER = File("", 0)
 
 
 class Span(NamedTuple):
@@ -37,117 +33,89 @@ class Span(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Picked(Derived):
-    """The elements of `tensor` at `spans`, one span for each dimension."""
+class Steps(NamedTuple):
+    """Where the indices of one dimension of a result are in a tensor: `length` of them, each `step` further along
+    dimension `dim` than the one before."""
 
-    tensor: LazyTensor
-    spans: tuple[Span, ...]
-
-    @property
-    def dtype(self) -> DType:  # type: ignore[override]
-        return self.tensor.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(span.length for span in self.spans)
-
-    @property
-    def scattered(self) -> bool:
-        return False
-
-    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
-        if start >= stop:
-            return
-        # The elements of the tensor as they lie in its own bytes, in C order, are the file that a strided tensor is in.
-        item, limit = self.dtype.itemsize, min(limit, _PICKED_AT_ONCE)
-        within = contiguous_strides(self.tensor.shape)
-        origin = sum(span.start * stride for span, stride in zip(self.spans, within, strict=True))
-        strides = tuple(span.step * stride for span, stride in zip(self.spans, within, strict=True))
-        # Elements with small gaps between them are read together with these: make boxes of fewer.
-        most = max(int(limit / _density(self.shape, strides, item)) // item, 1)
-        for box in bands(self.shape, strides, start // item, -(-stop // item), most, item):
-            for move in self._made(gather(_INNER, origin * item, box, item, 2 * limit), limit):
-                yield from trim(move, start, stop)
-
-    def _made(self, move: Move, limit: int) -> Iterator[Move]:
-        """Yield `move`, which reads bytes of the inner tensor, as moves that read files."""
-        assert isinstance(move.source, Runs)
-        parts = self._read(move.source, limit)
-        if move.kernels:
-            yield Move(move.target, None, Assembled(tuple(parts), move.source.nbytes), move.kernels)
-        else:
-            for part in parts:
-                yield part._replace(target=part.target.shifted(move.target.offset))
-
-    def _read(self, source: Runs, limit: int) -> Iterator[Move]:
-        """Yield the moves that make the runs `source` of the inner tensor, packed one after the other."""
-        for number, offset in enumerate(source.offsets()):
-            distance = number * source.length - offset
-            for move in self.tensor.moves(offset, offset + source.length, "output", limit):
-                yield move._replace(target=move.target.shifted(distance))
-
-
-def _density(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> float:
-    """Return the bytes from the first to the last of the elements that have small gaps between them, by their own."""
-    run, count = item, 1
-    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if length > 1:
-            if stride * item - run > GAP:
-                break
-            run += (length - 1) * stride * item
-            count *= length
-    return run / (count * item)
+    length: int
+    dim: int
+    step: int
 
 
 def sliced(tensor: LazyTensor, spans: Sequence[Span]) -> LazyTensor:
-    """Return the elements of `tensor` at `spans`, one for each dimension.
-
-    What is made of stored elements is made of slices of these. Only what cuts a tensor without regard to its shape, as
-    the partitions of ZeRO-3 do, becomes `Picked`.
-    """
-    spans = tuple(spans)
+    """Return the elements of `tensor` at `spans`, one for each dimension."""
     if all(span == (0, 1, extent) for span, extent in zip(spans, tensor.shape, strict=True)):
         return tensor
-    shape = tuple(span.length for span in spans)
+    starts = [span.start for span in spans]
+    return strided(tensor, starts, [Steps(span.length, dim, span.step) for dim, span in enumerate(spans)])
+
+
+def strided(tensor: LazyTensor, starts: Sequence[int], axes: Sequence[Steps]) -> LazyTensor:
+    """Return the elements of `tensor` at index `starts[d]` and on along each dimension d, by the steps of `axes`.
+
+    The result has one dimension for each of `axes`, of which several may go along one dimension of `tensor`: all must
+    stay inside it, and steps are at least 1. What is made of stored elements is made of stored elements again. Only
+    what cuts a tensor without regard to its shape, as the partitions of ZeRO-3 do, becomes `Picked`.
+    """
+    shape = tuple(axis.length for axis in axes)
     if isinstance(tensor, Zeros) or not math.prod(shape):
         return Zeros(tensor.dtype, shape)
-    stored = as_stored(tensor) or _as_piece(tensor, spans)
+    stored = as_stored(tensor) or _as_piece(tensor, starts, axes)
     if stored is not None:
-        offset = sum(span.start * stride for span, stride in zip(spans, stored.strides, strict=True))
-        strides = tuple(span.step * stride for span, stride in zip(spans, stored.strides, strict=True))
-        return replace(stored, offset=stored.offset + offset * stored.dtype.itemsize, shape=shape, strides=strides)
+        offset = stored.offset + _flat(starts, stored.strides) * stored.dtype.itemsize
+        return replace(stored, offset=offset, shape=shape, strides=_strides(axes, stored.strides))
     if isinstance(tensor, Tagged):
-        return sliced(tensor.tensor, spans)
+        return strided(tensor.tensor, starts, axes)
     if isinstance(tensor, Convert):
-        return replace(tensor, tensor=sliced(tensor.tensor, spans))
+        return replace(tensor, tensor=strided(tensor.tensor, starts, axes))
     if isinstance(tensor, Joined):
-        return replace(tensor, parts=tuple(sliced(part, spans) for part in tensor.parts))
+        return replace(tensor, parts=tuple(strided(part, starts, axes) for part in tensor.parts))
     if isinstance(tensor, Narrow):
-        span = spans[tensor.dim]
-        moved = span._replace(start=span.start + tensor.start)
-        return sliced(tensor.tensor, (*spans[: tensor.dim], moved, *spans[tensor.dim + 1 :]))
+        return strided(tensor.tensor, _moved(starts, tensor.dim, tensor.start), axes)
     if isinstance(tensor, Concat):
-        return _of_parts(tensor, spans)
+        return _of_parts(tensor, starts, axes)
     if isinstance(tensor, View) and tensor.shape == tensor.tensor.shape:
-        return View(sliced(tensor.tensor, spans), tensor.dtype, shape)
-    return Picked(tensor, spans)
+        return View(strided(tensor.tensor, starts, axes), tensor.dtype, shape)
+    within = contiguous_strides(tensor.shape)
+    return Picked(tensor, _flat(starts, within), shape, _strides(axes, within))
 
 
-def _of_parts(tensor: Concat, spans: tuple[Span, ...]) -> LazyTensor:
-    """Return a slice of a joined tensor: the slices of those parts that it has anything of."""
-    start, step, count = spans[tensor.dim]
-    parts: list[LazyTensor] = []
-    begin = done = 0
-    for part in tensor.parts:
-        end = begin + part.shape[tensor.dim]
-        first = start + done * step
-        taken = min(-(-(end - first) // step), count - done) if first < end else 0
-        if taken:
-            span = Span(first - begin, step, taken)
-            parts.append(sliced(part, (*spans[: tensor.dim], span, *spans[tensor.dim + 1 :])))
-        done, begin = done + taken, end
-    return parts[0] if len(parts) == 1 else Concat(tuple(parts), tensor.dim)
+def _flat(starts: Sequence[int], strides: Sequence[int]) -> int:
+    return sum(start * stride for start, stride in zip(starts, strides, strict=True))
+
+
+def _strides(axes: Sequence[Steps], strides: Sequence[int]) -> tuple[int, ...]:
+    return tuple(axis.step * strides[axis.dim] for axis in axes)
+
+
+def _moved(starts: Sequence[int], dim: int, distance: int) -> list[int]:
+    return [start + distance if each == dim else start for each, start in enumerate(starts)]
+
+
+def _of_parts(tensor: Concat, starts: Sequence[int], axes: Sequence[Steps]) -> LazyTensor:
+    """Return elements of a joined tensor, as in `strided`: those of each part that has any of them, joined."""
+    dim = tensor.dim
+    ends = list(itertools.accumulate(part.shape[dim] for part in tensor.parts))
+    along = [number for number, axis in enumerate(axes) if axis.dim == dim and axis.length > 1]
+    first = bisect.bisect_right(ends, starts[dim])
+    last = starts[dim] + sum((axes[number].length - 1) * axes[number].step for number in along)
+    if last < ends[first]:
+        before = ends[first] - tensor.parts[first].shape[dim]
+        return strided(tensor.parts[first], _moved(starts, dim, -before), axes)
+    # Divide the axis of the largest step where one part ends; an index that is in two parts is divided by itself.
+    cut = max(along, key=lambda number: axes[number].step)
+    length, _, step = axes[cut]
+    inner = sum((axes[number].length - 1) * axes[number].step for number in along if number != cut)
+    found: list[LazyTensor] = []
+    done = 0
+    while done < length:
+        at = starts[dim] + done * step
+        end = ends[bisect.bisect_right(ends, at)]
+        count = min(max((end - 1 - inner - at) // step + 1, 1), length - done)
+        some = [*axes[:cut], axes[cut]._replace(length=count), *axes[cut + 1 :]]
+        found.append(_of_parts(tensor, _moved(starts, dim, done * step), some))
+        done += count
+    return found[0] if len(found) == 1 else Concat(tuple(found), cut)
 
 
 def as_stored(tensor: LazyTensor) -> Stored | None:
@@ -162,28 +130,40 @@ def as_stored(tensor: LazyTensor) -> Stored | None:
             strides = (*(2 * stride for stride in inner.strides), 1)
         elif inner.contiguous:
             strides = contiguous_strides(tensor.shape)
-        elif tensor.shape == inner.shape and tensor.dtype.itemsize == inner.dtype.itemsize:
-            strides = inner.strides
         else:
-            return None
+            same_items = tensor.dtype.itemsize == inner.dtype.itemsize
+            found = reshaped_strides(inner.shape, inner.strides, tensor.shape) if same_items else None
+            if found is None:
+                return None
+            strides = found
         return Stored(inner.file, inner.offset, tensor.dtype, tensor.shape, strides)
     if isinstance(tensor, Partitioned):
-        return _as_piece(tensor, tuple(Span(0, 1, extent) for extent in tensor.shape))
+        return _as_piece(tensor, [0] * len(tensor.shape), [Steps(n, dim, 1) for dim, n in enumerate(tensor.shape)])
     return tensor if isinstance(tensor, Stored) else None
 
 
-def _as_piece(tensor: LazyTensor, spans: tuple[Span, ...]) -> Stored | None:
-    """Return all of `tensor` as if one rank's piece of it went on, if that piece has all of `spans`; else None."""
+def _as_piece(tensor: LazyTensor, starts: Sequence[int], axes: Sequence[Steps]) -> Stored | None:
+    """Return all of `tensor` as if one rank's piece of it went on, if that piece has all elements of `strided`; else
+    None."""
     if not isinstance(tensor, Partitioned) or not tensor.numel:
         return None
     strides = contiguous_strides(tensor.shape)
-    first = sum(span.start * stride for span, stride in zip(spans, strides, strict=True))
-    last = first + sum((span.length - 1) * span.step * stride for span, stride in zip(spans, strides, strict=True))
+    first = _flat(starts, strides)
+    last = first + sum((axis.length - 1) * axis.step * strides[axis.dim] for axis in axes)
     rank = first // tensor.piece
     if last // tensor.piece != rank:
         return None
     before = tensor.offset - rank * tensor.piece * tensor.dtype.itemsize
     return Stored(tensor.files[rank], tensor.bases[rank] + before, tensor.dtype, tensor.shape, strides)
+
+
+def viewed(tensor: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
+    """Return the elements of `tensor` in another shape."""
+    if tensor.shape == shape:
+        return tensor
+    inner = tensor.tensor if isinstance(tensor, View) and tensor.dtype == tensor.tensor.dtype else tensor
+    view = View(inner, tensor.dtype, shape)
+    return as_stored(view) or view
 
 
 def extent(stored: Stored) -> int:

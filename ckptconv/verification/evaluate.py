@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ckptconv.errors import UnsupportedError, UsageError
@@ -28,6 +28,7 @@ from ckptconv.tensors.lazy import (
     LazyTensor,
     Narrow,
     Partitioned,
+    Picked,
     Stored,
     Tagged,
     View,
@@ -125,12 +126,13 @@ class Evaluator:
             return self._concatenated(tensor, starts, counts)
         if isinstance(tensor, Joined):
             return joined(tensor, [self.box(part, starts, counts) for part in tensor.parts])
-        if isinstance(tensor, Stored):
+        if isinstance(tensor, (Stored, Picked)):
             result = np.empty(tuple(counts), _code(tensor.dtype))
             if result.size:
                 item = tensor.dtype.itemsize
-                at = sum(start * stride for start, stride in zip(starts, tensor.strides, strict=True))
-                self._gather(tensor.file, tensor.offset + at * item, [s * item for s in tensor.strides], item, result)
+                at = sum(start * stride for start, stride in zip(starts, tensor.strides, strict=True)) * item
+                first = tensor.offset if isinstance(tensor, Stored) else tensor.start * item
+                self._gather(self._within(tensor), first + at, [s * item for s in tensor.strides], item, result)
             return result
         if isinstance(tensor, View):
             inner_box = _same_box(tensor, starts, counts)
@@ -181,7 +183,16 @@ class Evaluator:
         array: Array = found[1] if len(found) == 2 else np.concatenate(found, axis=dim)
         return array
 
-    def _gather(self, file: File, offset: int, strides: Sequence[int], item: int, out: Array) -> None:
+    def _within(self, tensor: Stored | Picked) -> Callable[[int, int], bytes]:
+        """Return the function that reads bytes, by offset and length, of what the elements of `tensor` are in."""
+        if isinstance(tensor, Stored):
+            return lambda at, length: self._bytes(tensor.file, at, length)
+        item = tensor.dtype.itemsize
+        return lambda at, length: self.flat(tensor.tensor, at // item, (at + length) // item).tobytes()
+
+    def _gather(
+        self, read: Callable[[int, int], bytes], offset: int, strides: Sequence[int], item: int, out: Array
+    ) -> None:
         """Fill `out` with elements of `item` bytes that lie at `strides` (in bytes) from byte `offset` on."""
         np = _numpy()
         dims = sorted((stride, dim) for dim, stride in enumerate(strides) if out.shape[dim] > 1 and stride)
@@ -196,14 +207,14 @@ class Evaluator:
             dim = together[-1]
             half = out.shape[dim] // 2
             before, after = ((slice(None),) * dim + (cut,) for cut in (slice(half), slice(half, None)))
-            self._gather(file, offset, strides, item, out[before])
-            self._gather(file, offset + half * strides[dim], strides, item, out[after])
+            self._gather(read, offset, strides, item, out[before])
+            self._gather(read, offset + half * strides[dim], strides, item, out[after])
             return
         apart = [dim for _, dim in dims if dim not in together]
         for indices in itertools.product(*(range(out.shape[dim]) for dim in apart)):
             place = dict(zip(apart, indices, strict=True))
             at = offset + sum(index * strides[dim] for dim, index in place.items())
-            data = np.frombuffer(self._bytes(file, at, run), out.dtype)
+            data = np.frombuffer(read(at, run), out.dtype)
             key = tuple(place.get(dim, slice(None)) for dim in range(out.ndim))
             target = out[key]
             left = [dim for dim in range(out.ndim) if dim not in place]
@@ -247,8 +258,9 @@ def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequenc
     elif isinstance(tensor, Concat):
         for part, inner_starts, inner_counts in _parts_in(tensor, starts, counts):
             yield from _footprint_of_box(part, inner_starts, inner_counts)
-    elif isinstance(tensor, Stored):
+    elif isinstance(tensor, (Stored, Picked)):
         item = tensor.dtype.itemsize
+        begin = tensor.offset if isinstance(tensor, Stored) else tensor.start * item
         at = sum(start * stride for start, stride in zip(starts, tensor.strides, strict=True))
         dims = sorted((stride * item, count) for stride, count in zip(tensor.strides, counts, strict=True))
         runs = item
@@ -257,8 +269,11 @@ def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequenc
             runs += dims[0][0] * (dims[0][1] - 1)
             del dims[0]
         for indices in itertools.product(*(range(count) for _, count in dims)):
-            first = tensor.offset + at * item + sum(i * stride for i, (stride, _) in zip(indices, dims, strict=True))
-            yield Range(tensor.file, first, first + runs)
+            first = begin + at * item + sum(i * stride for i, (stride, _) in zip(indices, dims, strict=True))
+            if isinstance(tensor, Stored):
+                yield Range(tensor.file, first, first + runs)
+            else:
+                yield from footprint(tensor.tensor, first // item, (first + runs) // item)
     elif isinstance(tensor, View) and (box := _same_box(tensor, starts, counts)) is not None:
         yield from _footprint_of_box(tensor.tensor, *box)
     else:

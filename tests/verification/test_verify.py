@@ -30,7 +30,19 @@ from ckptconv.storage.files import Reader, Readers
 from ckptconv.tensors import kernels
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import Concat, Convert, Inline, Joined, LazyTensor, Narrow, Partitioned, Stored, View, Zeros
+from ckptconv.tensors.lazy import (
+    Concat,
+    Convert,
+    Inline,
+    Joined,
+    LazyTensor,
+    Narrow,
+    Partitioned,
+    Picked,
+    Stored,
+    View,
+    Zeros,
+)
 from ckptconv.tensors.moves import Bits, Cast, File, Join, Negate, Swap
 from ckptconv.verification import evaluate as reference
 from ckptconv.verification import renaming
@@ -762,7 +774,7 @@ def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
 
 @st.composite
 def wrapped(draw: st.DrawFn, tensor: LazyTensor) -> LazyTensor:
-    choices = ["flat", "one"]
+    choices = ["flat", "one", "transposed"]
     if tensor.shape:
         choices += ["narrow", "concat", "concat"]
     if tensor.dtype.name == "complex64":
@@ -781,6 +793,8 @@ def wrapped(draw: st.DrawFn, tensor: LazyTensor) -> LazyTensor:
         return Convert(tensor, Bits(item, shift, width, item), tensor.dtype)
     if kind == "join":
         return Joined((tensor, tensor), Join(((1, 0, 8), (1, 8, 8)), 2), DTYPES["int16"])
+    if kind == "transposed":
+        return Picked(tensor, 0, tensor.shape[::-1], contiguous_strides(tensor.shape)[::-1])
     if kind == "flat":
         return View(tensor, tensor.dtype, (tensor.numel,))
     if kind == "one":

@@ -1,0 +1,660 @@
+"""Applies a map: from names and lazy tensors to those of the other side. Pure.
+
+Each tensor of the source belongs to one use of one rule, or is kept or dropped by name. A use of a rule is the set of
+tensors that its names find for one value of its free indices. The pieces of one side are regular patterns of elements
+(a start, and a step for each axis) in its tensors; those of the other side are put together again by its sums.
+"""
+
+from __future__ import annotations
+
+import collections
+import difflib
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptconv.errors import CorruptError, LimitError, UsageError
+from ckptconv.structure.maps.file import Map, matches
+from ckptconv.structure.maps.notation import Axis, Node, Product, Rule, Sum, Tensor, axes_in, expand, written
+from ckptconv.structure.maps.sizes import Equation, Known, resolve, solve
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
+from ckptconv.tensors.slices import Steps, strided, viewed
+from ckptconv.text import quoted, some
+
+# The most tensors that a map makes of a checkpoint.
+MAX_TARGETS = 1 << 22
+# An index of a stack, as names have it.
+_NUMBER = re.compile(r"0|[1-9]\d{0,8}")
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a map made of a checkpoint.
+
+    `tensors` are by their new names, `sources` the old names that each is made of. `kept` and `dropped` are old names
+    that no rule has, by the glob that matched. `padding` counts the elements that were dropped as padding, by old name.
+    `sizes` are all sizes that were found and are the same wherever they are used: `n`, or for an axis of a rule alone
+    `RULE.n`. `source` and `target` are the names of the sides.
+    """
+
+    source: str
+    target: str
+    tensors: dict[str, LazyTensor]
+    sources: dict[str, tuple[str, ...]]
+    kept: dict[str, str]
+    dropped: dict[str, str]
+    padding: dict[str, int]
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+def apply_map(
+    map_: Map,
+    tensors: Mapping[str, LazyTensor],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    config: Mapping[str, object] | None = None,
+    target: str = "",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Applied:
+    """Return the tensors of the other side of `map_`.
+
+    `sizes` are known beforehand, such as {"n": 32}; `config` is a config.json. `target` names the side to make; the
+    default is the one that the names of `tensors` are not of. `shapes` are known shapes of tensors to make, by name.
+    Raise UsageError, which names rule and tensor, if the map does not fit; CorruptError for a stack with a gap.
+    """
+    side = 1 - map_.side(target) if target else source_side(map_, tensors)
+    claims = _claimed(map_, side, tensors)
+    known = resolve(map_.sizes, config, sizes)
+    uses = _uses(map_, side, claims, tensors)
+    _solve_globals(map_, side, uses, tensors, known, shapes or {})
+    made = _Made(map_, side, tensors, known, shapes or {})
+    for name in tensors:
+        if name in claims.kept:
+            made.keep(name)
+        elif name in claims.found:
+            use = uses.pop(claims.found[name].use, None)
+            if use:
+                made.make(use)
+    return Applied(
+        map_.sides[side],
+        map_.sides[1 - side],
+        made.tensors,
+        made.sources,
+        claims.kept,
+        claims.dropped,
+        made.padding,
+        made.sizes(),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- whose name is it
+
+
+class _Claim(NamedTuple):
+    """A name that a rule has: the number of the rule in the map, that of the tensor on its side, and the indices."""
+
+    rule: int
+    tensor: int
+    values: Mapping[str, str]
+    use: tuple[int, tuple[str, ...]]
+
+
+class _Templates:
+    """The name templates of one side, arranged by the parts of names between dots."""
+
+    def __init__(self, rules: Sequence[Rule], side: int) -> None:
+        self._rules = rules
+        self._literal: dict[str, _Branch] = {}
+        self._root = _Branch()
+        for number, rule in enumerate(rules):
+            for index, tensor in enumerate(rule.sides[side]):
+                branch = self._root
+                for part in str(tensor.name).split("."):
+                    branch = branch.add(part)
+                branch.ends.append((number, index))
+
+    def claims(self, name: str) -> list[_Claim]:
+        """Return the claims to `name`."""
+        found = []
+        for number, index, pairs in self._root.find(name.split("."), 0, ()):
+            rule = self._rules[number]
+            values = dict(pairs)
+            same = all(values[each] == value for each, value in pairs)
+            if same and all(_NUMBER.fullmatch(values[each]) for each in rule.stacks if each in values):
+                use = number, tuple(values[each] for each in rule.free)
+                found.append(_Claim(number, index, values, use))
+        return found
+
+
+class _Branch:
+    """What may follow after some parts of a name."""
+
+    def __init__(self) -> None:
+        self.literals: dict[str, _Branch] = {}
+        self.patterns: dict[str, tuple[re.Pattern[str], tuple[str, ...], _Branch]] = {}
+        self.ends: list[tuple[int, int]] = []
+
+    def add(self, part: str) -> _Branch:
+        pieces = re.split(r"\{(\w+)\}", part)
+        if len(pieces) == 1:
+            return self.literals.setdefault(part, _Branch())
+        pattern = "(.+?)".join(map(re.escape, pieces[::2]))
+        return self.patterns.setdefault(part, (re.compile(pattern, re.DOTALL), tuple(pieces[1::2]), _Branch()))[2]
+
+    def find(
+        self, parts: Sequence[str], at: int, values: tuple[tuple[str, str], ...]
+    ) -> Iterator[tuple[int, int, tuple[tuple[str, str], ...]]]:
+        if at == len(parts):
+            for number, index in self.ends:
+                yield number, index, values
+            return
+        branch = self.literals.get(parts[at])
+        if branch:
+            yield from branch.find(parts, at + 1, values)
+        for pattern, indices, branch in self.patterns.values():
+            match = pattern.fullmatch(parts[at])
+            if match:
+                yield from branch.find(parts, at + 1, (*values, *zip(indices, match.groups(), strict=True)))
+
+
+def source_side(map_: Map, names: Iterable[str]) -> int:
+    """Return the number of the side that `names` are of: the one that has more of them.
+
+    Raise UsageError if neither has any, or both have as many.
+    """
+    names = list(names)
+    counts = []
+    for side in (0, 1):
+        templates = _Templates(map_.rules, side)
+        counts.append(sum(bool(templates.claims(name)) for name in names))
+    if not any(counts):
+        raise UsageError(
+            f"The map {map_.name} has none of the {len(names)} names, as {map_.sides[0]} or as {map_.sides[1]}. "
+            f"{_nearest(map_, None, names)}"
+        )
+    if counts[0] == counts[1]:
+        raise UsageError(
+            f"The map {map_.name} has {counts[0]} of the {len(names)} names both as {map_.sides[0]} and as "
+            f"{map_.sides[1]}.",
+            f"Say what to make: --map {map_.name}:{map_.sides[1]} or --map {map_.name}:{map_.sides[0]}.",
+        )
+    return 0 if counts[0] > counts[1] else 1
+
+
+def _nearest(map_: Map, side: int | None, names: Sequence[str]) -> str:
+    """Say which name of a map is most like the first of `names`."""
+    sides = (0, 1) if side is None else (side,)
+    texts = [str(tensor.name) for rule in map_.rules for each in sides for tensor in rule.sides[each]]
+    if not names:
+        return "There are no names."
+    close = difflib.get_close_matches(names[0], texts, n=1, cutoff=0.3)
+    return f"The first is {quoted(names[0])}" + (f"; the map has {quoted(close[0])}." if close else ".")
+
+
+@dataclass
+class _Claims:
+    """Which rule each name belongs to, and which are kept or dropped by which glob."""
+
+    found: dict[str, _Claim]
+    kept: dict[str, str]
+    dropped: dict[str, str]
+
+
+def _claimed(map_: Map, side: int, names: Iterable[str]) -> _Claims:
+    templates = _Templates(map_.rules, side)
+    claims = _Claims({}, {}, {})
+    unclaimed = []
+    for name in names:
+        found = templates.claims(name)
+        globs = [(matches(name, lists[side]), listed) for lists, listed in ((map_.keep, "keep"), (map_.drop, "drop"))]
+        owners = [map_.rules[claim.rule].where for claim in found]
+        owners += [f"[{listed}] {glob!r}" for glob, listed in globs if glob]
+        if len(owners) > 1:
+            raise UsageError(f"The map {map_.name}: two have the name {quoted(name)}: {some(owners, form=str)}.")
+        if found:
+            claims.found[name] = found[0]
+        elif globs[0][0]:
+            claims.kept[name] = globs[0][0]
+        elif globs[1][0]:
+            claims.dropped[name] = globs[1][0]
+        else:
+            unclaimed.append(name)
+    if unclaimed:
+        raise UsageError(
+            f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors, as {map_.sides[side]}: "
+            f"{some(unclaimed)}. {_nearest(map_, side, unclaimed)} Nothing was written.",
+            "Add a rule for each, or list it under [keep] or [drop]; or leave it out with --exclude.",
+        )
+    return claims
+
+
+# ------------------------------------------------------------------------------------------------- the use of a rule
+
+
+@dataclass
+class _Use:
+    """A rule, the values of its free indices, and the names it is used for: {(tensor, indices of stacks): name}.
+
+    `counts` are the sizes of stacks whose indices are in names.
+    """
+
+    rule: Rule
+    values: dict[str, str]
+    names: dict[tuple[int, tuple[int, ...]], str]
+    counts: dict[str, int]
+
+    @property
+    def where(self) -> str:
+        indices = ", ".join(f"{index} = {value}" for index, value in self.values.items())
+        return f"{self.rule.where} ({indices})" if indices else self.rule.where
+
+
+def _stacks(rule: Rule, tensor: Tensor) -> tuple[str, ...]:
+    """Return the indices in the name of `tensor` that count a stack, each once."""
+    return tuple(dict.fromkeys(index for index in tensor.name.indices if index in rule.stacks))
+
+
+def _uses(
+    map_: Map, side: int, claims: _Claims, tensors: Mapping[str, LazyTensor]
+) -> dict[tuple[int, tuple[str, ...]], _Use]:
+    """Return each use of a rule. Raise UsageError for one that lacks a tensor, CorruptError for a gap in a stack."""
+    uses: dict[tuple[int, tuple[str, ...]], _Use] = {}
+    for name, claim in claims.found.items():
+        rule = map_.rules[claim.rule]
+        use = uses.get(claim.use)
+        if use is None:
+            use = uses[claim.use] = _Use(rule, {index: claim.values[index] for index in rule.free}, {}, {})
+        at = tuple(int(claim.values[index]) for index in _stacks(rule, rule.sides[side][claim.tensor]))
+        use.names[claim.tensor, at] = name
+    for use in uses.values():
+        _check_complete(use, side)
+        for (index, _), name in use.names.items():
+            tensor = use.rule.sides[side][index]
+            if tensor.dims is not None and len(tensor.dims) != len(tensors[name].shape):
+                raise UsageError(
+                    f"{use.where}: {quoted(name)} has the shape {list(tensors[name].shape)}, and the rule writes "
+                    f"{len(tensor.dims)} dimensions: {written(tensor.dims)}."
+                )
+    return uses
+
+
+def _check_complete(use: _Use, side: int) -> None:
+    rule = use.rule
+    if not rule.stacks and len(use.names) == len(rule.sides[side]):
+        return
+    for index, tensor in enumerate(rule.sides[side]):
+        stacks = _stacks(rule, tensor)
+        for number, at in use.names:
+            if number == index:
+                for stack, value in zip(stacks, at, strict=True):
+                    use.counts[stack] = max(use.counts.get(stack, 0), value + 1)
+    for index, tensor in enumerate(rule.sides[side]):
+        stacks = _stacks(rule, tensor)
+        if any(stack not in use.counts for stack in stacks) or not any(number == index for number, _ in use.names):
+            lacking = tensor.name.of({**dict.fromkeys(stacks, 0), **use.values})
+            raise UsageError(
+                f"{use.where}: {quoted(next(iter(use.names.values())))} is there, and {quoted(lacking)} is not, which "
+                "the rule needs too. Nothing was written."
+            )
+        counts = [use.counts[stack] for stack in stacks]
+        if math.prod(counts) != sum(number == index for number, _ in use.names):
+            # Fewer are there than counted: one of the first is missing, so this ends soon.
+            combinations = itertools.product(*map(range, counts))
+            gap = next(at for at in combinations if (index, at) not in use.names)
+            lacking = tensor.name.of({**use.values, **dict(zip(stacks, gap, strict=True))})
+            raise CorruptError(
+                f"{use.where}: {quoted(lacking)} is not there, and the stack goes up to "
+                f"{', '.join(f'{stack} = {count - 1}' for stack, count in zip(stacks, counts, strict=True))}. Nothing "
+                "was written."
+            )
+
+
+def _equations(
+    use: _Use, side: int, tensors: Mapping[str, LazyTensor], shapes: Mapping[str, Sequence[int]]
+) -> Iterator[Equation]:
+    """Yield what the shapes of a use say: each distinct shape of each tensor once."""
+    seen = set()
+    for (index, _), name in use.names.items():
+        shape = tensors[name].shape
+        if (index, shape) not in seen:
+            seen.add((index, shape))
+            yield from _dims(use.rule.sides[side][index], name, shape)
+    for tensor in use.rule.sides[1 - side] if shapes else ():
+        first = tensor.name.of({**dict.fromkeys(use.rule.stacks, 0), **use.values})
+        shape = tuple(shapes.get(first, ()))
+        if tensor.dims is not None and len(shape) == len(tensor.dims):
+            yield from _dims(tensor, first, shape)
+
+
+def _dims(tensor: Tensor, name: str, shape: Sequence[int]) -> Iterator[Equation]:
+    for dim, (product, extent) in enumerate(zip(tensor.dims or (), shape, strict=True)):
+        yield Equation(product, extent, name, dim)
+
+
+def _solved(
+    use: _Use,
+    side: int,
+    tensors: Mapping[str, LazyTensor],
+    known: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+) -> Known:
+    """Return the sizes of one use of a rule, as far as they are decided."""
+    sizes = Known(known)
+    number = use.rule.number
+    sizes.sizes.update((axis.partition(".")[2], size) for axis, size in known.items() if axis.startswith(f"{number}."))
+    for stack, count in use.counts.items():
+        if sizes.sizes.setdefault(stack, count) != count:
+            raise UsageError(f"{use.where}: there are {count} of {{{stack}}}, and its size is {sizes.sizes[stack]}.")
+    solve(_equations(use, side, tensors, shapes), sizes, use.where)
+    return sizes
+
+
+def _solve_globals(
+    map_: Map,
+    side: int,
+    uses: Mapping[tuple[int, tuple[str, ...]], _Use],
+    tensors: Mapping[str, LazyTensor],
+    known: dict[str, int],
+    shapes: Mapping[str, Sequence[int]],
+) -> None:
+    """Add to `known` those sizes of the map that the shapes of some use decide: they hold for all rules."""
+    missing = [name for name in map_.sizes if name not in known]
+    while missing:
+        found: dict[str, int] = {}
+        tried = set()
+        for use in uses.values():
+            key = id(use.rule), frozenset((index, tensors[name].shape) for (index, _), name in use.names.items())
+            if key not in tried:
+                tried.add(key)
+                sizes = _solved(use, side, tensors, known, shapes).sizes
+                found.update((name, sizes[name]) for name in missing if name in sizes)
+        if not found:
+            return
+        known.update(found)
+        missing = [name for name in missing if name not in found]
+
+
+class _Piece(NamedTuple):
+    """A piece of a tensor: where it begins along each dimension, and {axis: (dimension, step)}."""
+
+    tensor: int
+    starts: tuple[int, ...]
+    steps: dict[str, tuple[int, int]]
+
+
+def _pieces_of(rule: Rule, side: int, sizes: Known) -> Iterator[_Piece]:
+    """Yield the pieces of a side that are no padding, in order."""
+    for index, tensor in enumerate(rule.sides[side]):
+        for boxes in itertools.product(*(list(_boxes(dim, sizes)) for dim in tensor.dims or ())):
+            steps = {axis: (dim, step) for dim, (_, along) in enumerate(boxes) for axis, step in along.items()}
+            if not any(axis.startswith("_") for axis in steps):
+                yield _Piece(index, tuple(start for start, _ in boxes), steps)
+
+
+def _boxes(product: Product, sizes: Known) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield the pieces of a composed axis: where each begins, and the step of each of its axes."""
+    steps = list(itertools.accumulate((sizes.node(node) for node in reversed(product[1:])), _times, initial=1))
+    choices: list[list[tuple[int, dict[str, int]]]] = []
+    for node, step in zip(product, reversed(steps), strict=False):
+        if isinstance(node, Axis):
+            choices.append([(0, {} if node.number == 1 else {node.name: step})])
+            continue
+        terms, start = [], 0
+        for term in node.terms:
+            for begin, inner in _boxes(term, sizes):
+                terms.append(((start + begin) * step, {axis: each * step for axis, each in inner.items()}))
+            start += sizes.product(term)
+        choices.append(terms)
+    for combination in itertools.product(*choices):
+        along = {axis: step for _, steps in combination for axis, step in steps.items()}
+        yield sum(start for start, _ in combination), along
+
+
+def _times(one: int, other: int) -> int:
+    return one * other
+
+
+# ----------------------------------------------------------------------------------------------------- the new tensors
+
+
+class _Made:
+    """Collects the tensors of the target side."""
+
+    def __init__(
+        self,
+        map_: Map,
+        side: int,
+        tensors: Mapping[str, LazyTensor],
+        known: Mapping[str, int],
+        shapes: Mapping[str, Sequence[int]],
+    ) -> None:
+        self.tensors: dict[str, LazyTensor] = {}
+        self.sources: dict[str, tuple[str, ...]] = {}
+        self.padding: dict[str, int] = {}
+        self._map, self._side, self._given, self._known, self._shapes = map_, side, tensors, known, shapes
+        self._found: dict[str, set[int]] = collections.defaultdict(set)
+        # Equal expressions are one object, so that tied tensors stay tied.
+        self._same: dict[LazyTensor, LazyTensor] = {}
+        # Layers have the same shapes, and then the same sizes and pieces.
+        self._solved: dict[object, tuple[Known, list[_Piece]]] = {}
+
+    def keep(self, name: str) -> None:
+        self._add(name, self._given[name], (name,), f"[keep] of {self._map.name}")
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that are the same wherever they were used."""
+        return dict(self._known) | {name: min(sizes) for name, sizes in self._found.items() if len(sizes) == 1}
+
+    def make(self, use: _Use) -> None:
+        """Add what one use of a rule makes. Raise UsageError if the sizes do not fit or are not known."""
+        rule, side = use.rule, self._side
+        if rule.renames:
+            (name,) = use.names.values()
+            self._add(rule.sides[1 - side][0].name.of(use.values), self._given[name], (name,), use.where)
+            return
+        sizes, pieces = self._sizes_and_pieces(use)
+        following = iter(pieces)
+        made = 0
+        for tensor in rule.sides[1 - side]:
+            count = sum(
+                not any(axis.is_padding for axis in itertools.chain.from_iterable(each)) for each in _expanded(tensor)
+            )
+            taken = list(itertools.islice(following, count))
+            stacks = _stacks(rule, tensor)
+            counts = [sizes.node(Axis((stack,))) for stack in stacks]
+            if math.prod(counts) + len(self.tensors) > MAX_TARGETS:
+                raise LimitError(f"{use.where} makes {math.prod(counts)} tensors: more than {MAX_TARGETS} in all.")
+            for at in itertools.product(*map(range, counts)):
+                fixed = dict(zip(stacks, at, strict=True))
+                name = tensor.name.of({**use.values, **fixed})
+                assembly = _Assembly(use, side, self._given, sizes, taken, fixed, name)
+                self._add(name, assembly.tensor(tensor), assembly.sources, use.where)
+                made += assembly.elements
+        self._check_all_used(use, made)
+
+    def _sizes_and_pieces(self, use: _Use) -> tuple[Known, list[_Piece]]:
+        side, rule = self._side, use.rule
+        shapes = frozenset((index, self._given[name].shape) for (index, _), name in use.names.items())
+        key = (id(rule), shapes, tuple(use.counts.items())) if not self._shapes else object()
+        found = self._solved.get(key)
+        if found is None:
+            sizes = _solved(use, side, self._given, self._known, self._shapes)
+            _check_decided(use, sizes, self._map.sizes)
+            pieces = list(_pieces_of(rule, side, sizes))
+            if self._shapes:
+                return sizes, pieces
+            found = self._solved[key] = sizes, pieces
+        for tensor in (*rule.sides[0], *rule.sides[1]):
+            for axis in _axes(tensor):
+                size = found[0].of(axis)
+                if size is not None and axis.number is None and axis.name not in self._known:
+                    self._found[f"{rule.number}.{axis.name}"].add(size)
+        return found
+
+    def _check_all_used(self, use: _Use, made: int) -> None:
+        """Count the elements of a use: those of its tensors are in the results once, but for padding."""
+        given = 0
+        for (index, _), name in use.names.items():
+            size = self._given[name].numel
+            given += size
+            tensor = use.rule.sides[self._side][index]
+            if any(axis.is_padding for axis in _axes(tensor)):
+                sizes, _ = self._sizes_and_pieces(use)
+                used = sum(
+                    math.prod(sizes.node(axis) for axis in itertools.chain.from_iterable(piece))
+                    for piece in _expanded(tensor)
+                    if not any(axis.is_padding for axis in itertools.chain.from_iterable(piece))
+                )
+                self.padding[name] = size - used
+                given -= size - used
+        if given != made:
+            use.rule.fail(f"{given} elements would become {made}: the sides do not hold the same.")
+
+    def _add(self, name: str, tensor: LazyTensor, sources: tuple[str, ...], where: str) -> None:
+        if name in self.tensors:
+            raise UsageError(
+                f"{where}: {some(sources)} would become {quoted(name)}, as {some(self.sources[name])} would. Nothing "
+                "was written."
+            )
+        self.tensors[name] = self._same.setdefault(tensor, tensor)
+        self.sources[name] = sources
+
+
+def _axes(tensor: Tensor) -> Iterator[Axis]:
+    for dim in tensor.dims or ():
+        yield from axes_in(dim)
+
+
+def _expanded(tensor: Tensor) -> Iterator[tuple[tuple[Axis, ...], ...]]:
+    """Yield the pieces of a tensor, as the axes in each dimension."""
+    yield from itertools.product(*(list(expand(dim)) for dim in tensor.dims or ()))
+
+
+def _check_decided(use: _Use, sizes: Known, named: Collection[str]) -> None:
+    """Raise UsageError for sizes that nothing decides, and for those that make more elements than can be counted.
+
+    `named` are those that the map lists.
+    """
+    tensors = (*use.rule.sides[0], *use.rule.sides[1])
+    unknown = dict.fromkeys(axis.name for tensor in tensors for axis in _axes(tensor) if sizes.of(axis) is None)
+    unknown |= dict.fromkeys(name for name in use.rule.stacks if name not in sizes.sizes)
+    if unknown:
+        names = [each for name in unknown for each in name.split(" ")]
+        # Those that the map lists under [sizes] are what it takes; the others follow from them.
+        names = [name for name in names if name in named] or names
+        raise UsageError(
+            f"{use.where}: the shapes do not say how large {' and '.join(names)} "
+            f"{'is' if len(names) == 1 else 'are'}, for {quoted(next(iter(use.names.values())))}. Nothing was written.",
+            f"Give {' '.join(f'--size {name}=NUMBER' for name in names)}.",
+        )
+    for tensor in tensors:
+        if math.prod(max(sizes.product(dim), 1) for dim in tensor.dims or ()) >= 1 << 63:
+            raise LimitError(f"{use.where}: {quoted(tensor.text)} has more elements than can be counted.")
+
+
+class _Assembly:
+    """Puts one tensor together from the pieces of a use of a rule. `elements` counts those taken from sources."""
+
+    def __init__(
+        self,
+        use: _Use,
+        side: int,
+        given: Mapping[str, LazyTensor],
+        sizes: Known,
+        pieces: Sequence[_Piece],
+        fixed: Mapping[str, int],
+        name: str,
+    ) -> None:
+        self._use, self._side, self._given, self._sizes, self._fixed, self._name = use, side, given, sizes, fixed, name
+        self._all = pieces
+        self._pieces = iter(pieces)
+        self._sources: dict[str, None] = {}
+        self.elements = 0
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self._sources)
+
+    def tensor(self, tensor: Tensor) -> LazyTensor:
+        dims = tensor.dims or ()
+        nodes = [node for dim in dims for node in dim]
+        shape = tuple(self._sizes.product(dim) for dim in dims)
+        return viewed(self._joined(nodes), shape)
+
+    def _joined(self, nodes: Sequence[Node]) -> LazyTensor:
+        """Return the tensor that has one dimension for each of `nodes`."""
+        at = next((at for at, node in enumerate(nodes) if isinstance(node, Sum)), None)
+        shape = tuple(map(self._sizes.node, nodes))
+        if at is None:
+            axes = [node for node in nodes if isinstance(node, Axis)]
+            if any(axis.is_padding for axis in axes):
+                return Zeros(self._dtype, shape)
+            return viewed(self._taken(next(self._pieces), axes), shape)
+        parts = []
+        for term in nodes[at].terms:  # type: ignore[union-attr]
+            inner = self._joined([*nodes[:at], *term, *nodes[at + 1 :]])
+            part = viewed(inner, (*shape[:at], self._sizes.product(term), *shape[at + 1 :]))
+            if part.shape[at]:
+                parts.append(part)
+        if not parts:
+            return Zeros(self._dtype, shape)
+        self._check_dtypes(parts)
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts), at)
+
+    @property
+    def _dtype(self):  # type: ignore[no-untyped-def]
+        """The dtype of the first source."""
+        used = {piece.tensor for piece in self._all}
+        return next(self._given[name].dtype for (index, _), name in self._use.names.items() if index in used)
+
+    def _taken(self, piece: _Piece, axes: Sequence[Axis]) -> LazyTensor:
+        """Return a piece of the source, with its axes in the order of `axes`."""
+        tensor = self._use.rule.sides[self._side][piece.tensor]
+        stacks = _stacks(self._use.rule, tensor)
+        starts = list(piece.starts)
+        for axis, value in self._fixed.items():
+            if axis in piece.steps:
+                dim, step = piece.steps[axis]
+                starts[dim] += step * value
+        order = [axis for axis in axes if axis.number != 1]
+
+        def at(fixed: dict[str, int], order: Sequence[Axis]) -> LazyTensor:
+            number = next((number for number, axis in enumerate(order) if axis.name in stacks), None)
+            if number is None:
+                return self._read(piece, starts, [fixed[stack] for stack in stacks], order)
+            stack, parts = order[number].name, []
+            for value in range(self._sizes.node(order[number])):
+                part = at({**fixed, stack: value}, [*order[:number], *order[number + 1 :]])
+                parts.append(viewed(part, (*part.shape[:number], 1, *part.shape[number:])))
+            self._check_dtypes(parts)
+            return parts[0] if len(parts) == 1 else Concat(tuple(parts), number)
+
+        return at(dict(self._fixed), order)
+
+    def _read(self, piece: _Piece, starts: Sequence[int], at: Sequence[int], order: Sequence[Axis]) -> LazyTensor:
+        name = self._use.names[piece.tensor, tuple(at)]
+        self._sources[name] = None
+        source = self._given[name]
+        steps = [Steps(self._sizes.node(axis), *piece.steps[axis.name]) for axis in order]
+        shape = tuple(each.length for each in steps)
+        self.elements += math.prod(shape)
+        within = contiguous_strides(source.shape)
+        flat = tuple(each.step * within[each.dim] for each in steps)
+        if math.prod(shape) == source.numel and all(
+            stride == wanted or length == 1
+            for length, stride, wanted in zip(shape, flat, contiguous_strides(shape), strict=True)
+        ):
+            return viewed(source, shape)
+        return strided(source, starts, steps)
+
+    def _check_dtypes(self, parts: Sequence[LazyTensor]) -> None:
+        dtypes = dict.fromkeys(part.dtype.name for part in parts)
+        if len(dtypes) > 1:
+            raise UsageError(
+                f"{self._use.where}: {quoted(self._name)} is joined of {some(self._sources)}, which have different "
+                f"dtypes: {', '.join(dtypes)}. Nothing was written."
+            )

@@ -1,0 +1,191 @@
+"""Reads a map from TOML text, and the maps that come with the program."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.structure.maps.notation import Rule, make_rules
+from ckptconv.structure.maps.sizes import MAX_SIZE, Alternatives, Expression
+from ckptconv.text import brief, quoted, some
+
+SUFFIX = ".toml"
+# Limits: bytes of a file, rules, and globs of a list.
+MAX_BYTES, MAX_RULES, MAX_GLOBS = 1 << 20, 2000, 1000
+_TABLES = ("rule", "sizes", "keep", "drop")
+# Texts for people: of a map, where it comes from and what it is for; of a rule, a note.
+_WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
+_RULE_WORDS = ("about", "note")
+# The key of globs of both sides.
+_BOTH = "names"
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map: its sides, rules, sizes, and the globs of names that are kept or dropped, by side.
+
+    `name` is the file's, or that of the catalogue; `text` is the whole file, `digest` the sha256 of it.
+    """
+
+    name: str
+    sides: tuple[str, str]
+    rules: tuple[Rule, ...]
+    sizes: Mapping[str, Alternatives]
+    keep: tuple[tuple[str, ...], tuple[str, ...]]
+    drop: tuple[tuple[str, ...], tuple[str, ...]]
+    words: Mapping[str, str] = field(default_factory=dict)
+    text: str = field(default="", repr=False)
+
+    @property
+    def about(self) -> str:
+        """What it is for, in a line."""
+        told = self.words.get("about") or self.words.get("title") or self.words.get("description") or ""
+        return told.strip().partition("\n")[0]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def side(self, name: str) -> int:
+        """Return the number of the side called `name`. Raise UsageError if there is none."""
+        if name not in self.sides:
+            raise UsageError(f"The map {self.name} has the sides {' and '.join(self.sides)}, and no {quoted(name)}.")
+        return self.sides.index(name)
+
+
+def parse_map(text: str, name: str) -> Map:
+    """Return the map of this TOML text. `name` is its file's name. Raise UsageError, which points into the file, for
+    anything that is no map."""
+    if len(text.encode()) > MAX_BYTES:
+        raise UsageError(f"{name} has more than {MAX_BYTES} bytes, and is no map.")
+    tables = _toml(text, name)
+    for key, value in tables.items():
+        if key not in _TABLES and not (key in _WORDS and _is_text(value)):
+            raise UsageError(f"{name}: {quoted(key)} is no part of a map.", f"A map has {some(_TABLES, form=str)}.")
+    given = tables.get("rule", [])
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given) or not given:
+        raise UsageError(f"{name} has no rules.", "Each begins with [[rule]].")
+    if len(given) > MAX_RULES:
+        raise UsageError(f"{name} has {len(given)} rules, and a map may have {MAX_RULES}.")
+    sides = _sides(given, name)
+    rules: list[Rule] = []
+    for number, rule in enumerate(given, 1):
+        texts = [_texts(rule[side], f"{name}, rule {number}, {side}") for side in sides]
+        rules.extend(make_rules(f"{name}, rule {number}", number, sides, texts))
+    keep, drop = (_globs(tables.get(key, []), sides, f"{name}, [{key}]") for key in ("keep", "drop"))
+    sizes = _sizes(tables.get("sizes", {}), name)
+    words = {key: _joined(tables[key]) for key in _WORDS if key in tables}
+    return Map(name, sides, tuple(rules), sizes, keep, drop, words, text)
+
+
+def _toml(text: str, name: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        found: dict[str, Any] = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name} is not TOML: {str(error)[:200]}.") from None
+    return found
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+
+
+def _joined(value: Any) -> str:
+    return value if isinstance(value, str) else "\n".join(value)
+
+
+def _sides(rules: Sequence[Mapping[str, Any]], name: str) -> tuple[str, str]:
+    """Return the names of the two sides, which all rules have."""
+    sides = [key for key in rules[0] if key not in _RULE_WORDS]
+    if len(sides) != 2:
+        raise UsageError(f"{name}, rule 1 has {len(sides)} sides, and a rule has two: {some(sides) or 'none'}.")
+    for number, rule in enumerate(rules, 1):
+        found = [key for key in rule if key not in _RULE_WORDS]
+        if {*found} != {*sides}:
+            raise UsageError(f"{name}, rule {number} has the sides {some(found)}; rule 1 has {some(sides)}.")
+    return sides[0], sides[1]
+
+
+def _texts(value: Any, where: str) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not _is_text(texts):
+        raise UsageError(f"{where} is {brief(value)}, where the text of a tensor was expected, or a list of texts.")
+    return list(texts)
+
+
+def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the globs of each side."""
+    tables = value if isinstance(value, dict) else {_BOTH: value}
+    found: list[list[str]] = [[], []]
+    for key, globs in tables.items():
+        if key not in (*sides, _BOTH):
+            raise UsageError(f"{where}: {quoted(key)} is neither {_BOTH} nor one of the sides {' and '.join(sides)}.")
+        for number, side in enumerate(sides):
+            if key in (side, _BOTH):
+                found[number].extend(_texts(globs, where))
+    if any(len(globs) > MAX_GLOBS for globs in found):
+        raise UsageError(f"{where} has more than {MAX_GLOBS} globs.")
+    return tuple(found[0]), tuple(found[1])
+
+
+def _sizes(value: Any, name: str) -> dict[str, Alternatives]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{name}, [sizes] is {brief(value)}, where a table was expected.")
+    sizes: dict[str, Alternatives] = {}
+    for axis, told in value.items():
+        where = f"{name}, [sizes], {axis}"
+        alternatives = told if isinstance(told, list) else [told]
+        for each in alternatives:
+            is_number = isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= MAX_SIZE
+            if not is_number and not isinstance(each, str):
+                raise UsageError(f"{where}: {brief(each)} is neither a number nor an expression.")
+            if isinstance(each, str):
+                try:
+                    Expression(each)
+                except UsageError as error:
+                    raise UsageError(f"{where}: {error.message}") from None
+        sizes[axis] = tuple(alternatives)
+    return sizes
+
+
+def matches(name: str, globs: Sequence[str]) -> str:
+    """Return the glob that matches `name`, or an ending of it after a dot; "" if none does."""
+    for glob in globs:
+        if fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(name, f"*.{glob}"):
+            return glob
+    return ""
+
+
+# ----------------------------------------------------------------------------------------------------- the catalogue
+
+
+def catalogue() -> Iterator[str]:
+    """Yield the names of the maps that come with the program, in order."""
+    yield from sorted(each.name.removesuffix(SUFFIX) for each in _folder().iterdir() if each.name.endswith(SUFFIX))
+
+
+def from_catalogue(name: str) -> Map:
+    """Return the map of this name that comes with the program. Raise UsageError if there is none."""
+    names = list(catalogue())
+    if name not in names:
+        import difflib
+
+        close = difflib.get_close_matches(name, names)
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"There are: {some(names, 30, str)}."
+        raise UsageError(f"There is no map {quoted(name)}.", f"{hint} A file is named by its path, such as ./my.toml.")
+    return parse_map(_folder().joinpath(name + SUFFIX).read_text("utf-8"), name)
+
+
+def _folder() -> Any:
+    from importlib import resources
+
+    return resources.files("ckptconv.structure.maps") / "catalogue"

@@ -1,0 +1,430 @@
+"""Reads the rules of a map: name templates, and axes in the notation of einops, with `+` for concatenation. Pure."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, NoReturn, TypeAlias
+
+from ckptconv.errors import UsageError
+from ckptconv.text import quoted, some
+
+# Limits: parentheses inside one another, characters of a tensor, tensors of a side, and pieces of a side. No rule of
+# any model comes near these; sums multiply their pieces.
+MAX_DEPTH, MAX_LENGTH, MAX_TENSORS, MAX_PIECES = 16, 1000, 64, 256
+# Indices in one part of a name between dots: each more makes matching slower.
+MAX_IN_PART = 2
+PADDING = "_"
+
+_TOKEN = re.compile(r"\s*(?:([()+])|([A-Za-z][A-Za-z0-9_]*|\d{1,18}|_)(?![A-Za-z0-9_])|(\S))")
+# What separates a name from the axes: a colon with a space before or after it, or at the end.
+_COLON = re.compile(r"\s+:(?=\s|$)|:(?=\s|$)|\s+:")
+_INDEX = re.compile(r"\{([^{}]*)\}")
+_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+# -------------------------------------------------------------------------------------------------------------- axes
+
+
+class Axis(NamedTuple):
+    """An axis, or several that stand side by side wherever the rule has one of them.
+
+    `names` are letters, a number, or padding, which is "_", "_2", … in the order of the rule.
+    """
+
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.names)
+
+    @property
+    def is_padding(self) -> bool:
+        return self.names[0].startswith(PADDING)
+
+    @property
+    def number(self) -> int | None:
+        """Its size, if it is written as a number."""
+        return int(self.names[0]) if self.names[0].isdigit() else None
+
+
+class Sum(NamedTuple):
+    """Axes, each composed of others, one after the other."""
+
+    terms: tuple[Product, ...]
+
+
+Node: TypeAlias = "Axis | Sum"
+Product: TypeAlias = "tuple[Node, ...]"
+
+
+class _SyntaxError(Exception):
+    """What is wrong with a tensor's text, and at which character."""
+
+    def __init__(self, what: str, at: int) -> None:
+        super().__init__(what)
+        self.what, self.at = what, at
+
+
+class _Parser:
+    """Reads the axes of one tensor, which begin at character `start` of `text`."""
+
+    def __init__(self, text: str, start: int) -> None:
+        self._tokens: list[tuple[str, int]] = []
+        at = start
+        while match := _TOKEN.match(text, at):
+            word, at = match[match.lastindex or 0], match.end()
+            if match.lastindex == 3:
+                raise _SyntaxError(f"{word!r} is not part of an axis", match.start(3))
+            self._tokens.append((word, match.start(match.lastindex or 0)))
+        self._tokens.append(("", len(text)))
+        self._next = 0
+
+    def dims(self) -> tuple[Product, ...]:
+        found: list[Product] = []
+        while self._word:
+            if self._word == "+":
+                raise _SyntaxError("a sum stands in parentheses", self._at)
+            found.append(self._factor(0))
+        return tuple(found)
+
+    @property
+    def _word(self) -> str:
+        return self._tokens[self._next][0]
+
+    @property
+    def _at(self) -> int:
+        return self._tokens[self._next][1]
+
+    def _factor(self, depth: int) -> Product:
+        """Read an axis, or what is in parentheses."""
+        word, at = self._tokens[self._next]
+        self._next += 1
+        if word == ")":
+            raise _SyntaxError("this parenthesis closes nothing", at)
+        if word != "(":
+            return (Axis((word,)),)
+        if depth == MAX_DEPTH:
+            raise _SyntaxError(f"parentheses are nested more than {MAX_DEPTH} levels deep", at)
+        terms = [self._product(depth + 1)]
+        while self._word == "+":
+            self._next += 1
+            terms.append(self._product(depth + 1))
+        if not self._word:
+            raise _SyntaxError("this parenthesis is not closed", at)
+        self._next += 1
+        if len(terms) == 1:
+            return terms[0]
+        if () in terms:
+            raise _SyntaxError("a term of this sum is missing", at)
+        return (Sum(tuple(terms)),)
+
+    def _product(self, depth: int) -> Product:
+        factors: list[Node] = []
+        while self._word not in ("", ")", "+"):
+            factors.extend(self._factor(depth))
+        return tuple(factors)
+
+
+def expand(product: Product) -> Iterator[tuple[Axis, ...]]:
+    """Yield the pieces of a composed axis, in order: for each the axes that it consists of."""
+    choices = [
+        [(node,)] if isinstance(node, Axis) else [piece for term in node.terms for piece in expand(term)]
+        for node in product
+    ]
+    for combination in itertools.product(*choices):
+        yield tuple(itertools.chain.from_iterable(combination))
+
+
+def count_pieces(product: Product) -> int:
+    """Return the number of pieces of a composed axis."""
+    count = 1
+    for node in product:
+        count *= sum(map(count_pieces, node.terms)) if isinstance(node, Sum) else 1
+    return count
+
+
+def axes_in(product: Product) -> Iterator[Axis]:
+    """Yield each occurrence of an axis."""
+    for node in product:
+        if isinstance(node, Axis):
+            yield node
+        else:
+            for term in node.terms:
+                yield from axes_in(term)
+
+
+def written(dims: Sequence[Product]) -> str:
+    """Return axes as a rule writes them."""
+    return " ".join(_written(dim) if len(dim) == 1 else f"({' '.join(map(_node, dim))})" for dim in dims)
+
+
+def _written(product: Product) -> str:
+    return " ".join(map(_node, product))
+
+
+def _node(node: Node) -> str:
+    if isinstance(node, Sum):
+        return f"({' + '.join(map(_written, node.terms))})"
+    return PADDING if node.is_padding else node.name
+
+
+# ------------------------------------------------------------------------------------------------------------- names
+
+
+class Name(NamedTuple):
+    """A name template. `literals` and `indices` alternate: literal, index, literal, …, literal."""
+
+    literals: tuple[str, ...]
+    indices: tuple[str, ...]
+
+    def of(self, values: Mapping[str, str | int]) -> str:
+        """Return the name with these indices."""
+        inner = (f"{values[index]}{literal}" for index, literal in zip(self.indices, self.literals[1:], strict=True))
+        return self.literals[0] + "".join(inner)
+
+    def __str__(self) -> str:
+        return self.of({index: f"{{{index}}}" for index in self.indices})
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a rule: its text in the map, its name, and its dimensions, each composed of axes; None if the rule
+    only renames."""
+
+    text: str
+    name: Name
+    dims: tuple[Product, ...] | None
+
+    @property
+    def axes(self) -> set[str]:
+        """The names of its axes."""
+        return {axis.name for dim in self.dims or () for axis in axes_in(dim)}
+
+
+def _parse_name(text: str) -> Name:
+    for match in re.finditer(r"[{}]", _INDEX.sub(lambda found: "." * len(found[0]), text)):
+        raise _SyntaxError("this brace has no partner", match.start())
+    pieces = _INDEX.split(text)
+    literals, indices = tuple(pieces[::2]), tuple(pieces[1::2])
+    for match in _INDEX.finditer(text):
+        if not _IDENTIFIER.fullmatch(match[1]):
+            raise _SyntaxError("an index is written as a letter or word in braces, as {l}", match.start())
+    if "" in literals[1:-1]:
+        raise _SyntaxError("two indices stand side by side, and nothing says where one ends", text.index("}{"))
+    if any(len(_INDEX.findall(part)) > MAX_IN_PART for part in text.split(".")):
+        raise _SyntaxError(f"more than {MAX_IN_PART} indices are in one part of the name", 0)
+    if not text or re.search(r"\s", text):
+        raise _SyntaxError("the name is missing" if not text else "a name holds no spaces", 0)
+    return Name(literals, indices)
+
+
+def parse_tensor(text: str) -> Tensor:
+    """Return the tensor that `text` describes: a name, or a name, a colon and axes. Raise UsageError, which shows where
+    in the text the error is."""
+    try:
+        if len(text) > MAX_LENGTH:
+            raise _SyntaxError(f"it has more than {MAX_LENGTH} characters", 0)
+        colons = list(_COLON.finditer(text))
+        if not colons:
+            return Tensor(text, _parse_name(text.strip()), None)
+        colon = colons[-1]
+        name = _parse_name(text[: colon.start()].strip())
+        return Tensor(text, name, _Parser(text, colon.end()).dims())
+    except _SyntaxError as problem:
+        raise UsageError(f"{quoted(text, MAX_LENGTH)}, character {problem.at + 1}: {problem.what}.") from None
+
+
+# ------------------------------------------------------------------------------------------------------------- rules
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule: the tensors of both sides, which hold the same pieces.
+
+    `where` names it in messages. `stacks` are the indices that count the tensors of a stack; `free` are the others,
+    which are in all names.
+    """
+
+    where: str
+    number: int
+    sides: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+    free: tuple[str, ...] = ()
+    stacks: frozenset[str] = frozenset()
+    # The axes of each piece that is no padding, by side.
+    pieces: tuple[tuple[frozenset[Axis], ...], ...] = field(default=(), repr=False)
+
+    @property
+    def renames(self) -> bool:
+        return self.sides[0][0].dims is None
+
+    def fail(self, what: str, hint: str = "") -> NoReturn:
+        raise UsageError(f"{self.where}: {what}", hint)
+
+
+def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]]) -> list[Rule]:
+    """Return the rule that these texts make, or for one that renames several tensors, the rules for each.
+
+    `names` are those of its sides. Raise UsageError, which points into the rule, if it makes no sense.
+    """
+    parsed: list[tuple[Tensor, ...]] = []
+    for name, texts in zip(names, sides, strict=True):
+        if not texts or len(texts) > MAX_TENSORS:
+            raise UsageError(f"{where}, {name}: it has {len(texts)} tensors, and may have 1 to {MAX_TENSORS}.")
+        try:
+            parsed.append(tuple(map(parse_tensor, texts)))
+        except UsageError as error:
+            raise UsageError(f"{where}, {name}: {error.message}", error.hint) from None
+    left, right = parsed
+    tensors = (*left, *right)
+    if all(tensor.dims is None for tensor in tensors):
+        if len(left) != len(right):
+            raise UsageError(f"{where}: {len(left)} names cannot become {len(right)} without axes.")
+        return [_checked(Rule(where, number, ((a,), (b,)))) for a, b in zip(left, right, strict=True)]
+    bare = next((tensor for tensor in tensors if tensor.dims is None), None)
+    if bare:
+        raise UsageError(f"{where}: {quoted(bare.text)} has no axes, and other tensors of the rule have.")
+    return [_checked(_fused(_padded(Rule(where, number, (left, right)))))]
+
+
+def _padded(rule: Rule) -> Rule:
+    """Return `rule` with each padding named apart. Raise UsageError for one that is not a term of a sum."""
+    numbers = itertools.count(1)
+
+    def named(product: Product, tensor: Tensor, in_sum: bool) -> Product:
+        nodes: list[Node] = []
+        for node in product:
+            if isinstance(node, Sum):
+                node = Sum(tuple(named(term, tensor, in_sum=True) for term in node.terms))
+            elif node.is_padding:
+                if not in_sum or len(product) > 1:
+                    rule.fail(f"{quoted(tensor.text)}: padding stands alone in a sum, as in (v + _).")
+                number = next(numbers)
+                node = Axis((PADDING if number == 1 else f"{PADDING}{number}",))
+            nodes.append(node)
+        return tuple(nodes)
+
+    return _changed(rule, lambda tensor: tuple(named(dim, tensor, in_sum=False) for dim in tensor.dims or ()))
+
+
+def _changed(rule: Rule, dims: Callable[[Tensor], tuple[Product, ...]]) -> Rule:
+    left, right = (tuple(replace(each, dims=dims(each)) for each in side) for side in rule.sides)
+    return replace(rule, sides=(left, right))
+
+
+def _fused(rule: Rule) -> Rule:
+    """Return `rule` with axes that always stand side by side as one: only their product matters."""
+    while pair := _inseparable(rule):
+        rule = _changed(rule, functools.partial(_joined, pair))
+    return rule
+
+
+def _inseparable(rule: Rule) -> tuple[Axis, Axis] | None:
+    """Return two axes of which each occurs only beside the other, in this order; None if there are none."""
+    after: dict[Axis, set[Axis | None]] = {}
+    before: dict[Axis, set[Axis | None]] = {}
+    for product in _products(rule):
+        axes = [node if isinstance(node, Axis) else None for node in product]
+        for axis, following, previous in zip(axes, [*axes[1:], None], [None, *axes[:-1]], strict=True):
+            if axis:
+                after.setdefault(axis, set()).add(following)
+                before.setdefault(axis, set()).add(previous)
+    indices = {index for side in rule.sides for tensor in side for index in tensor.name.indices}
+    for axis, [following, *others] in after.items():
+        if following and not others and before[following] == {axis}:
+            names = {*axis.names, *following.names}
+            if not names & indices and axis.number is None and following.number is None:
+                return axis, following
+    return None
+
+
+def _joined(pair: tuple[Axis, Axis], tensor: Tensor) -> tuple[Product, ...]:
+    first, second = pair
+
+    def joined(product: Product) -> Product:
+        nodes: list[Node] = []
+        for node in product:
+            if isinstance(node, Sum):
+                nodes.append(Sum(tuple(map(joined, node.terms))))
+            elif node != second:
+                nodes.append(Axis((*first.names, *second.names)) if node == first else node)
+        return tuple(nodes)
+
+    return tuple(map(joined, tensor.dims or ()))
+
+
+def _products(rule: Rule) -> Iterator[Product]:
+    def within(product: Product) -> Iterator[Product]:
+        yield product
+        for node in product:
+            if isinstance(node, Sum):
+                for term in node.terms:
+                    yield from within(term)
+
+    for side in rule.sides:
+        for tensor in side:
+            for dim in tensor.dims or ():
+                yield from within(dim)
+
+
+def _checked(rule: Rule) -> Rule:
+    """Return `rule` with its indices and pieces. Raise UsageError if its sides do not hold the same."""
+    tensors = [tensor for side in rule.sides for tensor in side]
+    every = list(dict.fromkeys(index for tensor in tensors for index in tensor.name.indices))
+    free = tuple(index for index in every if all(index in tensor.name.indices for tensor in tensors))
+    stacks = frozenset(every) - frozenset(free)
+    for tensor in tensors:
+        both = sorted(tensor.axes & {*tensor.name.indices})
+        if both:
+            rule.fail(f"{quoted(tensor.text)}: {both[0]!r} is an index of the name and an axis too.")
+        without = sorted(stacks - tensor.axes - {*tensor.name.indices})
+        if without:
+            rule.fail(
+                f"{{{without[0]}}} is in the name of some tensors, and in {quoted(tensor.text)} neither in the name "
+                "nor an axis.",
+                "An index is in all names of a rule, or an axis where it is not.",
+            )
+    if rule.renames:
+        return replace(rule, free=free, stacks=stacks)
+    left, right = (_pieces(rule, side, stacks) for side in rule.sides)
+    if len(left) != len(right):
+        rule.fail(
+            f"one side consists of {len(left)} pieces, the other of {len(right)}: every sum stands for as many pieces "
+            "as it has terms."
+        )
+    for number, (one, other) in enumerate(zip(left, right, strict=True), 1):
+        if one != other:
+            only = [_listed(one - other), _listed(other - one)]
+            rule.fail(
+                f"piece {number} of {len(left)} has other axes on one side than on the other: {_listed(one)} and "
+                f"{_listed(other)}; only the first has {only[0]}, only the second {only[1]}."
+            )
+    return replace(rule, free=free, stacks=stacks, pieces=(tuple(left), tuple(right)))
+
+
+def _listed(axes: frozenset[Axis]) -> str:
+    return some(sorted(axis.name for axis in axes), form=str) if axes else "none"
+
+
+def _pieces(rule: Rule, side: Sequence[Tensor], stacks: frozenset[str]) -> list[frozenset[Axis]]:
+    """Return the axes of each piece of `side`, without those of size 1 and without padding."""
+    found: list[frozenset[Axis]] = []
+    for tensor in side:
+        count = 1
+        for dim in tensor.dims or ():
+            count *= count_pieces(dim)
+        if count + len(found) > MAX_PIECES:
+            rule.fail(f"{quoted(tensor.text)} stands for more than {MAX_PIECES} pieces.")
+        indices = [Axis((index,)) for index in tensor.name.indices if index in stacks]
+        for pieces in itertools.product(*(list(expand(dim)) for dim in tensor.dims or ())):
+            axes = [axis for axis in (*indices, *itertools.chain.from_iterable(pieces)) if axis.number != 1]
+            if any(axis.is_padding for axis in axes):
+                continue
+            twice = next((axis for number, axis in enumerate(axes) if axis in axes[:number]), None)
+            if twice:
+                rule.fail(f"{quoted(tensor.text)}: the axis {twice.name} occurs twice in one piece.")
+            found.append(frozenset(axes))
+    return found

@@ -1,0 +1,166 @@
+"""Maps: the layouts of real models, element by element, against numpy's reshape and transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mapping import Checkpoint, numbered, same, values
+
+from ckptconv.errors import CorruptError, UsageError
+from ckptconv.structure.maps.compile import Applied, apply_map
+from ckptconv.structure.maps.file import parse_map
+
+
+def there_and_back(
+    path: Path, text: str, there: Mapping[str, np.ndarray], back: Mapping[str, np.ndarray], **sizes: int
+) -> Applied:
+    """Check that the map makes `back` of `there` and, with the sizes found on the way, `there` of `back`."""
+    map_ = parse_map(text, "test.toml")
+    result = apply_map(map_, Checkpoint(path / "there", there).tensors, sizes=sizes)
+    same(values(result.tensors), back)
+    again = apply_map(map_, Checkpoint(path / "back", back).tensors, sizes=result.sizes)
+    same(values(again.tensors), there)
+    return result
+
+
+QKV = """
+[[rule]]
+megatron = ["decoder.layers.{l}.self_attention.linear_qkv.weight : (g (q + k + v) d) h"]
+hf = ["model.layers.{l}.self_attn.q_proj.weight : (g q d) h",
+      "model.layers.{l}.self_attn.k_proj.weight : (g k d) h",
+      "model.layers.{l}.self_attn.v_proj.weight : (g v d) h"]
+[sizes]
+g = ["num_key_value_heads", "num_attention_heads"]
+d = ["head_dim", "hidden_size / num_attention_heads"]
+k = 1
+v = 1
+"""
+
+
+LINEAR_QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
+
+
+def test_joined_attention(tmp_path: Path) -> None:
+    g, q, d, h = 2, 3, 4, 5
+    there, back = {}, {}
+    for layer in (0, 1, 10):
+        joined = np.random.default_rng(layer).permutation(g * (q + 2) * d * h).astype("i4")
+        there[f"decoder.layers.{layer}.self_attention.linear_qkv.weight"] = joined.reshape(-1, h)
+        groups = joined.reshape(g, q + 2, d, h)
+        for name, rows in (("q", slice(q)), ("k", slice(q, q + 1)), ("v", slice(q + 1, None))):
+            back[f"model.layers.{layer}.self_attn.{name}_proj.weight"] = groups[:, rows].reshape(-1, h)
+    there_and_back(tmp_path, QKV, there, back, g=g, d=d)
+
+
+def test_gated_attention(tmp_path: Path) -> None:
+    text = """
+    [[rule]]
+    a = "qkv : (g (q + p + k + v) d) h"
+    b = ["qg : ((g q d) + (g p d)) h", "k : (g k d) h", "v : (g v d) h"]
+    [sizes]
+    k = 1
+    v = 1
+    """
+    g, q, d, h = 2, 3, 4, 5
+    qkv = numbered(qkv=(g * (2 * q + 2) * d, h))["qkv"]
+    groups = qkv.reshape(g, 2 * q + 2, d, h)
+    back = {
+        "qg": np.concatenate([groups[:, :q].reshape(-1, h), groups[:, q : 2 * q].reshape(-1, h)]),
+        "k": groups[:, 2 * q].reshape(-1, h),
+        "v": groups[:, 2 * q + 1].reshape(-1, h),
+    }
+    there_and_back(tmp_path, text, {"qkv": qkv}, back, g=g, d=d, p=q)
+
+
+def test_rotary_halves(tmp_path: Path) -> None:
+    text = """
+    [[rule]]
+    titan = "layers.{l}.attention.wq.weight : (n e two) h"
+    hf = "model.layers.{l}.self_attn.q_proj.weight : (n two e) h"
+    [sizes]
+    n = "num_attention_heads"
+    two = 2
+    """
+    there = numbered(**{"layers.0.attention.wq.weight": (12, 5)})
+    wq = there["layers.0.attention.wq.weight"]
+    back = {"model.layers.0.self_attn.q_proj.weight": wq.reshape(3, 2, 2, 5).transpose(0, 2, 1, 3).reshape(12, 5)}
+    there_and_back(tmp_path, text, there, back, n=3)
+
+
+EXPERTS = """
+[[rule]]
+hf4 = ["mlp.experts.{e}.gate_proj.weight : f h", "mlp.experts.{e}.up_proj.weight : f h"]
+hf5 = "mlp.experts.gate_up_proj : e (f + f) h"
+[[rule]]
+hf4 = "mlp.experts.{e}.down_proj.weight : h f"
+hf5 = "mlp.experts.down_proj : e f h"
+"""
+
+
+def test_stacked_experts(tmp_path: Path) -> None:
+    names = [f"mlp.experts.{e}.{kind}_proj.weight" for e in range(3) for kind in ("gate", "up", "down")]
+    there = numbered(**{name: (5, 4) if "down" in name else (4, 5) for name in names})
+    back = {
+        "mlp.experts.gate_up_proj": np.stack(
+            [
+                np.concatenate([there[f"mlp.experts.{e}.{kind}_proj.weight"] for kind in ("gate", "up")])
+                for e in range(3)
+            ]
+        ),
+        "mlp.experts.down_proj": np.stack([there[f"mlp.experts.{e}.down_proj.weight"].T for e in range(3)]),
+    }
+    there_and_back(tmp_path, EXPERTS, there, back)
+
+
+def test_ranks_joined_inside_an_axis(tmp_path: Path) -> None:
+    text = """
+    [[rule]]
+    ranks = "rank{r}.w : o h"
+    whole = "w : (r o) h"
+    [[rule]]
+    ranks = "rank{r}.u : h o"
+    whole = "u : h (o r)"
+    """
+    there = numbered(**{f"rank{r}.{name}": (3, 4) for r in range(3) for name in "wu"})
+    w, u = ([there[f"rank{r}.{name}"] for r in range(3)] for name in "wu")
+    back = {"w": np.concatenate(w), "u": np.stack(u, axis=2).reshape(3, 12)}
+    there_and_back(tmp_path, text, there, back, r=3)
+
+
+def test_padding_is_dropped_and_zero_on_the_way_back(tmp_path: Path) -> None:
+    text = '[[rule]]\nmegatron = "word.weight : (v + _) h"\nhf = "embed.weight : v h"\n[sizes]\nv = "vocab_size"\n'
+    array = numbered(w=(8, 3))["w"]
+    padded = np.concatenate([array[:5], np.zeros((3, 3), "i4")])
+    result = there_and_back(tmp_path, text, {"word.weight": padded}, {"embed.weight": array[:5]}, v=5)
+    assert result.padding == {"word.weight": 9}
+    assert result.sizes["1._"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "there", "sizes", "error", "told"),
+    [
+        (QKV, {LINEAR_QKV: (10, 4)}, {"g": 3, "d": 1}, UsageError, "linear_qkv"),
+        (QKV, {LINEAR_QKV: (12, 4)}, {}, UsageError, "--size"),
+        (QKV, {LINEAR_QKV: (12,)}, {}, UsageError, "2 dimensions"),
+        (QKV, {"model.layers.0.self_attn.q_proj.weight": (4, 4)}, {"g": 1, "d": 4}, UsageError, "k_proj"),
+        (EXPERTS, {"mlp.experts.0.down_proj.weight": (4, 4), "mlp.experts.2.down_proj.weight": (4, 4)}, {},
+         CorruptError, r"experts\.1\.down_proj"),
+        (EXPERTS, {"mlp.experts.0.down_proj.weight": (4, 4), "norm.weight": (4,)}, {}, UsageError, r"norm\.weight"),
+        (EXPERTS, {"mlp.experts.0.down_proj.weight": (4, 4), "mlp.experts.1.down_proj.weight": (4, 5)}, {},
+         UsageError, r"experts\.1\.down_proj"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_an_error_that_names_it(
+    tmp_path: Path,
+    text: str,
+    there: Mapping[str, tuple[int, ...]],
+    sizes: Mapping[str, int],
+    error: type[Exception],
+    told: str,
+) -> None:
+    tensors = Checkpoint(tmp_path / "there", numbered(**there)).tensors
+    with pytest.raises(error, match=told):
+        apply_map(parse_map(text, "test.toml"), tensors, sizes=sizes)
