@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.formats.training import with_training
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.planning import Output, optimizer_output, universal_output, weights_output
@@ -134,6 +135,8 @@ def _work(
 ) -> list[tuple[Source, Planner, Target]]:
     """Return what is to be planned. In `sources`, replace each that has companions by one that names them."""
     work = []
+    if universal_output in targets:
+        sources[:] = [with_training(source, options) for source in sources]
     for number, source in enumerate(sources):
         for plan, target in targets.items():
             taken, goal = source, of_rank(target, source)
@@ -144,14 +147,14 @@ def _work(
     return work
 
 
-def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Collection[Planner]) -> list[Source]:
+def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Mapping[Planner, Target]) -> list[Source]:
     """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank.
 
     A pipe is read now. Raises UsageError for a pipe without `targets`.
     """
     wanted: dict[str, Any] = {
-        "key": options.key if weights_output in targets or not targets else "",
-        "states": optimizer_output in targets or universal_output in targets,
+        "key": options.key if targets.keys() & {weights_output, universal_output} or not targets else "",
+        "states": optimizer_output in targets or (universal_output in targets and not options.fresh_optimizer),
         "inert": options.inert,
     }
     if isinstance(source, Source):

@@ -64,7 +64,7 @@ app.command("convert", cls=ConvertCommand)(convert_)
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(*named("optimizer raw"), *CONVERTING)
+@taking(*named("optimizer universal zero_stage fresh_optimizer raw"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
@@ -112,7 +112,7 @@ def safetensors2pt(
 
 @app.command("zero-to-fp32", cls=Command)
 @taking(
-    *named("tag exclude_frozen_parameters optimizer universal per_rank safe_serialization"),
+    *named("tag exclude_frozen_parameters optimizer universal zero_stage fresh_optimizer per_rank safe_serialization"),
     *CONVERTING,
 )
 def zero_to_fp32(
@@ -140,7 +140,7 @@ def zero_to_fp32(
 
 
 @app.command("dcp2safetensors", cls=Command)
-@taking(*named("optimizer master unstack"), *CONVERTING)
+@taking(*named("optimizer universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
 def dcp2safetensors(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
@@ -170,7 +170,7 @@ def dcp2safetensors(
     *named("raw tag exclude_frozen_parameters master unstack"),
     OPTIONS["optimizer"].explained("Verify the optimizer states there."),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
-    *named("per_rank opaque drop_opaque"),
+    *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
     *TENSORS,
     *named("spool_dir"),
