@@ -16,14 +16,22 @@ from ckptconv.formats.training import with_training
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.planning import Output, optimizer_output, universal_output, weights_output
-from ckptconv.outputs.targets import Target, beside, check_spool, default_output, of_rank, resolve_output
+from ckptconv.outputs.targets import (
+    Target,
+    beside,
+    check_spool,
+    default_output,
+    of_rank,
+    resolve_output,
+    resolve_tree,
+)
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import Verifier, produce
 from ckptconv.result import Report
 from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, normalize, real_place
+from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import is_pipe
 
@@ -73,12 +81,13 @@ def convert(
     started = time.monotonic()
     source = source_of(source)
     chosen = Options(**options)
+    if not chosen.universal and (chosen.zero_stage or chosen.fresh_optimizer):
+        given = OPTIONS["zero_stage" if chosen.zero_stage else "fresh_optimizer"].flags[0]
+        raise UsageError(f"{given} is about a universal checkpoint, and none was asked for.", "Give --universal DIR.")
     # Check the outputs before reading a large input.
     named = {weights_output: output, optimizer_output: chosen.optimizer, universal_output: chosen.universal}
-    targets = {
-        plan: Target(real_place(normalize(path)), is_file=False, is_tree=True)
-        if plan is universal_output
-        else resolve_output(normalize(path), chosen)
+    targets: dict[Planner, Target] = {
+        plan: (resolve_tree if plan is universal_output else resolve_output)(normalize(path), chosen)
         for plan, path in named.items()
         if path or (path is not None and plan is weights_output)
     }
@@ -147,7 +156,9 @@ def _work(
     return work
 
 
-def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Mapping[Planner, Target]) -> list[Source]:
+def _sources(
+    source: str | os.PathLike[str] | Source, options: Options, targets: Mapping[Planner, Target]
+) -> list[Source]:
     """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank.
 
     A pipe is read now. Raises UsageError for a pipe without `targets`.

@@ -64,8 +64,8 @@ def _beside_weights(source: Source, key: str) -> dict[str, Any] | None:
     where = f"{source.path}: the optimizer under {next(iter(found))!r}"
     if len(found) > 1:
         raise UnsupportedError(
-            f"{source.path} holds {len(found)} optimizers ({some(map(str, found))}), and nothing tells which parameters "
-            "are whose. Nothing was written.",
+            f"{source.path} holds {len(found)} optimizers ({some(list(map(str, found)))}), and a universal checkpoint "
+            "has one. Nothing was written.",
             FRESH,
         )
     model, _ = keymap.flatten(source.weights.get(key))
@@ -88,15 +88,16 @@ def _named(optimizer: Mapping[str, Any], model: Mapping[str, LazyTensor], where:
     """
     groups = [dict(group) for group in optimizer[_GROUPS]]
     states = {key: value for key, value in optimizer[_STATE].items() if isinstance(value, Mapping)}
-    numbers = [listed(group.get("params")) for group in groups]
+    numbers = [[each if type(each) is int else str(each) for each in listed(group.get("params"))] for group in groups]
     names = [listed(group.pop("param_names", None)) for group in groups]
-    if not all(isinstance(number, int) for own in numbers for number in own):
-        names = [list(map(str, own)) for own in numbers]
+    if not all(type(number) is int for own in numbers for number in own):
+        names = numbers
     elif [len(own) for own in names] != [len(own) for own in numbers]:
         known: dict[Any, str] = {}
         for name, tensor in model.items():
             if tensor.dtype.kind == "f":
-                known.setdefault(same_bytes(tensor) or name, name)
+                key = same_bytes(tensor)
+                known.setdefault(name if key is None else key, name)
         shapes = [[_shape(states.get(number)) for number in own] for own in numbers]
         found = matched(shapes, [(name, model[name].shape) for name in known.values()])
         if found is None:
@@ -107,10 +108,12 @@ def _named(optimizer: Mapping[str, Any], model: Mapping[str, LazyTensor], where:
                 "Name the parameters in the training run: torch.optim.AdamW(model.named_parameters()). " + FRESH,
             )
         names = found
-    by_number = {number: name for own, told in zip(numbers, names, strict=True) for number, name in zip(own, told)}
+    texts = [list(map(str, own)) for own in names]
+    every = [name for own in texts for name in own]
+    by_number = dict(zip([number for own in numbers for number in own], every, strict=True))
     return {
         _STATE: {by_number[number]: dict(state) for number, state in states.items() if number in by_number},
-        _GROUPS: [{**group, "params": own} for group, own in zip(groups, names, strict=True)],
+        _GROUPS: [{**group, "params": own} for group, own in zip(groups, texts, strict=True)],
     }
 
 

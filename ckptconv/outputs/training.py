@@ -86,7 +86,8 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     masters = {name: tensor for name, tensor in masters.items() if tensor.dtype.name == _MASTER}
     optimizer = None if options.fresh_optimizer else source.states()
     named = {old: aliases.get(new, new) for old, new in chosen.names.items()}
-    groups, warnings = [{"params": list(masters)}], []
+    groups: list[dict[str, Any]] = [{"params": list(masters)}]
+    warnings: list[str] = []
     if optimizer is not None:
         groups = _groups(optimizer["param_groups"], named, masters)
         states = {named[old]: state for old, state in optimizer["state"].items() if old in named}

@@ -6,6 +6,7 @@ which is computed anew, depends on everything that decides an output.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zipfile
 import zlib
@@ -20,9 +21,8 @@ from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.plan import FilePlan, Literal, identify, identity
-from ckptconv.storage.files import look, open_reader
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename
+from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.output import INDEX, SUFFIX, Written
@@ -142,8 +142,9 @@ def check_planned(
         entry = manifest.told["files"].get(name)
         if entry is None or name not in files:
             raise _not_so(manifest, f"the file {name}", None)
-        crcs = _members(files[name], next(iter(entry["tensors"]), ""))
-        _check_file(manifest, name, look(files[name]).file.size, set(crcs))
+        place = manifest.place.at(files[name])
+        crcs = _members(place, next(iter(entry["tensors"]), ""))
+        _check_file(manifest, name, place.entry.file.size, set(crcs))
         check_checksums(manifest, name, crcs)
     if manifest.told["aliases"]:
         raise _not_so(manifest, "tied names", manifest.told["aliases"])
@@ -244,21 +245,26 @@ def _literal(place: Location) -> bytes:
     return data if place.name == FILE_NAME else (json.dumps(parse_json(data), indent=2, sort_keys=True) + "\n").encode()
 
 
-def _members(path: str, example: str) -> dict[str, int]:
+def _members(place: Location, example: str) -> dict[str, int]:
     """Return the CRC-32 of each "tensor" that a manifest lists for a torch file: its storages by the names of their zip
     records, or, for a file copied whole, the file."""
     if example and "/" not in example:
-        reader = open_reader(path)
+        reader = place.open_reader()
         try:
             crc = 0
             for at in range(0, reader.file.size, BLOCK):
                 crc = zlib.crc32(reader.read_at(at, min(BLOCK, reader.file.size - at)), crc)
         finally:
             reader.close()
-        return {basename(path): crc}
-    if not zipfile.is_zipfile(path):
-        return {}
-    with zipfile.ZipFile(path) as archive:
+        return {place.name: crc}
+    with contextlib.ExitStack() as stack:
+        opened: Any = place.path
+        if is_remote(place.path):
+            fs, inner = place.filesystem()
+            opened = stack.enter_context(fs.open(inner, "rb"))
+        if not zipfile.is_zipfile(opened):
+            return {}
+        archive = stack.enter_context(zipfile.ZipFile(opened))
         records = (found for found in archive.infolist() if found.file_size and "/data/" in found.filename)
         return {found.filename: found.CRC for found in records}
 
