@@ -160,7 +160,7 @@ def dcp2safetensors(
       ckptconv dcp2safetensors checkpoints/step-1000 model/
       ckptconv dcp2safetensors step-1000 model/ --optimizer optimizer/
     """
-    if output is None and not options.get("optimizer"):
+    if output is None and not (options.get("optimizer") or options.get("universal")):
         raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("dcp2safetensors", "dcp", directory, output, options)
 
