@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptconv.errors import UnsupportedError
+from ckptconv.errors import CkptconvError, UnsupportedError
 from ckptconv.formats.dcp.paths import listed
 from ckptconv.formats.ranks.optimizer import matched
 from ckptconv.formats.source import Source
@@ -34,14 +34,19 @@ def _holds_names(tree: Any, key: str) -> bool:
 
 
 def with_training(source: Source, options: Options) -> Source:
-    """Return `source` with its optimizer's states by parameter name, and its step, if it holds an optimizer.
+    """Return `source` with its optimizer's states by parameter name, and its step, if it holds an optimizer and
+    `options` do not ask for a fresh one. A ZeRO checkpoint has them already, unless it is for another stage.
 
     In a file that torch.save wrote, the optimizer is beside the weights. Read one value: the step. Raise
     UnsupportedError if nothing tells which states are of which parameter.
     """
-    if options.fresh_optimizer:
+    if options.fresh_optimizer or (source.training is not None and not options.zero_stage):
         return source
-    optimizer = source.states()
+    try:
+        optimizer = source.states()
+    except CkptconvError as error:
+        error.hint = error.hint if FRESH in error.hint else f"{error.hint} {FRESH}".strip()
+        raise
     if optimizer is None and isinstance(source.weights, Mapping):
         optimizer = _beside_weights(source, options.key or weights_key(source.weights))
     if optimizer is None:

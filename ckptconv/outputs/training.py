@@ -23,7 +23,7 @@ from ckptconv.outputs.selected import Rename, Selected, selected
 from ckptconv.pickles.nodes import Size
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged
-from ckptconv.text import some
+from ckptconv.text import brief, some
 
 # The release whose files these are like: DeepSpeed asks for one that is not too old.
 _VERSION = "0.19.8"
@@ -182,14 +182,17 @@ def _complete(
             elif isinstance(value, LazyTensor) and value.shape == master.shape:
                 own[key] = selection.converted(f"{name}.{key}", untagged(value), _MASTER, widen_only=True)
                 keys[key] = None
-            elif isinstance(value, LazyTensor) and value.numel > 1:
+            elif (
+                value is None or isinstance(value, (int, float)) or (isinstance(value, LazyTensor) and value.numel == 1)
+            ):
+                left[str(key)] = None
+            else:
+                shape = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is no plain tensor"
                 raise UnsupportedError(
-                    f"{where}: the state {key!r} of {name!r} has the shape {list(value.shape)}, and the parameter "
+                    f"{where}: the state {brief(key)} of {brief(name)} {shape}, and the parameter has "
                     f"{list(master.shape)}: ZeRO has only states in the shape of their parameter. Nothing was written.",
                     FRESH,
                 )
-            else:
-                left[str(key)] = None
     without = [name for name, own in kept.items() if not keys.keys() <= own.keys()]
     for name in without:
         zeros = {key: Zeros(DTYPES[_MASTER], masters[name].shape) for key in keys}

@@ -7,6 +7,8 @@ which is computed anew, depends on everything that decides an output.
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import zipfile
 import zlib
@@ -21,8 +23,9 @@ from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.plan import FilePlan, Literal, identify, identity
+from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, is_remote
+from ckptconv.storage.paths import basename
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.output import INDEX, SUFFIX, Written
@@ -30,6 +33,8 @@ from ckptconv.version import __version__
 
 MANIFEST = ".ckptconv-manifest.json"
 _MAX_MANIFEST = 256 << 20
+# The bytes that are read of an archive at a time: its directory is at the end.
+_BUFFER = 1 << 16
 # A file has no say in whether attacks are accepted.
 _IGNORED = frozenset({"inert"})
 # The most patterns, and characters of each, that are taken from a file.
@@ -257,16 +262,44 @@ def _members(place: Location, example: str) -> dict[str, int]:
         finally:
             reader.close()
         return {place.name: crc}
-    with contextlib.ExitStack() as stack:
-        opened: Any = place.path
-        if is_remote(place.path):
-            fs, inner = place.filesystem()
-            opened = stack.enter_context(fs.open(inner, "rb"))
+    with contextlib.closing(place.open_reader()) as reader:
+        opened = io.BufferedReader(_Seekable(reader), _BUFFER)
         if not zipfile.is_zipfile(opened):
             return {}
-        archive = stack.enter_context(zipfile.ZipFile(opened))
-        records = (found for found in archive.infolist() if found.file_size and "/data/" in found.filename)
-        return {found.filename: found.CRC for found in records}
+        with zipfile.ZipFile(opened) as archive:
+            records = (found for found in archive.infolist() if found.file_size and "/data/" in found.filename)
+            return {found.filename: found.CRC for found in records}
+
+
+class _Seekable(io.RawIOBase):
+    """A reader as zipfile takes one."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self._reader, self._at = reader, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._reader.file.size)[whence]
+        if at < 0:
+            raise OSError(errno.EINVAL, "before the first byte")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        out = memoryview(buffer).cast("B")
+        data = self._reader.read_at(self._at, max(min(len(out), self._reader.file.size - self._at), 0))
+        out[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:

@@ -258,8 +258,35 @@ def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
     refused(run, 5, "'exp_avg_sq_row' of '0.weight' has the shape [7]", "--fresh-optimizer")
+    del state["optimizer"]["state"][0]["exp_avg_sq_row"]
+    state["optimizer"]["state"][0] |= {"exp_avg": {"blocks": torch.zeros(7)}, "mu_product": torch.tensor(0.9)}
+    torch.save(state, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
+    refused(run, 5, "'exp_avg' of '0.weight' is no plain tensor")
     saved(tmp_path / "t.pt", other=trained()[1].state_dict())
     refused(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u"), 5, "holds 2 optimizers")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("param_groups", [{"params": [[1], {"a": 1}]}]),
+        ("param_groups", [{}] * 2000),
+        ("param_groups", [{"params": [0, 0, 0]}]),
+        ("param_groups", [{"params": [0, 1], "param_names": ["../x", 3]}]),
+        ("state", {0: 3, "x": {"step": "three"}, 1: {"step": torch.zeros(3)}}),
+        ("state", {0: {"step": float("nan"), "exp_avg": None}}),
+    ],
+    ids=str,
+)
+def test_an_optimizer_that_makes_no_sense_is_an_error_of_one_sentence(key: str, value: Any, tmp_path: Path) -> None:
+    state = saved(tmp_path / "t.pt")
+    state["optimizer"][key] = value
+    torch.save(state, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
+    assert (run.code in (0, 2, 3, 4, 5), "Traceback" in run.err) == (True, False), run.err
+    if run.code:
+        assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
 
 
 def test_what_has_no_parameters_is_refused(tmp_path: Path) -> None:

@@ -276,8 +276,8 @@ class TreeOnStore(PartsOnStore):
 
 
 def _is_any(name: str) -> bool:
-    """Whether a file of this name is part of a tree: each is."""
-    return True
+    """Whether what has this name is part of a tree: everything but the records of its parts."""
+    return not is_sibling(name, PREFIX)
 
 
 def _get(place: Location, most: int) -> bytes | None:
