@@ -5,24 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, like_reference, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.formats.training import with_training
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.planning import Output, optimizer_output, universal_output, weights_output
-from ckptconv.outputs.targets import Target, beside, check_spool, default_output, of_rank, resolve_output
+from ckptconv.outputs.targets import (
+    Target,
+    beside,
+    check_spool,
+    default_output,
+    of_rank,
+    resolve_output,
+    resolve_tree,
+)
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import Verifier, produce
 from ckptconv.result import Report
 from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, normalize, real_place
+from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import is_pipe
 
@@ -72,12 +81,13 @@ def convert(
     started = time.monotonic()
     source = source_of(source)
     chosen = Options(**options)
+    if not chosen.universal and (chosen.zero_stage or chosen.fresh_optimizer):
+        given = OPTIONS["zero_stage" if chosen.zero_stage else "fresh_optimizer"].flags[0]
+        raise UsageError(f"{given} is about a universal checkpoint, and none was asked for.", "Give --universal DIR.")
     # Check the outputs before reading a large input.
     named = {weights_output: output, optimizer_output: chosen.optimizer, universal_output: chosen.universal}
-    targets = {
-        plan: Target(real_place(normalize(path)), is_file=False, is_tree=True)
-        if plan is universal_output
-        else resolve_output(normalize(path), chosen)
+    targets: dict[Planner, Target] = {
+        plan: (resolve_tree if plan is universal_output else resolve_output)(normalize(path), chosen)
         for plan, path in named.items()
         if path or (path is not None and plan is weights_output)
     }
@@ -134,6 +144,8 @@ def _work(
 ) -> list[tuple[Source, Planner, Target]]:
     """Return what is to be planned. In `sources`, replace each that has companions by one that names them."""
     work = []
+    if universal_output in targets:
+        sources[:] = [with_training(source, options) for source in sources]
     for number, source in enumerate(sources):
         for plan, target in targets.items():
             taken, goal = source, of_rank(target, source)
@@ -144,15 +156,17 @@ def _work(
     return work
 
 
-def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Collection[Planner]) -> list[Source]:
+def _sources(
+    source: str | os.PathLike[str] | Source, options: Options, targets: Mapping[Planner, Target]
+) -> list[Source]:
     """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank.
 
     A pipe is read now. Raises UsageError for a pipe without `targets`.
     """
     has_weights = weights_output in targets or not targets
     wanted: dict[str, Any] = {
-        "key": options.key if has_weights else "",
-        "states": optimizer_output in targets or universal_output in targets,
+        "key": options.key if has_weights or universal_output in targets else "",
+        "states": optimizer_output in targets or (universal_output in targets and not options.fresh_optimizer),
         "inert": options.inert,
     }
     like = options.like if has_weights else ""

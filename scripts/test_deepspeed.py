@@ -1,13 +1,15 @@
 """Converts what a real DeepSpeed has just saved, and asks the live model who is right.
 
-    test_deepspeed.py [--version 0.19.8] [--rounds 12] [--seed 0]
+    test_deepspeed.py [--version 0.19.8] [--rounds 12] [--seed 0] [--kind resumed]
 
 In an environment of its own, `build/deepspeed-VERSION`, a release of DeepSpeed trains tiny models for a few steps on
 two or three CPU ranks: stages 0 to 3, random shapes and groups, frozen and tied parameters, every precision, experts, a
 pipeline, tensor parallelism. It saves, and notes the live master weights, buffers and optimizer states. Then its own
 converter and ours read the checkpoints, and both are compared with the notes bit for bit; and universal checkpoints
-that we write are compared with those of its ds_to_universal. The exit code is 1 if ours is wrong anywhere, so that a
-new release can be checked in minutes.
+that we write are compared with those of its ds_to_universal. Universal checkpoints that we make of other checkpoints
+(of safetensors, torch.save and torch.distributed.checkpoint) are loaded, and trained on beside a run that began with
+the same weights, or went on with the same optimizer. The exit code is 1 if ours is wrong anywhere, so that a new
+release can be checked in minutes.
 """
 
 from __future__ import annotations
@@ -38,6 +40,11 @@ CASES, PENDING, NOTES, LOG = "cases.json", "pending.json", "notes.{}.pt", "log.{
 FAILED = "not_trained.txt"
 OURS, THEIRS = "ours.universal", "theirs.universal"
 RIGHT = "right"
+# What a case of resuming begins with: its weights and optimizer, and our universal checkpoint of them.
+BEGUN, BEGIN = "begun.pt", "begin.universal"
+# Releases from which ZeRO-3 loads the universal checkpoints of the other stages; and leaves hyperparameters alone that
+# a universal checkpoint does not name.
+ANY_STAGE, NAMED_ONLY = (0, 19, 4), (0, 18, 0)
 
 Case: TypeAlias = dict[str, Any]
 Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -46,8 +53,8 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 # ----------------------------------------------------------------------------------------------------------- the cases
 
 
-def make_cases(rounds: int, seed: int) -> list[Case]:
-    """Random models without model parallelism, then one of every other kind."""
+def make_cases(rounds: int, seed: int, release: tuple[int, ...]) -> list[Case]:
+    """Random models without model parallelism, then one of every other kind; then trainings that `release` resumes."""
     dice = random.Random(seed)
     cases = [_dense(dice, number) for number in range(rounds)]
     parallel = [("moe", 1, 2), ("moe", 2, 2), ("moe", 1, 4), ("moe", 2, 4), ("pipeline", 1, 2), ("pipeline", 1, 4)]
@@ -57,6 +64,7 @@ def make_cases(rounds: int, seed: int) -> list[Case]:
         for kind, stage, world in parallel
     )
     cases.append({**cases[rounds], "stage": 2, "together": True})  # one rank has all experts
+    cases.extend(_resumed(release))
     for number, case in enumerate(cases):
         marks = sorted(key for key, value in case.items() if value is True)
         case["seed"] = seed * 1000 + number
@@ -64,6 +72,31 @@ def make_cases(rounds: int, seed: int) -> list[Case]:
             [f"{number:02d}", case["kind"], f"z{case['stage']}", case["precision"], f"w{case['world']}", *marks]
         )
     return cases
+
+
+def _resumed(release: tuple[int, ...]) -> Iterator[Case]:
+    """Universal checkpoints made of each kind of source, for each stage, on two ranks and on three."""
+    for number, (source, stage, own) in enumerate(
+        [(source, stage, False) for source in ("hf", "pt", "dcp") for stage in (1, 2, 3)]
+        + [("hf", 1, False), ("hf", 3, True), ("dcp", 3, True), ("hf", 2, True)]
+    ):
+        yield {
+            "kind": "resumed",
+            "from": source,
+            "stage": stage,
+            "own_stage": own or (stage == 3 and release < ANY_STAGE),
+            "world": 2 + number % 2,
+            "precision": "bf16" if source == "hf" else "fp32",
+            "bf16_optimizer": number == 9,
+            "zero": {"stage3_param_persistence_threshold": 0} if stage == 3 else {},
+            "widths": [3 + number, 5, 2],
+            # Under ZeRO-3, DeepSpeed has all groups share a counter of steps that it loads, and counts them together.
+            "groups": 2 if source == "hf" and stage != 3 else 1,
+            "hyperparameters_lost": stage == 3 and source == "hf" and release < NAMED_ONLY,
+            "tied": number % 2 == 0,
+            "empty": False,
+            "wide": False,
+        }
 
 
 def _dense(dice: random.Random, number: int) -> Case:
@@ -336,11 +369,111 @@ def train_autotp(case: Case, deepspeed: Any) -> tuple[Any, Tensors, Tensors]:
     return engine, weights, {}
 
 
+def prepare(case: Case, place: Path) -> None:
+    """Write the checkpoint with which a case of resuming begins, and our universal checkpoint of it."""
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    torch.manual_seed(case["seed"])
+    model, source = Net(case), place / "source"
+    adam = torch.optim.AdamW(model.named_parameters(), lr=0.01)
+    for _ in range(0 if case["from"] == "hf" else 3):
+        model(torch.randint(11, (2, 4))).backward()
+        adam.step()
+        adam.zero_grad()
+    weights = model.state_dict()
+    place.mkdir()
+    if case["from"] == "hf":
+        weights = {name: value.bfloat16() if value.is_floating_point() else value for name, value in weights.items()}
+        owned = {name: value for name, value in weights.items() if not case["tied"] or name != "head.weight"}
+        source.mkdir()
+        save_file(owned, source / "model.safetensors", metadata={"format": "pt"})
+    elif case["from"] == "pt":
+        source = place / "source.pt"
+        torch.save({"model": weights, "optimizer": adam.state_dict(), "epoch": 3}, source)
+    else:
+        states, optim = get_state_dict(model, adam)
+        save({"model": states, "optim": optim}, checkpoint_id=source, no_dist=True)
+    torch.save({"model": weights, "optimizer": adam.state_dict()}, place / BEGUN)
+    command = [sys.executable, "-m", "ckptconv", "convert", str(source), "--universal", str(place / BEGIN), "--verify"]
+    command += ["--zero-stage", str(case["stage"])] if case["own_stage"] else []
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+
+
+def train_resumed(case: Case, deepspeed: Any) -> tuple[Any, Tensors, Tensors]:
+    """Train on from a universal checkpoint, and beside it from what it was made of; losses and weights of both."""
+    place = Path(case["place"])
+    begun = torch.load(place / BEGUN, weights_only=True)
+    batches = [torch.randint(11, (2, 4)) for _ in range(3)]
+
+    def started(universal: bool) -> Any:
+        torch.manual_seed(case["seed"] + 1)
+        model = Net(case)
+        if not universal:
+            model.load_state_dict(begun["model"])
+        # What the checkpoint knows is to be taken from there.
+        groups, lr = grouped(model, case["groups"]), 0.01 if case["from"] == "hf" else 0.5
+        groups = [{**group, "lr": lr * (number + 1)} for number, group in enumerate(groups)]
+        config = {**config_of(case), "checkpoint": {"load_universal": universal}, "gradient_clipping": 0.0}
+        config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_num_steps": 9, "warmup_max_lr": 0.01}}
+        if case["from"] != "hf":
+            del config["scheduler"]
+        engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups), config=config)
+        if universal:
+            kept = [{**group} for group in engine.optimizer.param_groups]
+            engine.load_checkpoint(str(place), tag=None)
+            if case["hyperparameters_lost"]:
+                for group, before in zip(engine.optimizer.param_groups, kept, strict=True):
+                    group.update({key: value for key, value in before.items() if key != "params"})
+        return engine
+
+    def trained(engine: Any) -> Tensors:
+        losses = []
+        for batch in batches:
+            losses.append(engine(batch))
+            engine.backward(losses[-1])
+            engine.step()
+        found = {"losses": torch.stack(losses).detach().clone()}
+        for name, parameter in engine.module.named_parameters():
+            # Of the masters, releases before 0.17 say the wrong thing once a universal checkpoint was loaded.
+            with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+                found[name] = parameter.detach().clone()
+        return found
+
+    engine = started(universal=True)
+    weights = trained(engine)
+    steps = engine.global_steps
+    if steps != 3 + (0 if case["from"] == "hf" else 3):
+        raise ValueError(f"{steps} steps were made, says DeepSpeed")
+    if case["from"] == "hf":
+        other = started(universal=False)
+        expected = trained(other)
+        other.destroy()
+        return engine, weights, expected
+    model = Net(case)
+    model.load_state_dict(begun["model"])
+    adam = torch.optim.AdamW(model.named_parameters())
+    adam.load_state_dict(begun["optimizer"])
+    losses = []
+    for batch in batches:
+        losses.append(model(batch))
+        losses[-1].backward()
+        for parameter in model.parameters():
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= case["world"]
+        adam.step()
+        adam.zero_grad()
+    expected = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return engine, weights, {"losses": torch.stack(losses).detach(), **expected}
+
+
 TRAINING: dict[str, Callable[[Case, Any], tuple[Any, Tensors, Tensors]]] = {
     "dense": train_dense,
     "moe": train_moe,
     "pipeline": train_pipeline,
     "autotp": train_autotp,
+    "resumed": train_resumed,
 }
 
 
@@ -517,10 +650,22 @@ def _attempted(judge: Callable[[], str]) -> str:
         sys.stdout = sys.__stdout__
 
 
+def judge_resumed(case: Case, directory: Path) -> tuple[str, str]:
+    """Whether a training that began with our universal checkpoint has the losses and weights of the one that it is to
+    equal: bit for bit, or nearly so if the other one ran without DeepSpeed."""
+    weights, expected = notes_of(case, directory)
+    if case["from"] != "hf":
+        near = [name for name, one in expected.items() if torch.allclose(weights[name], one, rtol=1e-5, atol=1e-7)]
+        expected = {name: weights[name] if name in near else one for name, one in expected.items()}
+    return compare(weights, expected), ""
+
+
 def judge_ours(case: Case, directory: Path) -> tuple[str, str]:
     """What our converter makes of a case: weights and optimizer states."""
     from safetensors.torch import load_file
 
+    if case["kind"] == "resumed":
+        return judge_resumed(case, directory)
     place = directory / case["name"]
     weights, states = notes_of(case, directory)
     output, optimizer = place / "ours.safetensors", place / "ours.optimizer.safetensors"
@@ -640,6 +785,13 @@ def environment(version: str) -> Path:
     return python
 
 
+def release_of(python: Path) -> tuple[int, ...]:
+    """The release of DeepSpeed in an environment."""
+    asking = [str(python), "-c", "import importlib.metadata; print(importlib.metadata.version('deepspeed'))"]
+    told = subprocess.run(asking, capture_output=True, text=True, check=True).stdout
+    return tuple(int(part) for part in told.strip().split(".")[:3])
+
+
 def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -650,6 +802,10 @@ def free_port() -> int:
 def launch(python: Path, cases: Sequence[Case], directory: Path) -> None:
     """Train `cases`, all of one kind and number of ranks. One that fails takes its ranks with it: others train on."""
     directory.mkdir(parents=True)
+    for case in cases:
+        if case["kind"] == "resumed":
+            case["place"] = str(directory / case["name"])
+            prepare(case, directory / case["name"])
     (directory / CASES).write_text(json.dumps(cases))
     pending = list(cases)
     while pending:
@@ -724,7 +880,7 @@ def check(python: Path, cases: Sequence[Case], directory: Path) -> int:
         place = directory / f"{kind}-{world}"
         launch(python, own, place)
         ours = {case["name"]: judge_ours(case, place) for case in own if _is_noted(case, place)}
-        official = official_verdicts(python, place)
+        official = official_verdicts(python, place) if kind != "resumed" else {}
         for name in (case["name"] for case in own):
             if name not in ours:
                 lines = (place / name / FAILED).read_text().strip().splitlines()
@@ -749,6 +905,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", default="", help="of DeepSpeed; default: the latest")
     parser.add_argument("--rounds", type=int, default=12, metavar="N", help="random models; default: 12")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--kind", default="", choices=["", *TRAINING], help="only cases of this kind")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--official", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -761,7 +918,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     python = environment(options.version)
     directory = ROOT / "build" / f"deepspeed-checkpoints-{options.version or 'latest'}-{options.seed}"
-    return 1 if check(python, make_cases(options.rounds, options.seed), directory) else 0
+    cases = make_cases(options.rounds, options.seed, release_of(python))
+    cases = [case for case in cases if options.kind in ("", case["kind"])]
+    return 1 if check(python, cases, directory) else 0
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ app.command("convert", cls=ConvertCommand)(convert_)
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(*named("optimizer raw"), *CONVERTING)
+@taking(*named("optimizer universal zero_stage fresh_optimizer raw"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
@@ -116,7 +116,7 @@ def safetensors2pt(
 
 @app.command("zero-to-fp32", cls=Command)
 @taking(
-    *named("tag exclude_frozen_parameters optimizer universal per_rank safe_serialization"),
+    *named("tag exclude_frozen_parameters optimizer universal zero_stage fresh_optimizer per_rank safe_serialization"),
     *CONVERTING,
 )
 def zero_to_fp32(
@@ -144,7 +144,7 @@ def zero_to_fp32(
 
 
 @app.command("dcp2safetensors", cls=Command)
-@taking(*named("optimizer master unstack"), *CONVERTING)
+@taking(*named("optimizer universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
 def dcp2safetensors(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
@@ -164,7 +164,7 @@ def dcp2safetensors(
       ckptconv dcp2safetensors checkpoints/step-1000 model/
       ckptconv dcp2safetensors step-1000 model/ --optimizer optimizer/
     """
-    if output is None and not options.get("optimizer"):
+    if output is None and not (options.get("optimizer") or options.get("universal")):
         raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("dcp2safetensors", "dcp", directory, output, options)
 
@@ -174,7 +174,7 @@ def dcp2safetensors(
     *named("raw tag exclude_frozen_parameters master unstack"),
     OPTIONS["optimizer"].explained("Verify the optimizer states there."),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
-    *named("per_rank opaque drop_opaque"),
+    *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
     *TENSORS,
     *named("spool_dir"),

@@ -61,13 +61,15 @@ class Training:
     """What a DeepSpeed checkpoint holds beside weights and states, for a universal checkpoint.
 
     `stage` is the ZeRO stage; `parameters` are the names of the trained parameters; `common` is what the optimizer's
-    file says of all of them together; `copies` are the model files.
+    file says of all of them together. The model files are `copies` of those that there are; of other checkpoints,
+    `models` has their contents by name.
     """
 
     stage: int | None
     parameters: Sequence[str]
     common: Mapping[str, Any]
-    copies: Sequence[File]
+    copies: Sequence[File] = ()
+    models: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Source:
     - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint tells the names.
     - `states_error` says why its states cannot be converted although the weights can.
     - `trees` maps a key to a tree that holds what is under it, if `weights` does not.
-    - `training` is what else resuming the training needs.
+    - `training` is what else DeepSpeed needs to resume the training, if DeepSpeed wrote it.
+    - `step` is how many steps the optimizer has made, where `formats.training` has looked.
     - `owners` are ties that the checkpoint itself names: {alias: owner}.
     - `unaccounted` are names whose data is nowhere in it: the user excludes them by name, or it is an error.
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt. `equal_states` are
@@ -115,6 +118,7 @@ class Source:
     states_error: CkptconvError | None = None
     trees: Mapping[str, Any] = field(default_factory=dict)
     training: Training | None = None
+    step: int | None = None
     structured: bool = True
     owners: Mapping[str, str] = field(default_factory=dict)
     unaccounted: Sequence[str] = field(default_factory=list)

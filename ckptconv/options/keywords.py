@@ -138,6 +138,12 @@ class ConvertOptions(TypedDict, total=False):
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""
 
+    zero_stage: int | str | None
+    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
+
+    fresh_optimizer: bool
+    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
+
     per_rank: bool
     """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
 
@@ -417,6 +423,12 @@ class RowsOptions(TypedDict, total=False):
 
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""
+
+    zero_stage: int | str | None
+    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
+
+    fresh_optimizer: bool
+    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
 
     per_rank: bool
     """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""

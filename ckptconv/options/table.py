@@ -364,6 +364,16 @@ class Options(_Given):
         fallback="from the hub, and from REF of --like",
     )
     universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group=OUTPUT)
+    zero_stage: int | None = _deciding(
+        counted(1, 3),
+        "The ZeRO stage that the universal checkpoint is for.",
+        metavar="1|2|3",
+        group=OUTPUT,
+        fallback="any; of a ZeRO checkpoint, its own",
+    )
+    fresh_optimizer: bool = _deciding(
+        FLAG, "Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds.", group=OUTPUT
+    )
     per_rank: bool = _option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group=OUTPUT)
     opaque: str = _deciding(
         OPAQUE,

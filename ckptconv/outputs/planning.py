@@ -10,13 +10,13 @@ from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats import virtual
 from ckptconv.formats.source import Source
-from ckptconv.options.table import TENSORS, Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import likeness, safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, resolved_name, seen_from
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
 from ckptconv.result import LikeReport
-from ckptconv.storage.paths import basename, dirname, is_remote, normalize
+from ckptconv.storage.paths import basename, dirname, normalize
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, whole
@@ -43,9 +43,9 @@ class Told:
     the structure record that lead to values. `inert`: it holds objects of classes known by name only, and no tensor
     outside them. `bits` are tensors that mean nothing without the record, which was not written. `kept` are the classes
     known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
-    others. `like` says what was taken over from the reference. `map` is the record of the map that was applied,
-    {} where --map none left the input's out, and `made_of` says of which tensors it made each. `equal` are tensors of
-    which it kept one: they have to be equal.
+    others; `notes` are no cause for concern. `like` says what was taken over from the reference. `map` is the record of
+    the map that was applied, {} where --map none left the input's out, and `made_of` says of which tensors it made
+    each. `equal` are tensors of which it kept one: they have to be equal.
     """
 
     idle: Mapping[str, str] = field(default_factory=dict)
@@ -54,6 +54,7 @@ class Told:
     bits: tuple[str, ...] = ()
     kept: frozenset[str] | None = None
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     like: LikeReport | None = None
     map: Mapping[str, Any] | None = None
     made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -140,23 +141,14 @@ def optimizer_output(source: Source, target: Target, options: Options) -> Output
 
 
 def universal_output(source: Source, target: Target, options: Options) -> Output:
-    if source.training is None:
-        raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
-    if is_remote(target.path):
-        raise UsageError(f"{target.path}: a universal checkpoint is written to a local directory.")
     from ckptconv.outputs import universal
+    from ckptconv.outputs.training import resumable
 
-    states = (source.states() or {}).get("state", {})
-    files = (*universal.file_plans(source.training, source.weights, states), universal.latest(target.path))
-    return output_of("universal", [source], target, options, files, {}, Told(idle=_choosing(options)))
-
-
-def _choosing(options: Options) -> dict[str, str]:
-    """Return the given options that select or change tensors, each with the reason why it changes nothing here."""
-    others = [each for each in TENSORS if each.name not in ("strip_prefix", "rename")]
-    given = [option.flags[0] for option in others if getattr(options, option.name) != option.default]
-    renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
-    return dict.fromkeys([*given, *renaming], "changes nothing in a universal checkpoint, which holds all as it is")
+    found = resumable(source, options)
+    files = (*universal.file_plans(found.training, found.weights, found.states), universal.latest(target.path))
+    source = replace(source, inputs={**source.inputs, **source.state_inputs})
+    told = Told(idle=found.idle, notes=found.notes, warnings=found.warnings)
+    return output_of("universal", [source], target, options, files, {}, told)
 
 
 def output_of(

@@ -18,7 +18,7 @@ from ckptconv.outputs import safetensors
 from ckptconv.storage.files import look
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join
+from ckptconv.storage.paths import basename, dirname, is_remote, join, real_place
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
 OUTPUT_NAMES = re.compile(
@@ -106,6 +106,17 @@ def resolve_output(path: str, options: Options) -> Target:
         if present:
             raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
     return Target(path, is_file, is_torch=is_torch, is_virtual=is_virtual)
+
+
+def resolve_tree(path: str, options: Options) -> Target:
+    """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
+    if is_remote(path):
+        from ckptconv.storage.uploads import check_writable
+
+        check_writable(path, options.storage_options)
+        if "/" not in path.partition("://")[2].rstrip("/"):
+            raise UsageError(f"{path}: a file is put beside this directory, so give one below it. Nothing was written.")
+    return Target(real_place(path), is_file=False, is_tree=True)
 
 
 def check_file(path: str, option: str) -> None:

@@ -2,7 +2,9 @@
 state.
 
 Source: DeepSpeed's checkpoint/ds_to_universal.py. The output is the same, without the temporary files of that script:
-under ZeRO-3 flat tensors, otherwise {"cat_dim": 0, "param": tensor}, and the step in a file of its own.
+under ZeRO-3 flat tensors, otherwise {"cat_dim": 0, "param": tensor}, and the step in a file of its own. Of other
+sources than ZeRO checkpoints, model files are made too. Moments that are zero take no room: their storage is one
+element, which their strides of 0 repeat.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.source import Training
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
-from ckptconv.storage.paths import basename
+from ckptconv.storage.paths import basename, dirname, join
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, LazyTensor, View, whole
+from ckptconv.tensors.lazy import Convert, LazyTensor, Tagged, TensorFacts, View, Zeros, whole
 from ckptconv.tensors.moves import Cast
 
 LATEST = zero_files.LATEST_UNIVERSAL
@@ -52,6 +54,8 @@ def trees(
         for name in sorted(weights.keys() - set(trained)):
             yield f"{ZERO}/{_checked(name)}/fp32.pt", {"param": _widened(weights[name])}, "fp32"
     yield f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state"
+    for name, tree in training.models.items():
+        yield name, tree, name.removesuffix(".pt")
 
 
 def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Mapping[str, Any]) -> Iterator[FilePlan]:
@@ -71,13 +75,20 @@ def latest(directory: str) -> FilePlan:
 
 def pointer(directory: str) -> str:
     """Return the path of that file, which lies beside `directory`."""
-    return os.path.join(os.path.dirname(directory), LATEST)
+    above = dirname(directory)
+    return LATEST if above == "." and not directory.startswith("./") else join(above, LATEST)
 
 
 def _wrapped(tensor: LazyTensor, training: Training) -> Any:
-    if training.stage == 3:
-        return View(tensor, tensor.dtype, (tensor.numel,))
-    return {"cat_dim": 0, "param": tensor}
+    flat = training.stage == 3
+    shape = (tensor.numel,) if flat else tensor.shape
+    if isinstance(tensor, Zeros):
+        item = tensor.dtype.itemsize
+        facts = TensorFacts(storage=object(), storage_nbytes=item, strides=(0,) * len(shape))
+        tensor = Tagged(Zeros(tensor.dtype, shape), facts)
+    elif flat:
+        tensor = View(tensor, tensor.dtype, shape)
+    return tensor if flat else {"cat_dim": 0, "param": tensor}
 
 
 def _checked(name: str) -> str:

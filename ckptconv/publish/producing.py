@@ -8,11 +8,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
+from ckptconv.formats.training import weights_key
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, check_growth, check_output
 from ckptconv.outputs.targets import Spared, files_behind, named_inputs
@@ -28,9 +29,6 @@ from ckptconv.text import some
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-# Keys under which training checkpoints keep the weights.
-_WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
 
 # Compares the staged outputs with their sources; takes the file paths of each output, returns the bytes compared.
 Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None]], int]
@@ -98,7 +96,10 @@ def produce(
         counts=dict(counts),
         opaque=list(_opaque(sources, outputs)),
         warnings=list(_warnings(every, outputs, chosen, checksums, done)),
-        notes=[note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))],
+        notes=[
+            *(note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))),
+            *(note for each in outputs for note in each.told.notes),
+        ],
         input_bytes=sum(file.size for file in inputs),
         bytes_read=sum(one.bytes_read for one in every) + done.tally.bytes_read + checksums.extra_bytes,
         bytes_written=written,
@@ -129,12 +130,7 @@ def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[st
 
 def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
     """Return the key that selects the weights in a training checkpoint; "" if there is none."""
-    weights = sources[0].weights
-    return next((key for key in _WEIGHTS if not chosen.key and _is_tree(weights, key)), "")
-
-
-def _is_tree(weights: Any, key: str) -> bool:
-    return isinstance(weights, Mapping) and isinstance(weights.get(key), Mapping) and bool(weights[key])
+    return "" if chosen.key else weights_key(sources[0].weights)
 
 
 def _warnings(

@@ -92,7 +92,13 @@ def staging_for(
     if kind == "tree":
         from ckptconv.outputs import universal
 
-        return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, options.fsync, shared)
+        if not is_remote(path):
+            return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, options.fsync, shared)
+        from ckptconv.publish.staging.remote_parts import TreeOnStore
+
+        memory = options.buffers(far=True) // 2
+        place = Location(path, dict(options.storage_options))
+        return TreeOnStore(place, plan_id, memory, universal.ZERO, universal.LATEST, shared)
     index, is_ours = (safetensors.INDEX, functools.partial(_is_ours, replaces)) if kind == "directory" else ("", None)
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
@@ -112,7 +118,8 @@ def _is_ours(replaces: frozenset[str], name: str) -> bool:
 
 def _is_one_upload(output: Output) -> bool:
     """Whether a remote output is one file: it is complete once it has its name, while shards need an index."""
-    return is_remote(output.target.path) and all(file.name != safetensors.INDEX for file in output.plan.files)
+    has_index = output.target.is_tree or any(file.name == safetensors.INDEX for file in output.plan.files)
+    return is_remote(output.target.path) and not has_index
 
 
 @dataclass

@@ -6,6 +6,9 @@ which is computed anew, depends on everything that decides an output.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import zipfile
 import zlib
@@ -21,7 +24,7 @@ from ckptconv.options.table import NO_MAP, OPTIONS, Options
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import seen_path
 from ckptconv.plan import FilePlan, Literal, identify, identity
-from ckptconv.storage.files import look, open_reader
+from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure.record import FILE_NAME
@@ -34,6 +37,8 @@ _MAX_MANIFEST = 256 << 20
 # Where a manifest may say that a reference is, beside this machine's disks: a request to any other place, such as a
 # server in the same network, is not for a file to ask for.
 _STORES = ("hf://", "s3://", "s3a://", "gs://", "gcs://", "az://", "abfs://", "abfss://", "memory://")
+# The bytes that are read of an archive at a time: its directory is at the end.
+_BUFFER = 1 << 16
 # A file has no say in whether attacks are accepted.
 _IGNORED = frozenset({"inert"})
 # The most patterns, and characters of each, that are taken from a file.
@@ -161,8 +166,9 @@ def check_planned(
         entry = manifest.told["files"].get(name)
         if entry is None or name not in files:
             raise _not_so(manifest, f"the file {name}", None)
-        crcs = _members(files[name], next(iter(entry["tensors"]), ""))
-        _check_file(manifest, name, look(files[name]).file.size, set(crcs))
+        place = manifest.place.at(files[name])
+        crcs = _members(place, next(iter(entry["tensors"]), ""))
+        _check_file(manifest, name, place.entry.file.size, set(crcs))
         check_checksums(manifest, name, crcs)
     if manifest.told["aliases"]:
         raise _not_so(manifest, "tied names", manifest.told["aliases"])
@@ -265,23 +271,56 @@ def _literal(place: Location) -> bytes:
     return data if place.name == FILE_NAME else (json.dumps(parse_json(data), indent=2, sort_keys=True) + "\n").encode()
 
 
-def _members(path: str, example: str) -> dict[str, int]:
+def _members(place: Location, example: str) -> dict[str, int]:
     """Return the CRC-32 of each "tensor" that a manifest lists for a torch file: its storages by the names of their zip
     records, or, for a file copied whole, the file."""
     if example and "/" not in example:
-        reader = open_reader(path)
+        reader = place.open_reader()
         try:
             crc = 0
             for at in range(0, reader.file.size, BLOCK):
                 crc = zlib.crc32(reader.read_at(at, min(BLOCK, reader.file.size - at)), crc)
         finally:
             reader.close()
-        return {basename(path): crc}
-    if not zipfile.is_zipfile(path):
-        return {}
-    with zipfile.ZipFile(path) as archive:
-        records = (found for found in archive.infolist() if found.file_size and "/data/" in found.filename)
-        return {found.filename: found.CRC for found in records}
+        return {place.name: crc}
+    with contextlib.closing(place.open_reader()) as reader:
+        opened = io.BufferedReader(_Seekable(reader), _BUFFER)
+        if not zipfile.is_zipfile(opened):
+            return {}
+        with zipfile.ZipFile(opened) as archive:
+            records = (found for found in archive.infolist() if found.file_size and "/data/" in found.filename)
+            return {found.filename: found.CRC for found in records}
+
+
+class _Seekable(io.RawIOBase):
+    """A reader as zipfile takes one."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self._reader, self._at = reader, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._reader.file.size)[whence]
+        if at < 0:
+            raise OSError(errno.EINVAL, "before the first byte")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        out = memoryview(buffer).cast("B")
+        data = self._reader.read_at(self._at, max(min(len(out), self._reader.file.size - self._at), 0))
+        out[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:

@@ -22,14 +22,16 @@ from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.detect import complete, like_reference, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.torch.file import read as read_torch
+from ckptconv.formats.training import with_training
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, torch_tree_of
 from ckptconv.outputs.targets import TORCH_SUFFIXES, resolved_name
+from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage import progress as bars
-from ckptconv.storage.files import is_far, look, read_text
+from ckptconv.storage.files import is_far
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
@@ -200,7 +202,9 @@ def verify(
         targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="states"))
     if asked.universal:
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
-        targets.append(Target(place, "universal", manifest=read_manifest(place.join(MANIFEST))))
+        told = read_manifest(place.join(MANIFEST))
+        asked = _with(told, asked) if told and not targets else asked
+        targets.append(Target(place, "universal", manifest=told))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
@@ -215,6 +219,8 @@ def verify(
         if told and not asked.map:
             recorded = of_record(told, f"The manifest of {targets[0].path}")
             sources = [replace(one, map=one.map or recorded) for one in sources]
+        if asked.universal:
+            sources = [with_training(one, asked) for one in sources]
     pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
@@ -335,8 +341,8 @@ def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
     """Return the arguments of `open_source` that have it read what `targets` are made of."""
     made_of = {target.made_of for target in targets}
     return {
-        "key": asked.key if "weights" in made_of else "",
-        "states": bool(made_of & {"states", "universal"}),
+        "key": asked.key if made_of & {"weights", "universal"} else "",
+        "states": "states" in made_of or ("universal" in made_of and not asked.fresh_optimizer),
         "inert": asked.inert,
     }
 
@@ -664,46 +670,47 @@ def _compare_universal(
 ) -> Iterator[_Pair]:
     """Compare a universal checkpoint: a file for each parameter's weights and each of its states, the common states,
     and copies of the model files."""
-    if source.training is None:
-        raise UsageError(f"{source.path} holds no ZeRO optimizer, of which a universal checkpoint could be made.")
-    states = (source.states() or {}).get("state", {})
-    trees = {name: tree for name, tree, _ in universal.trees(source.training, source.weights, states)}
-    copies = {basename(file.path): file for file in source.training.copies}
+    made = resumable(source, asked, _rename(asked))
+    trees = {name: tree for name, tree, _ in universal.trees(made.training, made.weights, made.states)}
+    copies = {basename(file.path): file for file in made.training.copies}
     names = [*trees, *copies, _LATEST]
-    at = target.at or {name: join(target.path, name) for name in names} | {_LATEST: join(dirname(target.path), _LATEST)}
-    missing = [name for name in names if look(at[name]).kind != "file"] if target.at is None else []
+    pointer = universal.pointer(target.path)
+    at = target.at or {name: join(target.path, name) for name in names} | {_LATEST: pointer}
+    missing = [name for name in names if target.place.at(at[name]).kind != "file"] if target.at is None else []
     if missing:
         lacking = DifferenceError(f"{target.path} lacks {some(missing)}.", what="missing", file=at[missing[0]])
         raise lacking
     if target.at is None:
-        _check_no_more(target.path, {*names, _LATEST, MANIFEST})
+        _check_no_more(target.place, {*names, _LATEST, MANIFEST})
     for name, tree in trees.items():
         yield from _compare_torch(source, tree, join(target.path, name), target.place.at(at[name]), asked, done)
     for name, file in copies.items():
-        want, got = whole(file), whole(look(at[name]).file)
+        want, got = whole(file), whole(target.place.at(at[name]).entry.file)
         path = join(target.path, name)
         done.outputs.append(VerifiedFile(path, got.nbytes, 0))
         yield _checked(want, got, path, name)
-    text = read_text(at[_LATEST], _LONGEST_NAME)
+    text = target.place.at(at[_LATEST]).read_text(_LONGEST_NAME)
     if text != basename(target.path):
         raise DifferenceError(
-            f"{join(dirname(target.path), _LATEST)} names {text!r}, and not {basename(target.path)!r}.",
+            f"{pointer} names {text!r}, and not {basename(target.path)!r}.",
             what="file",
-            file=join(dirname(target.path), _LATEST),
+            file=pointer,
             expected=basename(target.path),
             found=text,
         )
     if target.manifest:
-        told = target.manifest, source, dict(source.inputs), "universal", target.path, at
+        told = target.manifest, source, {**source.inputs, **source.state_inputs}, "universal", target.path, at
         attested.checks.append(functools.partial(check_planned, *told))
 
 
-def _check_no_more(directory: str, names: set[str]) -> None:
-    for place, _, files in os.walk(directory):
-        for file in files:
-            path = os.path.join(place, file)
-            if os.path.relpath(path, directory) not in names:
-                raise DifferenceError(f"{path} is not part of the output.", "Remove it.", what="file", file=path)
+def _check_no_more(directory: Location, names: set[str], above: str = "") -> None:
+    """Raise DifferenceError for a file in `directory` that is not one of `names`, to which `above` leads."""
+    for name, entry in directory.names.items():
+        if entry.kind == "directory":
+            _check_no_more(directory.join(name), names, f"{above}{name}/")
+        elif above + name not in names:
+            path = join(directory.path, name)
+            raise DifferenceError(f"{path} is not part of the output.", "Remove it.", what="file", file=path)
 
 
 def _expected_tree(source: Source, asked: Options) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -240,12 +240,12 @@ def described(kind: str, rank: tuple[int, ...]) -> str:
     return _RANKS[kind].format(**dict(zip(_KINDS[kind].groupindex, rank, strict=True)))
 
 
-def files_of(directory: Location) -> Checkpoint:
-    """Return a tag's files by kind. Raise CorruptError if two files claim the same rank."""
+def files_of(directory: Location, without: Collection[str] = ()) -> Checkpoint:
+    """Return a tag's files by kind, `without` those names. Raise CorruptError if two files claim the same rank."""
     found: dict[str, dict[tuple[int, ...], File]] = {kind: {} for kind in _KINDS}
     others = []
     for name, entry in directory.names.items():
-        what = identity(name)
+        what = identity(name) if name not in without else None
         if what is None or entry.kind != "file":
             others.append(name)
             continue

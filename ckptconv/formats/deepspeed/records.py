@@ -16,13 +16,13 @@ from ckptconv.formats.deepspeed.locate import described, identity
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.records import Records
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
-from ckptconv.tensors.moves import File, Runs
+from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 
 _T = TypeVar("_T")
@@ -327,20 +327,9 @@ class Reading:
 
     def head(self, tensor: LazyTensor, limit: int) -> bytes:
         """Return the first bytes of a tensor, at most `limit`."""
-        from ckptconv.tensors import kernels
-
-        size = min(tensor.nbytes, limit)
-        data = memoryview(bytearray(size))
-        with SpoolingReaders(self.place.options) as readers:
-            for move in tensor.moves(0, size):
-                packed = move.source
-                if move.file is not None and isinstance(packed, Runs):
-                    with readers.reading(move.file) as reader:
-                        packed = b"".join(reader.read_at(offset, packed.length) for offset in packed.offsets())
-                    self.bytes_read += len(packed)
-                assert isinstance(packed, bytes)
-                kernels.scatter(data, move.target, kernels.apply(move.kernels, packed)[0])
-        return bytes(data)
+        data, read = first_bytes(tensor, limit, self.place.options)
+        self.bytes_read += read
+        return data
 
     def optim(self, file: File) -> OptimFile:
         top = Fields(self.read(file).value, file.path)

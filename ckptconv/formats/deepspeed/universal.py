@@ -68,7 +68,8 @@ def read(place: Location, wanted: Wanted) -> Source | None:
     if found is None:
         return None
     directory, is_named = found.path, found is not place and not wanted.tag
-    files = zero_files.files_of(found)
+    # One that any stage can load has a model file under each stage's name: they are the same.
+    files = zero_files.files_of(found, [name for name in found.names if _as_below_3(name) in found.names])
     reading = Reading(found)
     first = min(mp for _, mp in files.model)
     own = {dp: file for (dp, mp), file in files.model.items() if mp == first}
@@ -131,6 +132,11 @@ def read(place: Location, wanted: Wanted) -> Source | None:
     )
 
 
+def _as_below_3(name: str) -> str:
+    """Return the name that ZeRO-1 and 2 give to ZeRO-3's model file `name` of the first data-parallel rank."""
+    return name.removeprefix("zero_pp_rank_0_") if name.startswith("zero_pp_rank_0_") else ""
+
+
 def _stage(models: Mapping[int, File]) -> int | None:
     """Return 3 if the model files are ZeRO-3's, one for each data-parallel rank; else 1: lower stages are alike."""
     return 3 if any(basename(file.path).startswith("zero_pp_rank_") for file in models.values()) else 1
@@ -188,7 +194,8 @@ def _shaped(tensor: LazyTensor, shape: Shape | None, where: str) -> LazyTensor:
 
 def _groups(common: Fields | None, model: ModelFile, weights: Weights) -> list[dict[str, Any]]:
     """Return the optimizer's param_groups with parameter names; DeepSpeed numbers its own groups."""
-    hyper = common.get("param_groups", list, []) if common else []
+    # Of groups that only may be, nothing is known.
+    hyper = [group for group in common.get("param_groups", list, []) if group != {}] if common else []
     named = [list(group) for group in model.shapes or ()]
     if len(hyper) != len(named) or not all(isinstance(group, dict) for group in hyper):
         if len(hyper) == 1 and isinstance(hyper[0], dict):

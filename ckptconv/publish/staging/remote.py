@@ -95,7 +95,7 @@ class UploadStaging(Staging):
         if self.is_ours is not None:
             fs, inner = self._directory()
             with explained(self.path):
-                present = names_in(fs, inner)
+                present = self._present(fs, inner)
                 if self.index in present:
                     self._remove(fs, f"{inner}/{self.index}")
             previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
@@ -133,6 +133,10 @@ class UploadStaging(Staging):
         for name in leftovers:
             with contextlib.suppress(Exception):
                 self._remove_records(fs, f"{inner}/{name}")
+
+    def _present(self, fs: Any, inner: str) -> dict[str, bool]:
+        """Return the names in the output directory `inner`; the value tells whether it is a directory."""
+        return names_in(fs, inner)
 
     def _directory(self) -> tuple[Any, str]:
         fs, inner = self._output.filesystem()

@@ -4,6 +4,9 @@ On a store, no process can complete what another has sent. So a part removes the
 output and puts its shards under their final names: a directory without an index is no model. In a directory of the plan
 beside them, it leaves a record of every shard, and the small files that would declare the shards to be a model.
 `finish` checks every record against its object, and puts the small files under their final names, the index last.
+
+A tree of files is written in this way by a single process too: what makes it complete is the file beside it that names
+it.
 """
 
 from __future__ import annotations
@@ -12,17 +15,17 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ckptconv.errors import CorruptError
+from ckptconv.errors import CorruptError, UsageError
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import NAME, record
 from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, Described, is_sibling, record_of
+from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote
 from ckptconv.storage.files import Reader, RemoteReader
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import join
 from ckptconv.storage.uploads import KINDS, explained
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import File
@@ -36,7 +39,7 @@ def described(output: Location) -> list[Described]:
             place = output.join(name)
             data = _get(place.join(DESCRIPTION), MOST_DESCRIPTION)
             if data is not None:
-                found.append(Described(place.path, name[len(PREFIX) :], ("directory",), data, published=False))
+                found.append(Described(place.path, name[len(PREFIX) :], ("directory", "tree"), data, published=False))
     return found
 
 
@@ -45,11 +48,6 @@ def directories(place: Location) -> list[str]:
     fs, inner = place.filesystem()
     with explained(place.path):
         return sorted(name for name, is_directory in names_in(fs, inner.rstrip("/")).items() if is_directory)
-
-
-def _is_shard(name: str) -> bool:
-    """Whether a file of an output is a shard, not a small file that declares the others to be a model."""
-    return name.endswith(safetensors.SUFFIX)
 
 
 class PartsOnStore(UploadStaging):
@@ -87,9 +85,17 @@ class PartsOnStore(UploadStaging):
     def elsewhere(self) -> PartsOnStore:
         return PartsOnStore(*self._arguments)
 
+    def _is_shard(self, name: str) -> bool:
+        """Whether a file of an output is a shard, not a small file that declares the others to be a model."""
+        return name.endswith(safetensors.SUFFIX)
+
     def _at(self, name: str) -> Location:
         # The files that declare the shards to be a model wait until all shards are there.
-        return (self._output if _is_shard(name) else self._place).join(name)
+        return self._final(name) if self._is_shard(name) else self._place.join(name)
+
+    def _final(self, name: str) -> Location:
+        """Return the final place of a file."""
+        return self._output.join(name)
 
     def expect(self, files: Iterable[FilePlan]) -> None:
         self._mine.update(file.name for file in files)
@@ -105,18 +111,22 @@ class PartsOnStore(UploadStaging):
     def seal(self, writer: Writer) -> None:
         super().seal(writer)
         if not self._opened:
-            fs, inner = self._directory()
-            with explained(self.path):
-                present = names_in(fs, inner)
-                for name in (self.index, NAME):
-                    if name in present:
-                        self._remove(fs, f"{inner}/{name}")
+            self._open()
             self._opened = True
         name = self._names.pop(writer)
-        if _is_shard(name):
+        if self._is_shard(name):
             with explained(self._place.path):
                 self._forget(name)
         super()._complete(name)
+
+    def _open(self) -> None:
+        """Remove the files that declare an earlier output to be complete, before the first of its shards goes."""
+        fs, inner = self._directory()
+        with explained(self.path):
+            present = names_in(fs, inner)
+            for name in (self.index, NAME):
+                if name in present:
+                    self._remove(fs, f"{inner}/{name}")
 
     def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
         facts = {"plan": self.plan_id, "version": self._at(file.name).entry.file.stamp}
@@ -125,14 +135,15 @@ class PartsOnStore(UploadStaging):
 
     def _complete(self, name: str) -> None:
         """Put a small file under its final name; shards already have theirs."""
-        if _is_shard(name):
+        if self._is_shard(name):
             return
         data = _get(self._at(name), MOST_RECORD)
-        fs, inner = self._directory()
-        with explained(join(self.path, name)):
+        final = self._final(name)
+        fs, inner = final.filesystem()
+        with explained(final.path):
             if data is None:
                 raise FileNotFoundError(self._at(name).path)
-            remote.retrying(lambda: fs.pipe_file(f"{inner}/{name}", data))
+            remote.retrying(lambda: fs.pipe_file(inner, data))
 
     def keep(self) -> str:
         super().discard()
@@ -203,6 +214,70 @@ class PartsOnStore(UploadStaging):
             if not any(each in KINDS for each in remote.protocols(fs)):
                 fs.makedirs(inner.rpartition("/")[0], exist_ok=True)  # stores have no directories
             remote.retrying(lambda: fs.pipe_file(inner, data))
+
+
+class TreeOnStore(PartsOnStore):
+    """A tree of files on a store, and a file beside it that names it, which is written last. Can be pickled.
+
+    `marker` is a name that identifies an earlier output, which is replaced; a directory of anything else is not.
+    `after` is the name of the file beside it.
+    """
+
+    def __init__(
+        self, output: Location, plan_id: str, memory: int, marker: str, after: str, shared: bool = False
+    ) -> None:
+        super().__init__(output, plan_id, memory, after, _is_any, shared)
+        self._given = output, plan_id, memory, marker, after, shared
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TreeOnStore, self._given
+
+    def elsewhere(self) -> TreeOnStore:
+        return TreeOnStore(*self._given)
+
+    def __enter__(self) -> Staging:
+        fs, inner = self._directory()
+        with explained(self.path):
+            present = names_in(fs, inner)
+        if self.marker not in present and any(not is_sibling(name, PREFIX) for name in present):
+            raise UsageError(
+                f"{self.path} holds files of another kind, and would be replaced as a whole. Nothing was written.",
+                "Give a directory that does not exist yet.",
+            )
+        return self
+
+    def _is_shard(self, name: str) -> bool:
+        return name not in (self.index, NAME)
+
+    def _final(self, name: str) -> Location:
+        return self._output.parent.join(name) if name == self.index else self._output.join(*name.split("/"))
+
+    def _open(self) -> None:
+        pointer = self._final(self.index)
+        told = _get(pointer, MOST_RECORD)
+        named = None if told is None else told.decode(errors="replace").strip()
+        for place in (*([pointer] if named == self._output.name else []), self._output.join(NAME)):
+            fs, inner = place.filesystem()
+            with explained(place.path):
+                self._remove(fs, inner)
+
+    def _present(self, fs: Any, inner: str) -> dict[str, bool]:
+        found: dict[str, bool] = {}
+        below = [""]
+        while below:
+            above = below.pop()
+            for name, is_directory in names_in(fs, f"{inner}/{above}".rstrip("/")).items():
+                if is_directory and not is_sibling(name, PREFIX):
+                    below.append(f"{above}{name}/")
+                else:
+                    found[above + name] = is_directory
+        return found
+
+
+def _is_any(name: str) -> bool:
+    """Whether what has this name is part of a tree: everything but the records of its parts."""
+    return not is_sibling(name, PREFIX)
 
 
 def _get(place: Location, most: int) -> bytes | None:

@@ -1,0 +1,354 @@
+"""Universal checkpoints of anything: what DeepSpeed resumes from, made of weights with an optimizer or without one.
+
+`make test-deepspeed` has DeepSpeed train on from them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from checkpoints import ZERO, assert_same, ckptconv_here, load_with_aliases
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv.errors import UsageError
+
+STEPS = 3
+MODEL, MODEL_3 = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"
+COMMON = "zero/optimizer_state.pt"
+
+
+def network() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3))
+    model.register_buffer("count", torch.tensor(2**40 + 1))
+    return model
+
+
+def trained(named: bool = False, groups: int = 1) -> tuple[torch.nn.Sequential, torch.optim.AdamW]:
+    model = network()
+    every: list[Any] = list(model.named_parameters() if named else model.parameters())
+    parts = [{"params": every[number::groups], "lr": 0.1 * (number + 1)} for number in range(groups)]
+    optimizer = torch.optim.AdamW(parts)
+    for _ in range(STEPS):
+        model(torch.randn(4, 5)).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def saved(path: Path, named: bool = False, groups: int = 1, **more: Any) -> dict[str, Any]:
+    """Save a training checkpoint with torch.save; return what it holds."""
+    model, optimizer = trained(named, groups)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1, **more}
+    torch.save(state, path)
+    return state
+
+
+def hugging_face(directory: Path) -> dict[str, torch.Tensor]:
+    """Save a model as Hugging Face's libraries do, in bf16; return its tensors."""
+    directory.mkdir()
+    state = {
+        name: each.bfloat16() if each.is_floating_point() else each for name, each in network().state_dict().items()
+    }
+    save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
+    return state
+
+
+def loaded(path: Path) -> Any:
+    return torch.load(path, weights_only=True)
+
+
+def read_back(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the weights and the states, by name, that a universal checkpoint is read as."""
+    weights, states = directory.with_suffix(".safetensors"), directory.with_suffix(".states.safetensors")
+    run = ckptconv_here("zero-to-fp32", directory, weights, "--optimizer", states)
+    assert run.code == 0, run.err
+    return load_with_aliases(weights), load_file(states)
+
+
+def by_name(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the states of a training checkpoint's optimizer by the names of its model's parameters."""
+    names = [name for name in state["model"] if name != "count"]
+    groups = len(state["optimizer"]["param_groups"])
+    order = [name for number in range(groups) for name in names[number::groups]]
+    return {
+        f"{order[number]}.{key}": value
+        for number, held in state["optimizer"]["state"].items()
+        for key, value in held.items()
+    }
+
+
+def refused(run: Any, code: int, *words: str) -> None:
+    assert run.code == code, run.err
+    assert all(word in run.err for word in words), run.err
+    assert "Traceback" not in run.err
+
+
+def test_weights_become_fp32_masters_with_zero_moments_at_step_0(tmp_path: Path) -> None:
+    state, out = hugging_face(tmp_path / "hf"), tmp_path / "universal"
+    run = ckptconv_here("convert", tmp_path / "hf", "--universal", out, "--verify")
+    assert run.code == 0, run.err
+    assert "begins with zero moments and step 0" in run.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "latest_universal", "universal"]
+    assert (tmp_path / "latest_universal").read_text() == "universal"
+    parameter = out / "zero" / "0.weight"
+    master = loaded(parameter / "fp32.pt")
+    assert master.keys() == {"cat_dim", "param"}
+    assert master["param"].dtype == torch.float32
+    assert torch.equal(master["param"], state["0.weight"].float())
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(loaded(parameter / f"{key}.pt")["param"], torch.zeros(7, 5))
+    step = loaded(parameter / "step.pt")
+    assert (step.item(), step.dtype) == (0, torch.float32), "as torch's optimizers have it"
+    assert not (out / "zero" / "count").exists(), "a buffer is no parameter"
+    weights, states = read_back(out)
+    assert_same(weights, {name: each.float() if each.is_floating_point() else each for name, each in state.items()})
+    assert not any(each.any() for each in states.values())
+
+
+def test_moments_that_are_zero_take_no_room(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(1000, 1000)}, tmp_path / "m.safetensors")
+    assert ckptconv_here("convert", tmp_path / "m.safetensors", "--universal", tmp_path / "u").code == 0
+    parameter = tmp_path / "u" / "zero" / "weight"
+    assert (parameter / "exp_avg.pt").stat().st_size < 2000
+    moment = loaded(parameter / "exp_avg.pt")["param"]
+    assert torch.equal(moment.view(-1).narrow(0, 7, 100).clone(), torch.zeros(100)), "as DeepSpeed takes it apart"
+
+
+def test_every_stage_finds_what_it_loads(tmp_path: Path) -> None:
+    hugging_face(tmp_path / "hf")
+    files = {}
+    for stage in ("", 1, 2, 3):
+        out = tmp_path / f"u{stage}"
+        run = ckptconv_here("convert", tmp_path / "hf", "--universal", out, *(["--zero-stage", stage] if stage else []))
+        assert run.code == 0, run.err
+        files[stage] = sorted(path.name for path in out.iterdir() if path.is_file() and path.suffix == ".pt")
+        assert ckptconv_here("verify", tmp_path / "hf", "--universal", out).code == 0
+    assert files == {"": [MODEL, MODEL_3], 1: [MODEL], 2: [MODEL], 3: [MODEL_3]}
+    parameter = tmp_path / "u3" / "zero" / "0.weight"
+    assert sorted(path.name for path in parameter.iterdir()) == ["exp_avg.pt", "exp_avg_sq.pt", "fp32.pt"]
+    assert [loaded(path).shape for path in sorted(parameter.iterdir())] == [(35,)] * 3
+    assert_same(read_back(tmp_path / "u3")[0], read_back(tmp_path / "u")[0])
+
+
+def test_deepspeed_s_loader_finds_every_entry_it_asks_for(tmp_path: Path) -> None:
+    """Those that _load_checkpoint and load_hp_checkpoint_state_from_checkpoint_dir index without a default."""
+    hugging_face(tmp_path / "hf")
+    assert ckptconv_here("convert", tmp_path / "hf", "--universal", tmp_path / "u").code == 0
+    model, common = loaded(tmp_path / "u" / MODEL), loaded(tmp_path / "u" / COMMON)
+    assert (model["dp_world_size"], model["mp_world_size"]) == (1, 1)
+    assert (model["global_steps"], model["skipped_steps"]) == (0, 0)
+    assert model["lr_scheduler"]["last_batch_iteration"] == -1
+    assert model["module"].keys() == {"count"}
+    assert model["param_shapes"][0]["0.weight"] == torch.Size((7, 5))
+    assert common["ds_version"]
+    # Parameters of a group that is not named here are not loaded: there are as many as there can be.
+    assert common["param_groups"] == [{}] * 6
+    assert common["optimizer_state_dict"]["state"][0]["step"] == 0
+    assert common["optimizer_state_dict"]["param_groups"] == [{"params": [0]}]
+
+
+@pytest.mark.parametrize(("named", "groups"), [(False, 1), (True, 2)], ids=["numbered", "named"])
+def test_a_training_checkpoint_of_torch_goes_on_with_its_moments(named: bool, groups: int, tmp_path: Path) -> None:
+    state, out = saved(tmp_path / "t.pt", named, groups), tmp_path / "u"
+    run = ckptconv_here("pt2safetensors", tmp_path / "t.pt", "--universal", out, "--verify")
+    assert run.code == 0, run.err
+    assert "goes on at step 3" in run.out
+    weights, states = read_back(out)
+    assert_same(weights, state["model"])
+    assert_same(states, by_name(state))
+    model, common = loaded(out / MODEL), loaded(out / COMMON)
+    assert (model["global_steps"], model["lr_scheduler"]["last_batch_iteration"]) == (3, 2)
+    hyper = common["param_groups"]
+    assert [group["lr"] for group in hyper[:groups]] == [0.1, 0.2][:groups]
+    assert hyper[groups:] == [{}] * (6 - groups)
+    assert not hyper[0].keys() & {"params", "param_names", "fused", "foreach"}
+    assert ckptconv_here("verify", tmp_path / "t.pt", "--universal", out).code == 0
+
+
+def test_a_distributed_checkpoint_goes_on_with_its_moments(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    model, optimizer = trained()
+    states, optim = get_state_dict(model, optimizer)
+    save({"model": states, "optim": optim}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    out = tmp_path / "u"
+    run = ckptconv_here("dcp2safetensors", tmp_path / "dcp", "--universal", out, "--verify")
+    assert run.code == 0, run.err
+    weights, moments = read_back(out)
+    assert_same(weights, dict(model.state_dict()))
+    assert_same(moments, by_name({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+    assert loaded(out / MODEL)["global_steps"] == STEPS
+    assert ckptconv_here("dcp2safetensors", tmp_path / "dcp", "--universal", out, "--fresh-optimizer").code == 0
+    assert not any(each.any() for each in read_back(out)[1].values())
+    assert ckptconv_here("verify", tmp_path / "dcp", "--universal", out).code == 0
+
+
+def test_a_zero_checkpoint_is_made_for_another_stage(tmp_path: Path) -> None:
+    checkpoint = ZERO / "z2_bf16_w2" / "checkpoint"
+    for name, options in (("own", []), ("u3", ["--zero-stage", "3"])):
+        assert ckptconv_here("zero-to-fp32", checkpoint, "--universal", tmp_path / name, *options).code == 0
+    assert loaded(tmp_path / "u3" / "zero" / "l1.weight" / "exp_avg.pt").shape == (42,)
+    for got, expected in zip(read_back(tmp_path / "u3"), read_back(tmp_path / "own"), strict=True):
+        assert_same({name: each for name, each in got.items() if not name.endswith(".step")},
+                    {name: each for name, each in expected.items() if not name.endswith(".step")})  # fmt: skip
+    assert loaded(tmp_path / "u3" / COMMON)["optimizer_state_dict"]["state"][0]["step"] == 3
+
+
+def test_names_are_chosen_and_changed_as_for_weights(tmp_path: Path) -> None:
+    state = saved(tmp_path / "t.pt")
+    options = ["--rename", "^0=first", "--exclude", "1.*", "--dtype", "bf16"]
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options)
+    assert run.code == 0, run.err
+    assert "--dtype changes nothing in a universal checkpoint" in run.err
+    weights, states = read_back(tmp_path / "u")
+    assert sorted(weights) == ["2.bias", "2.weight", "count", "first.bias", "first.weight"]
+    assert torch.equal(states["first.weight.exp_avg"], by_name(state)["0.weight.exp_avg"])
+
+
+def test_tied_weights_are_there_once_under_the_first_name(tmp_path: Path) -> None:
+    weight = torch.randn(3, 2)
+    torch.save({"embed.weight": weight, "head.weight": weight}, tmp_path / "m.pt")
+    assert ckptconv_here("convert", tmp_path / "m.pt", "--universal", tmp_path / "u").code == 0
+    names = sorted(path.name for path in (tmp_path / "u" / "zero").iterdir())
+    assert names == ["embed.weight", "optimizer_state.pt"]
+    assert loaded(tmp_path / "u" / MODEL)["shared_params"] == {"head.weight": "embed.weight"}
+    assert read_back(tmp_path / "u")[0].keys() == {"embed.weight", "head.weight"}
+
+
+def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path) -> None:
+    state = saved(tmp_path / "t.pt")
+    # A buffer that looks like a bias.
+    weight = state["model"].pop("0.weight")
+    state["model"] = {"0.weight": weight, "0.running_mean": torch.zeros(7), **state["model"]}
+    torch.save(state, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
+    refused(run, 5, "numbers its 6 parameters", "model's 7 tensors", "--fresh-optimizer", "named_parameters()")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--fresh-optimizer")
+    assert run.code == 0, run.err
+    # With names there is no doubt, and what is not the optimizer's is no parameter.
+    state = saved(tmp_path / "t.pt", named=True)
+    state["model"]["running_mean"] = torch.zeros(7)
+    torch.save(state, tmp_path / "t.pt")
+    assert ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u").code == 0
+    assert loaded(tmp_path / "u" / MODEL)["module"].keys() == {"count", "running_mean"}
+
+
+def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> None:
+    state = saved(tmp_path / "t.pt", named=True)
+    del state["optimizer"]["state"][1]
+    torch.save(state, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
+    assert (run.code, "0.bias have no states yet, and got zero moments" in run.err.replace("'", "")) == (0, True)
+    parameter = tmp_path / "u" / "zero" / "0.bias"
+    assert loaded(parameter / "step.pt") == STEPS, "DeepSpeed refuses groups whose parameters differ in it"
+    assert not loaded(parameter / "exp_avg.pt")["param"].any()
+
+
+def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
+    state = saved(tmp_path / "t.pt", named=True)
+    state["optimizer"]["state"][0]["exp_avg_sq_row"] = torch.zeros(7)
+    torch.save(state, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
+    refused(run, 5, "'exp_avg_sq_row' of '0.weight' has the shape [7]", "--fresh-optimizer")
+    del state["optimizer"]["state"][0]["exp_avg_sq_row"]
+    state["optimizer"]["state"][0] |= {"exp_avg": {"blocks": torch.zeros(7)}, "mu_product": torch.tensor(0.9)}
+    torch.save(state, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
+    refused(run, 5, "'exp_avg' of '0.weight' is no plain tensor")
+    saved(tmp_path / "t.pt", other=trained()[1].state_dict())
+    refused(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u"), 5, "holds 2 optimizers")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("param_groups", [{"params": [[1], {"a": 1}]}]),
+        ("param_groups", [{}] * 2000),
+        ("param_groups", [{"params": [0, 0, 0]}]),
+        ("param_groups", [{"params": [0, 1], "param_names": ["../x", 3]}]),
+        ("state", {0: 3, "x": {"step": "three"}, 1: {"step": torch.zeros(3)}}),
+        ("state", {0: {"step": float("nan"), "exp_avg": None}}),
+    ],
+    ids=str,
+)
+def test_an_optimizer_that_makes_no_sense_is_an_error_of_one_sentence(key: str, value: Any, tmp_path: Path) -> None:
+    state = saved(tmp_path / "t.pt")
+    state["optimizer"][key] = value
+    torch.save(state, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
+    assert (run.code in (0, 2, 3, 4, 5), "Traceback" in run.err) == (True, False), run.err
+    if run.code:
+        assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
+
+
+def test_what_has_no_parameters_is_refused(tmp_path: Path) -> None:
+    save_file({"ids": torch.arange(3)}, tmp_path / "m.safetensors")
+    refused(
+        ckptconv_here("convert", tmp_path / "m.safetensors", "--universal", tmp_path / "u"), 2, "holds no parameter"
+    )
+    for option in (["--zero-stage", 3], ["--fresh-optimizer"]):
+        run = ckptconv_here("convert", tmp_path / "m.safetensors", tmp_path / "out", *option)
+        refused(run, 2, f"{option[0]} is about a universal checkpoint", "--universal DIR")
+
+
+def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    place = "memory://universal/runs/step3"
+    state = saved(tmp_path / "t.pt")
+    try:
+        ckptconv.convert(tmp_path / "t.pt", universal=place, verify=True)
+        assert store.cat("/universal/runs/latest_universal") == b"step3"
+        assert ckptconv.verify(tmp_path / "t.pt", universal=place).tensors == 27
+        ckptconv.convert(place, tmp_path / "back.safetensors")
+        assert_same(load_with_aliases(tmp_path / "back.safetensors"), state["model"])
+        # An earlier one is replaced whole; parts leave the new one without its name until they are finished.
+        store.pipe("/universal/runs/step3/zero/old/fp32.pt", b"x")
+        hugging_face(tmp_path / "hf")
+        for part in ("0/2", "1/2"):
+            ckptconv.convert(tmp_path / "hf", universal=place, part=part)
+            assert not store.exists("/universal/runs/latest_universal")
+        ckptconv.finish(place)
+        assert store.cat("/universal/runs/latest_universal") == b"step3"
+        assert not store.exists("/universal/runs/step3/zero/old/fp32.pt")
+        assert ckptconv.verify(tmp_path / "hf", universal=place).tensors == 27
+        store.pipe("/universal/other/precious", b"x")
+        with pytest.raises(UsageError, match="files of another kind"):
+            ckptconv.convert(tmp_path / "hf", universal="memory://universal/other")
+        with pytest.raises(UsageError, match="a file is put beside this directory"):
+            ckptconv.convert(tmp_path / "hf", universal="memory://universal")
+    finally:
+        store.rm("/universal", recursive=True)
+
+
+def test_one_that_fails_on_a_store_goes_on_where_it_was(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    place = "memory://stopped/runs/step3"
+    saved(tmp_path / "t.pt")
+
+    class Stopped:
+        files = 0
+
+        def __call__(self, count: int) -> None: ...
+
+        def on_file(self, name: str) -> None:
+            self.files += 1
+            if self.files == 9:
+                raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ckptconv.convert(tmp_path / "t.pt", universal=place, progress=Stopped(), jobs=1)
+        assert not store.exists("/stopped/runs/latest_universal")
+        assert ckptconv.convert(tmp_path / "t.pt", universal=place).reused in (7, 8), "one may not be recorded yet"
+        assert ckptconv.verify(tmp_path / "t.pt", universal=place).tensors == 27
+        assert not [path for path in store.find("/stopped") if ".record-" in path]
+    finally:
+        store.rm("/stopped", recursive=True)
