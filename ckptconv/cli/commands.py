@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
+from ckptconv.cli.compare import diff
 from ckptconv.cli.convert import ConvertCommand, convert_
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
@@ -206,7 +207,7 @@ def verify_(
     shown.verified(done)
 
 
-for each in (virtual, serve):
+for each in (diff, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows, name="rows")
 

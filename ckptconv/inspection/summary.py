@@ -13,7 +13,6 @@ from typing import Any, TypeGuard
 
 from ckptconv.formats.source import Source
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
-from ckptconv.inspection.statistics import Statistics
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.planning import weights_output
@@ -27,6 +26,7 @@ from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import STORED_AS
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.statistics import Statistics
 from ckptconv.text import brief
 
 # So many of the largest tensors are named.
