@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 # Elements to measure at a time: as float64 they stay in the second-level cache.
-_BLOCK = 1 << 15
+_BLOCK = 1 << 16
 
 
 class Tolerance(NamedTuple):
@@ -152,8 +152,10 @@ def compared(
         stop = min(start + _BLOCK, count)
         a = one[start * before.itemsize : stop * before.itemsize]
         b = other[start * after.itemsize : stop * after.itemsize]
-        mask = differing(a, b, before.itemsize) if before == after else None
-        piece = _measured(a, b, dtypes, code, mask, tolerance) if code else _counted(mask)
+        if before == after:
+            piece = _compared_bits(a, b, before, code, tolerance)
+        else:
+            piece = _measured(_numbers(a, before, code), _numbers(b, after, code), tolerance)
         if piece.first is not None and found.first is None:
             found.first = start + piece.first
         found.add(piece)
@@ -162,50 +164,58 @@ def compared(
 
 def squares_of(data: memoryview, dtype: DType) -> Fraction:
     """Return the sum of the squares of the finite elements in `data`; 0 if they are no numbers."""
-    np = kernels.numpy_module()
     code, total = widened(dtype, dtype), Fraction(0)
     step = _BLOCK * dtype.itemsize
     for start in range(0, len(data) if code else 0, step):
-        numbers = _numbers(data[start : start + step], dtype, code)
-        finite = np.isfinite(numbers).all(axis=1)
-        total += _squares(numbers if finite.all() else numbers[finite])
+        total += _finite_squares(_numbers(data[start : start + step], dtype, code))
     return total
 
 
-def _counted(mask: Any) -> Measured:
-    """Return what `mask` says of elements that are no numbers."""
-    found = Measured(elements=int(mask.sum()))
-    found.first = int(mask.argmax()) if found.elements else None
+def _compared_bits(
+    one: memoryview, other: memoryview, dtype: DType, code: str, tolerance: Tolerance | None
+) -> Measured:
+    """Return what differs between elements of one dtype. Only those whose bits differ are measured on both sides."""
+    np = kernels.numpy_module()
+    (places,) = np.nonzero(differing(one, other, dtype.itemsize))
+    if not code:
+        return Measured(len(places), first=int(places[0]) if len(places) else None)
+    if len(places) == len(one) // dtype.itemsize:
+        return _measured(_numbers(one, dtype, code), _numbers(other, dtype, code), tolerance, bitwise=True)
+    rest = _numbers(one, dtype, code)
+    found = Measured()
+    if len(places):
+        a, b = (
+            _numbers(memoryview(np.frombuffer(each, f"V{dtype.itemsize}")[places].view("u1")), dtype, code)
+            for each in (one, other)
+        )
+        found = _measured(a, b, tolerance, bitwise=True)
+    if found.first is not None:
+        found.first = int(places[found.first])
+    rest[places] = 0
+    squares = _finite_squares(rest)
+    found.squares = found.squares.plus(Squares(a=squares, b=squares))
     return found
 
 
-def _measured(
-    one: memoryview,
-    other: memoryview,
-    dtypes: tuple[DType, DType],
-    code: str,
-    mask: Any,
-    tolerance: Tolerance | None,
-) -> Measured:
-    """Return what differs between numbers; `mask` says whose bits do, if both have one dtype."""
+def _measured(a: Array, b: Array, tolerance: Tolerance | None, bitwise: bool = False) -> Measured:
+    """Return what differs between numbers of shape (elements, halves). `bitwise`: the bits of all are known to."""
     np = kernels.numpy_module()
-    a, b = (_numbers(data, dtype, code) for data, dtype in zip((one, other), dtypes, strict=True))
     with np.errstate(all="ignore"):
-        equal = ((a == b) | (np.isnan(a) & np.isnan(b)) if code == "f8" else a == b).all(axis=1)
+        equal = ((a == b) | (np.isnan(a) & np.isnan(b))).all(axis=1)
         finite = (np.isfinite(a) & np.isfinite(b)).all(axis=1)
         whole = bool(finite.all())
         x, y = (a, b) if whole else (a[finite], b[finite])
         distance, relative = _distances(x, y)
+        unequal = ~equal
         if tolerance is not None:
             allowed = np.maximum(tolerance.rtol * np.maximum(_absolute(x), _absolute(y)), tolerance.atol)
-            near = np.zeros(len(a), "?")
-            near[finite] = distance.astype("f8") <= allowed
-            mask = ~(equal | near)
-        elif mask is None:
-            mask = ~equal
-    found = _counted(mask)
-    found.same_value = int((mask & equal).sum())
-    found.not_finite = 0 if whole else int((mask & ~finite).sum())
+            unequal[finite] &= distance.astype("f8") > allowed
+        elif bitwise:
+            unequal[:] = True
+    found = Measured(int(unequal.sum()))
+    found.first = int(unequal.argmax()) if found.elements else None
+    found.same_value = int((unequal & equal).sum())
+    found.not_finite = 0 if whole else int((unequal & ~finite).sum())
     if len(distance):
         found.max_abs = distance.max().item()
         found.max_rel = float(relative.max())
@@ -222,13 +232,22 @@ def _distances(a: Array, b: Array) -> tuple[Array, Array]:
         # Modulo 2^64, which is exact: the distance of two 64-bit integers fits 64 bits without a sign.
         low, high = np.minimum(first, second).astype("u8"), np.maximum(first, second).astype("u8")
         distance = high - low
-        share = distance.astype("f8")
-    else:
-        distance = share = _absolute(b - a)
-        if not np.isfinite(distance).all():
-            share = 2 * np.minimum(_absolute(b / 2 - a / 2), sys.float_info.max / 2)
-            distance = share
-    return distance, np.divide(share, largest, out=np.zeros(len(a)), where=largest > 0)
+        return distance, _shares(distance.astype("f8"), largest)
+    distance = _absolute(b - a)
+    relative = _shares(distance, largest)
+    over = ~np.isfinite(distance)
+    if over.any():
+        # The difference is larger than any float64, and its half is not.
+        relative[over] = 2 * _shares(_absolute(b[over] / 2 - a[over] / 2), largest[over])
+        distance[over] = sys.float_info.max
+    return distance, relative
+
+
+def _shares(sizes: Array, largest: Array) -> Array:
+    """Return `sizes` / `largest`; 0 where that is 0."""
+    np = kernels.numpy_module()
+    shares: Array = np.divide(sizes, largest, out=np.zeros(len(sizes)), where=largest > 0)
+    return shares
 
 
 def _absolute(numbers: Array) -> Array:
@@ -254,6 +273,13 @@ def _numbers(data: memoryview, dtype: DType, code: str) -> Array:
     with np.errstate(invalid="ignore"):  # signalling NaNs
         halves: Array = values.astype(code).reshape(-1, 2 if dtype.kind == "c" else 1)
     return halves
+
+
+def _finite_squares(numbers: Array) -> Fraction:
+    """Return the sum of the squares of those elements that are finite, of shape (elements, halves)."""
+    np = kernels.numpy_module()
+    finite = np.isfinite(numbers).all(axis=1)
+    return _squares(numbers if finite.all() else numbers[finite])
 
 
 def _squares(numbers: Array) -> Fraction:

@@ -6,17 +6,18 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from ckptconv.comparison.changes import Change, Tolerance, widened
 from ckptconv.comparison.reading import Pair, compare
-from ckptconv.errors import UsageError
+from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
+from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.storage.progress import Progress
@@ -203,11 +204,27 @@ def _side(source: Source, options: Options, optimizer: bool) -> _Side:
     asked = replace(options, include=())
     weights = selected(source, asked)
     idle = selection.idle_globs(list(weights.known), weights.choice)
+    _check_growth(source, weights.tensors.values())
     side = _Side(weights.known, include, idle | selection.idle(weights.names, options.strip_prefix, options.rename))
     _add(side, weights)
     if optimizer:
         _add(side, selected_states(source, asked), _STATES)
     return side
+
+
+def _check_growth(source: Source, tensors: Collection[LazyTensor]) -> None:
+    """Raise LimitError for tensors that repeat a few elements so often that reading them would take forever."""
+    total = sum(tensor.nbytes for tensor in tensors)
+    if total <= ROOM_TO_GROW:
+        return
+    files = dict.fromkeys(file.stored for tensor in tensors for file in tensor.inputs())
+    stored = sum(file.size for file in files)
+    if total > MAX_GROWTH * stored + ROOM_TO_GROW:
+        raise LimitError(
+            f"{source.path}: its tensors would have {total} bytes, made of {stored}: they repeat the same elements. "
+            "They were not compared.",
+            "Leave them out with --exclude.",
+        )
 
 
 def _add(side: _Side, chosen: Selected, prefix: str = "") -> None:

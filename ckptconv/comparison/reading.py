@@ -6,6 +6,7 @@ equal blocks too: those that were passed before its first difference was found a
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter
@@ -27,12 +28,13 @@ from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.compare import number_of, place_of, same
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.kernels import numpy_module
-from ckptconv.tensors.lazy import LazyTensor, Narrow
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import blocks, shown
 
 # Bytes of both sides together that are compared at a time, and the least that is worth a thread of its own.
-_UNIT = 1 << 19
+_UNIT = 1 << 20
 _MOST_JOBS = 4
 # A list of runs that is longer than this is merged.
 _RUNS = 256
@@ -91,10 +93,9 @@ class _Run(NamedTuple):
 
     def of(self, tensor: LazyTensor) -> LazyTensor:
         """Return the tensor whose elements these are."""
-        for dim, (start, count) in enumerate(zip(*self.box, strict=True)) if self.box else ():
-            if count != tensor.shape[dim]:
-                tensor = Narrow(tensor, dim, start, count)
-        return tensor
+        if self.box is None:
+            return tensor
+        return sliced(tensor, [Span(start, 1, count) for start, count in zip(*self.box, strict=True)])
 
     def number(self, index: int, shape: Sequence[int]) -> int:
         """Return the number, in C order in a tensor of `shape`, of element `index` of this run."""
@@ -169,10 +170,7 @@ def _runs(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, _Run]]:
         if pair.scattered:
             larger = max(pair.one, pair.other, key=lambda tensor: tensor.dtype.itemsize)
             for starts, counts in blocks(larger, _UNIT // 2) if larger.numel else ():
-                size = 1
-                for count in counts:
-                    size *= count
-                yield pair, _Run(0, size, (starts, counts))
+                yield pair, _Run(0, math.prod(counts), (starts, counts))
         else:
             yield from ((pair, run) for run in _within(_Run(0, pair.one.numel), pair))
 

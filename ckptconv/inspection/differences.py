@@ -64,8 +64,8 @@ def _totals(found: Difference) -> Iterator[Line]:
         share = _share(found.elements_differ, found.elements)
         yield [
             Span(
-                f"{count_of(found.elements_differ, 'element')} differ, {share} of those compared; the largest by "
-                f"{_number(found.max_abs)}, relative {_number(found.max_rel)}"
+                f"{count_of(found.elements_differ, 'element')} of {found.elements:,} ({share}), by at most "
+                f"{_number(found.max_abs)}, relative to the larger of both {_number(found.max_rel)}"
             )
         ]
     yield [Span(_compared(found))]
@@ -139,9 +139,11 @@ def _remark(change: Change | None) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """Return a share in percent; one that is not all is never shown as 100 %."""
-    percent = 100 * part / whole if whole else 0.0
-    return "100 %" if part == whole else "<0.01 %" if percent < 0.01 else f"{min(percent, 99.99):.4g} %"
+    """Return a share in percent. One that is not all is never shown as 100 %, and one that is not none never as 0."""
+    if not part or part == whole:
+        return "100 %" if part else "0 %"
+    percent = 100 * part / whole
+    return "<0.01 %" if percent < 0.01 else f"{min(percent, 99.99):.4g} %"
 
 
 def _number(value: float | None) -> str:

@@ -213,8 +213,9 @@ def sum_of_squares(values: Array, largest: float) -> Fraction:
     """Return the sum of the squares of finite float64 `values`, of which none is further from 0 than `largest`."""
     np = numpy_module()
     exponent = _exponent(largest)
-    scaled = np.ldexp(values, -exponent) if exponent else values
-    return Fraction(float(np.square(scaled).sum())) * Fraction(4) ** exponent
+    if not exponent:
+        return Fraction(float(np.square(values).sum()))
+    return Fraction(float(np.square(np.ldexp(values, -exponent)).sum())) * Fraction(4) ** exponent
 
 
 def _exponent(largest: float) -> int:
