@@ -52,7 +52,8 @@ class DifferenceError(CkptconvError):
     """A verification found that the output differs from the source.
 
     `difference` describes it: "what" ("value", "dtype", "missing", "file", …) and, as far as they apply, "tensor",
-    "file", "index" (one number for each dimension), "expected" and "found".
+    "file", "index" (one number for each dimension), "expected", "found" and "elements" (how many differ): those of the
+    first. "differences" are those of every tensor that differs, if tensors do.
     """
 
     kind = "difference"

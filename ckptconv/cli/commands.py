@@ -190,7 +190,7 @@ def verify_(
 
     Reads both again, by other means than a conversion, and compares every name, dtype, shape, tied name and structure
     record, and every element bit for bit. The options of the conversion are read from its manifest, in OUTPUT or
-    --manifest FILE; those given here come first. Exit code 1: it is not, and the first difference is named.
+    --manifest FILE; those given here come first. Exit code 1: it is not, and what differs is named.
 
     \b
     Examples:

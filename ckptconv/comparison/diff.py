@@ -22,6 +22,7 @@ from ckptconv.outputs.selected import Selected, selected, selected_states
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.storage.progress import Progress
 from ckptconv.structure.choice import Choice
+from ckptconv.structure.dtype_views import own
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.statistics import root
 
@@ -254,9 +255,21 @@ def _check_globs(a: _Side, b: _Side) -> None:
 def _pairs(names: Iterable[str], a: _Side, b: _Side) -> Iterator[tuple[tuple[str, str], Pair]]:
     """Yield what is to be read: a pair for each two tensors that are comparable, by the names that are kept of both."""
     for name in names:
-        one, other = a.tensors.get(name), b.tensors.get(name)
+        one, other = _both(name, a, b)
         if one is not None and other is not None and _are_comparable(one, other):
             yield (a.key(name), b.key(name)), Pair(one, other)
+
+
+def _both(name: str, a: _Side, b: _Side) -> tuple[LazyTensor | None, LazyTensor | None]:
+    """Return the tensors of a name, None for a side that lacks it.
+
+    What safetensors has to store under another dtype is compared under its own, unless that is lost on one side.
+    """
+    one, other = a.tensors.get(name), b.tensors.get(name)
+    if one is None or other is None:
+        return one, other
+    both = own(one), own(other)
+    return both if both[0] is not one and both[1] is not other else (one, other)
 
 
 def _are_comparable(one: LazyTensor, other: LazyTensor) -> bool:
@@ -268,7 +281,7 @@ def _compared(
     name: str, a: _Side, b: _Side, changes: Mapping[tuple[str, str], Change | None], is_tolerant: bool
 ) -> TensorDifference:
     """Return what the tensors of one name are found to be. `is_tolerant`: what counts are values, not dtypes."""
-    one, other = a.tensors.get(name), b.tensors.get(name)
+    one, other = _both(name, a, b)
     key = a.key(name), b.key(name)
     change = None
     if one is None or other is None:

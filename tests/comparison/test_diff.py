@@ -42,8 +42,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int = 4096) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_zero_checkpoint_is_equal_to_what_deepspeed_makes_of_it(case: str) -> None:
     expected = ZERO / case / "expected.safetensors"
-    # It leaves frozen parameters in 16 bits.
-    found = diff(ZERO / case / "checkpoint", expected, rtol=0)
+    # It leaves frozen parameters in 16 bits, and some buffers out.
+    found = diff(ZERO / case / "checkpoint", expected, rtol=0, exclude="*.steps")
     assert found.equal, [each for each in found.tensors if each.status != "equal"]
     assert found.elements > 0
     assert found.elements_differ == 0
@@ -182,7 +182,7 @@ PLANTED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], None], str, str, in
     "in a strided tensor": (put("strided", (9, 9), 0.5), "strided", "changed", 1, [9, 9]),
     "in a quantized tensor": (
         instead("qint", torch.quantize_per_tensor(torch.linspace(1, -1, 8), 0.1, 0, torch.qint8)),
-        "qint",
+        "qint.values",
         "changed",
         8,
         [0],
@@ -196,7 +196,7 @@ PLANTED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], None], str, str, in
         instead("bf16", torch.linspace(-2, 2, 6000).reshape(60, 100)),
         "bf16",
         "dtype",
-        5890,
+        int((BASE["bf16"] != torch.linspace(-2, 2, 6000).reshape(60, 100)).sum()),
         [0, 1],
     ),
     "a dtype that is not comparable": (instead("i64", torch.arange(10.0)), "i64", "dtype", None, None),
