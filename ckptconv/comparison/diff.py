@@ -182,7 +182,7 @@ def difference(
         elements_differ=sum(change.elements for change in found),
         max_abs=max((change.max_abs or 0 for change in found), default=0),
         max_rel=max((change.max_rel or 0 for change in found), default=0),
-        norm=root(sum((pair.found.squares.change for pair in pairs.values()), Fraction(0))),
+        norm=root(sum((pair.found.squares.change for pair in pairs.values() if pair.found), Fraction(0))),
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[*one.warnings, *other.warnings, *idle],
         hints=list(_hints(tensors)),

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptconv.comparison.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
@@ -36,6 +36,8 @@ from ckptconv.verification.evaluate import blocks, shown
 # Bytes of both sides together that are compared at a time, and the least that is worth a thread of its own.
 _UNIT = 1 << 20
 _MOST_JOBS = 4
+# Most runs of small tensors that are read together.
+_MOST_RUNS = 512
 # A list of runs that is longer than this is merged.
 _RUNS = 256
 
@@ -44,15 +46,14 @@ _RUNS = 256
 class Pair:
     """Two tensors of one shape, whose elements are comparable, and what is found to differ.
 
-    `measured`: some of their bytes differ. `runs` were equal before that was known, and are not measured yet.
+    `found` is None while all bytes are equal. `runs` were equal before that was known, and are not measured yet.
     """
 
     one: LazyTensor
     other: LazyTensor
-    found: Measured = field(default_factory=Measured)
+    found: Measured | None = None
     first: tuple[int, bytes, bytes] | None = None
-    measured: bool = False
-    runs: list[_Run] = field(default_factory=list)
+    runs: list[_Run] | None = None
 
     @property
     def dtypes(self) -> tuple[DType, DType]:
@@ -70,7 +71,7 @@ class Pair:
 
     def change(self) -> Change | None:
         """Return what differs; None if all bytes are equal."""
-        if not self.measured:
+        if self.found is None:
             return None
         place, values = None, ("", "")
         if self.first is not None:
@@ -146,7 +147,7 @@ def compare(
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(_packed(pairs))
         done = _carry_out(_tasks(_runs(pairs)), pairs, readers, options, tolerance, progress)
-        left = [pair for pair in pairs if pair.runs and pair.measured and widened(*pair.dtypes)]
+        left = [pair for pair in pairs if pair.runs and pair.found and widened(*pair.dtypes)]
         known = ((pair, run) for pair in left for run in _cut(pair))
         done += _carry_out(_tasks(known, measuring=True), left, readers, options, None, None)
         return done + readers.bytes_unpacked
@@ -184,7 +185,7 @@ def _within(run: _Run, pair: Pair) -> Iterator[_Run]:
 
 def _cut(pair: Pair) -> Iterator[_Run]:
     """Yield the runs of a pair that were not measured, and forget them."""
-    runs, pair.runs = pair.runs, []
+    runs, pair.runs = pair.runs or (), None
     for run in runs:
         yield from (run,) if run.box else _within(run, pair)
 
@@ -196,7 +197,7 @@ def _tasks(runs: Iterable[tuple[Pair, _Run]], measuring: bool = False) -> Iterat
     for pair, run in runs:
         item = pair.one.dtype.itemsize + pair.other.dtype.itemsize
         length = (run.stop - run.start) * item
-        if taken and size + length > _UNIT:
+        if taken and (size + length > _UNIT or len(taken) == _MOST_RUNS):
             yield _task(taken, measuring)
             taken, size = [], 0
         taken.append((pair, run))
@@ -295,9 +296,9 @@ class _Comparing:
         """Take note of a run that is equal: it is measured at once if its tensors are known to differ."""
         pair = part.pair
         with self._lock:
-            known = pair.measured
-            if not known:
-                _append(pair.runs, part.run)
+            known = pair.found is not None
+            if not known and part.run.stop - part.run.start < pair.one.numel:
+                pair.runs = _appended(pair.runs or [], part.run)
         if known:
             self._measure(part, data)
 
@@ -305,7 +306,7 @@ class _Comparing:
         """Add the squares of a run that is equal on both sides."""
         squares = squares_of(data[part.one], part.pair.one.dtype)
         with self._lock:
-            part.pair.found.squares = part.pair.found.squares.plus(Squares(a=squares, b=squares))
+            _add(part.pair, Measured(squares=Squares(a=squares, b=squares)))
 
     def _compare(self, part: _Part, data: memoryview) -> None:
         pair, one, other = part.pair, data[part.one], data[part.other]
@@ -321,23 +322,30 @@ class _Comparing:
             )
             first = (part.run.number(found.first, pair.one.shape), *bits)
         with self._lock:
-            pair.measured = True
-            pair.found.add(found)
+            _add(pair, found)
             if first is not None and (pair.first is None or first < pair.first):
                 pair.first = first  # type: ignore[assignment]
 
 
-def _append(runs: list[_Run], run: _Run) -> None:
-    """Add a run to `runs`, and merge those in C order that touch: blocks end in about the order of their numbers."""
+def _add(pair: Pair, found: Measured) -> None:
+    if pair.found is None:
+        pair.found = found
+    else:
+        pair.found.add(found)
+
+
+def _appended(runs: list[_Run], run: _Run) -> list[_Run]:
+    """Return `runs` and `run`, with those in C order that touch made one: blocks end in about the order they begin."""
     if runs and run.box is None and runs[-1].stop == run.start:
         runs[-1] = _Run(runs[-1].start, run.stop)
-        return
+        return runs
     runs.append(run)
-    if run.box is None and len(runs) > _RUNS:
-        merged: list[_Run] = []
-        for each in sorted(runs):
-            if merged and merged[-1].stop == each.start:
-                merged[-1] = _Run(merged[-1].start, each.stop)
-            else:
-                merged.append(each)
-        runs[:] = merged
+    if run.box is not None or len(runs) < _RUNS:
+        return runs
+    merged: list[_Run] = []
+    for each in sorted(runs):
+        if merged and merged[-1].stop == each.start:
+            merged[-1] = _Run(merged[-1].start, each.stop)
+        else:
+            merged.append(each)
+    return merged
