@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,8 +27,7 @@ from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.compare import number_of, place_of, same
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.kernels import numpy_module
-from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.tensors.moves import File
+from ckptconv.tensors.lazy import LazyTensor, packed
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import blocks, shown
 
@@ -145,21 +143,12 @@ def compare(
         on_total(sum(pair.nbytes for pair in pairs))
     numpy_module()
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
-        readers.expect(_packed(pairs))
+        readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))
         done = _carry_out(_tasks(_runs(pairs)), pairs, readers, options, tolerance, progress)
         left = [pair for pair in pairs if pair.runs and pair.found and widened(*pair.dtypes)]
         known = ((pair, run) for pair in left for run in _cut(pair))
         done += _carry_out(_tasks(known, measuring=True), left, readers, options, None, None)
         return done + readers.bytes_unpacked
-
-
-def _packed(pairs: Iterable[Pair]) -> Counter[File]:
-    """Return the compressed files that are read, with the bytes of tensors read from each."""
-    found: Counter[File] = Counter()
-    for pair in pairs:
-        for tensor in (pair.one, pair.other):
-            found.update({file: tensor.nbytes for file in tensor.inputs() if file.packed})
-    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- tasks
@@ -251,7 +240,7 @@ def _carry_out(
     far = any(is_far(file.stored.path) for pair in pairs for side in (pair.one, pair.other) for file in side.inputs())
     if far:
         needs = Needs(_UNIT)
-        memory = options.buffers(far=True)
+        memory = options.buffers(far=True) // 2  # a conversion keeps the other half for uploads
         with Prefetch[_Task](readers, readers.spool, lambda task: needs(task.window), memory=memory) as prefetch:
             worker = _Comparing(prefetch, tolerance, lock)
             for task in prefetch.over(tasks):

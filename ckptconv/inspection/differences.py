@@ -64,8 +64,8 @@ def _totals(found: Difference) -> Iterator[Line]:
         share = _share(found.elements_differ, found.elements)
         yield [
             Span(
-                f"{count_of(found.elements_differ, 'element')} of {found.elements:,} ({share}), by at most "
-                f"{_number(found.max_abs)}, relative to the larger of both {_number(found.max_rel)}"
+                f"{found.elements_differ:,} of {count_of(found.elements, 'element')} differ ({share}), by at most "
+                f"{_number(found.max_abs)}, and relatively by at most {_number(found.max_rel)}"
             )
         ]
     yield [Span(_compared(found))]

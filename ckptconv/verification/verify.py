@@ -37,8 +37,7 @@ from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.compare import differing, number_of, place_of
-from ckptconv.tensors.lazy import LazyTensor, same_bytes, whole
-from ckptconv.tensors.moves import File
+from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
 from ckptconv.text import some
 from ckptconv.verification import renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
@@ -246,7 +245,7 @@ def verify_outputs(
     if on_total:
         on_total(sum(pair.got.nbytes for pair in pairs))
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
-        readers.expect(_packed(pairs))
+        readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
         with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=FAR_BLOCK) as prefetch:
             evaluator = Evaluator(prefetch)
             for piece in prefetch.over(_pieces(pairs)):
@@ -432,15 +431,6 @@ def _of_rank(source: Source, target: Target) -> Target:
         return target
     place = target.place.join(f"mp_rank_{source.model_rank:02d}")
     return target._replace(place=place, manifest=target.manifest or read_manifest(place.join(MANIFEST)))
-
-
-def _packed(pairs: Iterable[_Pair]) -> Counter[File]:
-    """Return the compressed files that are read, with the bytes of tensors read from each."""
-    found: Counter[File] = Counter()
-    for pair in pairs:
-        for tensor in (pair.want, pair.got):
-            found.update({file: tensor.nbytes for file in tensor.inputs() if file.packed})
-    return found
 
 
 # ------------------------------------------------------------------------------------------- names, kinds, structure

@@ -64,10 +64,14 @@ def test_what_ranks_wrote_is_equal_to_what_torch_makes_of_it(one: Path, other: P
         assert found.equal, [each for each in found.tensors if each.status != "equal"]
 
 
-@pytest.mark.parametrize("case", ["z1_bf16_frozen_w2", "z3_fp16_w2", "z2_bf16_groups_w2"])
-def test_a_conversion_is_equal_to_its_source_bit_for_bit(case: str, tmp_path: Path) -> None:
-    convert(ZERO / case / "checkpoint", tmp_path / "model", max_shard_size=500, optimizer=tmp_path / "states")
-    found = diff(ZERO / case / "checkpoint", tmp_path / "model")
+COMPRESSED = DATA / "dcp/zstd_w2"
+CONVERTED = [COMPRESSED, *(ZERO / name for name in ("z1_bf16_frozen_w2", "z3_fp16_w2", "z2_bf16_groups_w2"))]
+
+
+@pytest.mark.parametrize("case", CONVERTED, ids=lambda path: path.name)
+def test_a_conversion_is_equal_to_its_source_bit_for_bit(case: Path, tmp_path: Path) -> None:
+    convert(case / "checkpoint", tmp_path / "model", max_shard_size=500)
+    found = diff(case / "checkpoint", tmp_path / "model")
     assert found.equal
     assert found.counts["equal"] == len(found.tensors) > 3
 
