@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import differing
-from ckptconv.tensors.dtypes import DType, can_cast
+from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
 from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.statistics import HALVES, root, sum_of_squares
 
@@ -262,14 +262,14 @@ def _numbers(data: memoryview, dtype: DType, code: str) -> Array:
     """Return elements as numbers of numpy's dtype `code`, of shape (elements, 1); complex ones as (elements, 2)."""
     np = kernels.numpy_module()
     if dtype.kind in "biu":
-        stored = np.frombuffer(data, "u1" if dtype.kind == "b" else f"{dtype.kind}{dtype.itemsize}")
+        stored = np.frombuffer(data, "<u1" if dtype.kind == "b" else f"<{dtype.kind}{dtype.itemsize}")
         numbers: Array = (stored != 0 if dtype.kind == "b" else stored).astype(code)[:, None]
         return numbers
     name = HALVES.get(dtype.name, dtype.name)
     if name in ("float64", "float32", "float16"):
-        values = np.frombuffer(data, name)
+        values = np.frombuffer(data, f"<f{DTYPES[name].itemsize}")
     else:
-        values = np.frombuffer(kernels.apply((Cast(name, "float32"),), data)[0], "f4")
+        values = np.frombuffer(kernels.apply((Cast(name, "float32"),), data)[0], "<f4")
     with np.errstate(invalid="ignore"):  # signalling NaNs
         halves: Array = values.astype(code).reshape(-1, 2 if dtype.kind == "c" else 1)
     return halves

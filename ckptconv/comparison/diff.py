@@ -163,7 +163,8 @@ def difference(
         if not names:
             raise UsageError("There is nothing to compare: no tensor is chosen.", "Change --include or --exclude.")
         pairs = dict(_pairs(names, a, b))
-        read = compare(list(pairs.values()), options, tolerance, progress, on_total)
+    read = compare(list(pairs.values()), options, tolerance, progress, on_total)
+    with no_garbage():
         changes = {key: pair.change() for key, pair in pairs.items()}
         tensors = [_compared(name, a, b, changes, tolerance is not None) for name in names]
     counts = Counter(tensor.status for tensor in tensors)

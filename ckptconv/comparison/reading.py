@@ -31,8 +31,9 @@ from ckptconv.tensors.lazy import LazyTensor, packed
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import blocks, shown
 
-# Bytes of both sides together that are compared at a time, and the least that is worth a thread of its own.
-_UNIT = 1 << 20
+# Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth
+# a thread of its own. A thread has up to four times that in buffers.
+_UNIT, _LEAST_UNIT, _BUFFERS = 1 << 20, 1 << 16, 4
 _MOST_JOBS = 4
 # Most runs of small tensors that are read together.
 _MOST_RUNS = 512
@@ -142,51 +143,58 @@ def compare(
     if on_total:
         on_total(sum(pair.nbytes for pair in pairs))
     numpy_module()
+    far = any(is_far(file.stored.path) for pair in pairs for side in (pair.one, pair.other) for file in side.inputs())
+    jobs = 1 if far else options.jobs or min(os.cpu_count() or 1, _MOST_JOBS)
+    memory = options.buffers(far)
+    unit = min(_UNIT, max(memory // jobs // _BUFFERS, _LEAST_UNIT))
+    jobs = min(jobs, max(memory // (_BUFFERS * unit), 1))
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))
-        done = _carry_out(_tasks(_runs(pairs)), pairs, readers, options, tolerance, progress)
+        # A conversion keeps the other half for uploads.
+        comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance)
+        comparing.carry_out(_tasks(_runs(pairs, unit), unit), sum(pair.nbytes for pair in pairs), progress)
         left = [pair for pair in pairs if pair.runs and pair.found and widened(*pair.dtypes)]
-        known = ((pair, run) for pair in left for run in _cut(pair))
-        done += _carry_out(_tasks(known, measuring=True), left, readers, options, None, None)
-        return done + readers.bytes_unpacked
+        passed = ((pair, run) for pair in left for run in _cut(pair, unit))
+        comparing.carry_out(_tasks(passed, unit, measuring=True), sum(pair.one.nbytes for pair in left), None)
+        return comparing.bytes_read + readers.bytes_unpacked
 
 
 # -------------------------------------------------------------------------------------------------------------- tasks
 
 
-def _runs(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, _Run]]:
+def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, _Run]]:
     """Yield the runs that cover all pairs, in the order of their first side's files."""
     for pair in sorted(pairs, key=lambda pair: pair.one.origin()):
         if pair.scattered:
             larger = max(pair.one, pair.other, key=lambda tensor: tensor.dtype.itemsize)
-            for starts, counts in blocks(larger, _UNIT // 2) if larger.numel else ():
+            for starts, counts in blocks(larger, unit // 2) if larger.numel else ():
                 yield pair, _Run(0, math.prod(counts), (starts, counts))
         else:
-            yield from ((pair, run) for run in _within(_Run(0, pair.one.numel), pair))
+            yield from ((pair, run) for run in _within(_Run(0, pair.one.numel), pair, unit))
 
 
-def _within(run: _Run, pair: Pair) -> Iterator[_Run]:
+def _within(run: _Run, pair: Pair, unit: int) -> Iterator[_Run]:
     """Cut a run into such as fit a window."""
-    step = max(_UNIT // sum(dtype.itemsize for dtype in pair.dtypes), 1)
+    step = max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1)
     for start in range(run.start, run.stop, step):
         yield _Run(start, min(start + step, run.stop))
 
 
-def _cut(pair: Pair) -> Iterator[_Run]:
+def _cut(pair: Pair, unit: int) -> Iterator[_Run]:
     """Yield the runs of a pair that were not measured, and forget them."""
     runs, pair.runs = pair.runs or (), None
     for run in runs:
-        yield from (run,) if run.box else _within(run, pair)
+        yield from (run,) if run.box else _within(run, pair, unit)
 
 
-def _tasks(runs: Iterable[tuple[Pair, _Run]], measuring: bool = False) -> Iterator[_Task]:
+def _tasks(runs: Iterable[tuple[Pair, _Run]], unit: int, measuring: bool = False) -> Iterator[_Task]:
     """Yield the tasks: small tensors are read together. `measuring`: only the first side is read."""
     taken: list[tuple[Pair, _Run]] = []
     size = 0
     for pair, run in runs:
         item = pair.one.dtype.itemsize + pair.other.dtype.itemsize
         length = (run.stop - run.start) * item
-        if taken and (size + length > _UNIT or len(taken) == _MOST_RUNS):
+        if taken and (size + length > unit or len(taken) == _MOST_RUNS):
             yield _task(taken, measuring)
             taken, size = [], 0
         taken.append((pair, run))
@@ -227,40 +235,44 @@ def _piece(tensor: LazyTensor, run: _Run, place: slice) -> Piece:
 # ----------------------------------------------------------------------------------------------------------- comparing
 
 
-def _carry_out(
-    tasks: Iterator[_Task],
-    pairs: Sequence[Pair],
-    readers: SpoolingReaders,
-    options: Options,
-    tolerance: Tolerance | None,
-    progress: Progress | None,
-) -> int:
-    """Carry out `tasks`, and return the bytes read: in threads, or in order if something is remote."""
-    lock = threading.Lock()
-    far = any(is_far(file.stored.path) for pair in pairs for side in (pair.one, pair.other) for file in side.inputs())
-    if far:
-        needs = Needs(_UNIT)
-        memory = options.buffers(far=True) // 2  # a conversion keeps the other half for uploads
-        with Prefetch[_Task](readers, readers.spool, lambda task: needs(task.window), memory=memory) as prefetch:
-            worker = _Comparing(prefetch, tolerance, lock)
-            for task in prefetch.over(tasks):
-                size = worker.run(task)
-                if progress:
-                    progress(size)
-        return worker.bytes_read + prefetch.bytes_fetched
-    least = sum(pair.nbytes for pair in pairs) // _UNIT + 1
-    jobs = min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), least, max(options.memory // (4 * _UNIT), 1))
-    workers = [_Comparing(readers, tolerance, lock) for _ in range(jobs)]
-    in_threads(tasks, workers, progress)
-    return sum(worker.bytes_read for worker in workers)
-
-
 class _Comparing:
-    """A worker that compares what it reads, instead of writing it. `lock` is held while a pair is changed."""
+    """Carries out tasks of at most `unit` bytes, in `jobs` threads. If something is remote, that is one, and `ahead`
+    bytes are prefetched for it; else 0. `bytes_read` counts what was read."""
 
-    def __init__(self, readers: Readers | Prefetch[_Task], tolerance: Tolerance | None, lock: threading.Lock) -> None:
-        self._worker = Worker(readers, None, _UNIT + ALIGNMENT)  # type: ignore[arg-type]
-        self._tolerance, self._lock = tolerance, lock
+    def __init__(self, readers: SpoolingReaders, unit: int, jobs: int, ahead: int, tolerance: Tolerance | None) -> None:
+        self._readers, self._unit, self._jobs, self._ahead, self._tolerance = readers, unit, jobs, ahead, tolerance
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+
+    def carry_out(self, tasks: Iterator[_Task], nbytes: int, progress: Progress | None) -> None:
+        """Carry out `tasks`, which read about `nbytes`."""
+        if self._ahead:
+            needs = Needs(self._unit)
+            with Prefetch[_Task](
+                self._readers, self._readers.spool, lambda task: needs(task.window), memory=self._ahead
+            ) as prefetch:
+                workers = [self._worker(prefetch)]
+                for task in prefetch.over(tasks):
+                    size = workers[0].run(task)
+                    if progress:
+                        progress(size)
+            self.bytes_read += prefetch.bytes_fetched
+        else:
+            jobs = min(self._jobs, nbytes // self._unit + 1)
+            workers = [self._worker(self._readers) for _ in range(jobs)]
+            in_threads(tasks, workers, progress)
+        self.bytes_read += sum(worker.bytes_read for worker in workers)
+
+    def _worker(self, readers: Readers | Prefetch[_Task]) -> _Worker:
+        worker = Worker(readers, None, self._unit + ALIGNMENT)  # type: ignore[arg-type]
+        return _Worker(worker, self._tolerance, self._lock)
+
+
+class _Worker:
+    """Compares what an engine's worker reads, instead of writing it. `lock` is held while a pair is changed."""
+
+    def __init__(self, worker: Worker, tolerance: Tolerance | None, lock: threading.Lock) -> None:
+        self._worker, self._tolerance, self._lock = worker, tolerance, lock
 
     @property
     def bytes_read(self) -> int:
