@@ -38,7 +38,7 @@ from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.compare import differing, number_of, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
-from ckptconv.text import some
+from ckptconv.text import quoted, some
 from ckptconv.verification import renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file
@@ -331,8 +331,15 @@ class _Differences:
         first = errors[0]
         message = first.message
         if len(errors) > 1:
-            message += f" In all, {len(each)} tensors differ: {some([one['tensor'] for one in each], _SHOWN)}."
+            message += f" In all, {len(each):,} tensors differ: {some(each, _SHOWN, _shown)}."
         raise DifferenceError(message, first.hint, **first.difference, differences=each)
+
+
+def _shown(difference: Mapping[str, Any]) -> str:
+    """Return a tensor that differs as a message names it: 'w' (12 elements), or 'w' (dtype)."""
+    count = difference.get("elements")
+    told = difference["what"] if count is None else "an element" if count == 1 else f"{count:,} elements"
+    return f"{quoted(difference['tensor'])} ({told})"
 
 
 class _Values(NamedTuple):
