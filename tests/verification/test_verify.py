@@ -475,9 +475,8 @@ def test_every_tensor_that_differs_is_named_and_counted(tmp_path: Path) -> None:
     assert (told["c"]["elements"], told["c"]["index"], told["c"]["expected"][:4]) == (2, [7], "7.0 ")
     assert (told["t"]["elements"], told["t"]["index"]) == (2, [3, 10])
     run = ckptconv_here("verify", source, output)
-    assert run.refused(
-        1, "lacks a tensor", "In all, 6 tensors differ: 'gone' (missing), 'more' (unexpected)", "'c' (2 elements)"
-    )
+    run.refused(1, "lacks a tensor", "In all, 6 tensors differ: 'gone' (missing), 'more' (unexpected), 'b' (dtype)")
+    assert "'t' (2 elements) and 1 more." in run.err
 
 
 def test_two_tensors_of_one_shape_that_changed_places_are_found(sharded: tuple[Path, Path]) -> None:
