@@ -7,6 +7,8 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
+    from ckptconv.comparison.changes import Change
+    from ckptconv.comparison.diff import Difference, TensorDifference
     from ckptconv.conversion import convert
     from ckptconv.errors import (
         CkptconvError,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckptconv.formats.source import Source
+    from ckptconv.inspection.comparing import diff
     from ckptconv.inspection.inspecting import inspect
     from ckptconv.inspection.summary import Summary
     from ckptconv.library.checkpoint import Checkpoint
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from ckptconv.library.virtual import VirtualFiles
     from ckptconv.options.keywords import (
         ConvertOptions,
+        DiffOptions,
         FinishOptions,
         InspectOptions,
         LoadOptions,
@@ -51,10 +55,13 @@ if TYPE_CHECKING:
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
 # the name of a function: the import system would put the one in the place of the other.
 _HOMES = {
+    "Change": ("comparison.changes", "Change"),
     "Checkpoint": ("library.checkpoint", "Checkpoint"),
     "CkptconvError": ("errors", "CkptconvError"),
     "ConvertOptions": ("options.keywords", "ConvertOptions"),
     "CorruptError": ("errors", "CorruptError"),
+    "DiffOptions": ("options.keywords", "DiffOptions"),
+    "Difference": ("comparison.diff", "Difference"),
     "DifferenceError": ("errors", "DifferenceError"),
     "FailedError": ("errors", "FailedError"),
     "FinishOptions": ("options.keywords", "FinishOptions"),
@@ -71,6 +78,7 @@ _HOMES = {
     "StoppedError": ("errors", "StoppedError"),
     "Summary": ("inspection.summary", "Summary"),
     "Tensor": ("library.tensor", "Tensor"),
+    "TensorDifference": ("comparison.diff", "TensorDifference"),
     "UnsafeError": ("errors", "UnsafeError"),
     "UnsupportedError": ("errors", "UnsupportedError"),
     "UsageError": ("errors", "UsageError"),
@@ -79,6 +87,7 @@ _HOMES = {
     "__version__": ("version", "__version__"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
+    "diff": ("inspection.comparing", "diff"),
     "finish": ("publish.finish", "finish"),
     "flatten": ("structure.keymap", "flatten"),
     "inspect": ("inspection.inspecting", "inspect"),
@@ -92,10 +101,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Change",
     "Checkpoint",
     "CkptconvError",
     "ConvertOptions",
     "CorruptError",
+    "DiffOptions",
+    "Difference",
     "DifferenceError",
     "FailedError",
     "FinishOptions",
@@ -112,6 +124,7 @@ __all__ = [
     "StoppedError",
     "Summary",
     "Tensor",
+    "TensorDifference",
     "UnsafeError",
     "UnsupportedError",
     "UsageError",
@@ -120,6 +133,7 @@ __all__ = [
     "__version__",
     "check_rows",
     "convert",
+    "diff",
     "finish",
     "flatten",
     "inspect",

@@ -53,8 +53,9 @@ class DifferenceError(CkptconvError):
     reference.
 
     `difference` describes it: "what" ("value", "dtype", "missing", "file", …) and, as far as they apply, "tensor",
-    "file", "index" (one number for each dimension), "expected" and "found". With "what" "reference", "counts" has the
-    number of tensors by how they differ, and "tensors" a row for each.
+    "file", "index" (one number for each dimension), "expected", "found" and "elements" (how many differ): those of the
+    first. "differences" are those of every tensor that differs, if tensors do. With "what" "reference", "counts" has
+    the number of tensors by how they differ, and "tensors" a row for each.
     """
 
     kind = "difference"

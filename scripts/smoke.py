@@ -128,6 +128,7 @@ def virtual(smoke: Smoke) -> None:
     smoke.run("virtual", ZERO, "step.virtual.json")
     smoke.run("convert", "step.virtual.json", "described.safetensors")
     smoke.run("verify", "step.virtual.json", "written.safetensors")
+    smoke.run("diff", "step.virtual.json", "written.safetensors", "--html", "changes.html")
     smoke.same("written.safetensors", "described.safetensors")
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
+from ckptconv.cli.compare import diff
 from ckptconv.cli.convert import ConvertCommand, convert_
 from ckptconv.cli.maps import maps
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
@@ -193,7 +194,7 @@ def verify_(
 
     Reads both again, by other means than a conversion, and compares every name, dtype, shape, tied name and structure
     record, and every element bit for bit. The options of the conversion are read from its manifest, in OUTPUT or
-    --manifest FILE; those given here come first. Exit code 1: it is not, and the first difference is named.
+    --manifest FILE; those given here come first. Exit code 1: it is not, and what differs is named.
 
     \b
     Examples:
@@ -210,7 +211,7 @@ def verify_(
     shown.verified(done)
 
 
-for each in (virtual, serve):
+for each in (diff, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows, name="rows")
 app.add_typer(maps, name="maps")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.cli import likeness
 from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, has_colours
-from ckptconv.errors import FailedError
+from ckptconv.errors import DifferenceError, FailedError
 from ckptconv.inspection.overview import count_of, cut, overview, printable
 from ckptconv.storage import remote
 from ckptconv.storage.writing import reason
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ckptconv.cli.batch import Result
+    from ckptconv.comparison.diff import Difference
     from ckptconv.errors import CkptconvError, StoppedError
     from ckptconv.inspection.mapping import MapCheck
     from ckptconv.inspection.overview import Line
@@ -158,6 +159,19 @@ class Output:
             if self.verbose:
                 lines.extend(f"{name} ← {', '.join(of)}" for name, of in check.made_of.items())
         self.tell(lines)
+
+    def differed(self, found: Difference, top: int | None = None) -> None:
+        """Print what differs between two checkpoints: the `top` tensors that differ most."""
+        if self.json:
+            fields = found.to_dict(top)
+            self._print_json(found.equal, fields if found.equal else {**fields, "error": described(different(found))})
+            return
+        for warning in found.warnings:
+            self.warn(warning)
+        if not self.quiet:
+            from ckptconv.inspection import differences
+
+            self._show(differences.overview(found, width=_width(), top=top, verbose=self.verbose))
 
     def serving(self, source: str, url: str, files: Mapping[str, int]) -> None:
         """Report that `files`, {name: bytes}, made from `source`, are served at `url`."""
@@ -368,6 +382,17 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
             f"in {_duration(report.seconds, report.bytes_written)}, peak memory {format_memory(report.peak_rss_bytes)}"
         )
     return lines
+
+
+def different(found: Difference) -> DifferenceError:
+    """Return what stands for all differences where a program looks for an error."""
+    differing = [tensor for tensor in found.tensors if tensor.status != "equal"]
+    return DifferenceError(
+        f"{found.input} and {found.other} differ in {len(differing):,} of {count_of(len(found.tensors), 'tensor')}: "
+        f"{some([tensor.name for tensor in differing])}.",
+        what="tensors",
+        tensor=differing[0].name,
+    )
 
 
 def _gathered(path: str) -> str:

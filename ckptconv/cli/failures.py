@@ -46,7 +46,8 @@ _KINDS = {
 _CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
 _OTHER_WORDS = {
     "inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat"),
-    "verify": ("check", "compare", "diff", "cmp", "validate", "test"),
+    "verify": ("check", "validate", "test"),
+    "diff": ("compare", "cmp", "delta", "changes"),
     "finish": ("commit", "publish", "finalize"),
     "convert": ("to", "cast", "merge", "reshard", "consolidate", "save", "export"),
     "rows split": ("split", "unpack"),

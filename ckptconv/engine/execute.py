@@ -11,6 +11,7 @@ import signal
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
@@ -28,6 +29,7 @@ from ckptconv.tensors.moves import BLOCK
 _SHORT = 16 << 10
 # Small stacks for threads: eight of the usual 8 MiB would count as 64 MiB of memory.
 STACK = 512 << 10
+_Work_contra = TypeVar("_Work_contra", contravariant=True)
 
 
 def carry_out(
@@ -68,7 +70,7 @@ def carry_out(
             if progress:
                 progress(size)
     else:
-        _in_threads(queue, workers, progress)
+        in_threads(queue, workers, progress)
     total = Tally()
     for worker in workers:
         total.add(worker.tally)
@@ -176,11 +178,21 @@ def same(one: LazyTensor, other: LazyTensor, readers: Readers) -> bool:
     )
 
 
-def _in_threads(queue: Iterator[Task], workers: list[Worker], progress: Progress | None) -> None:
+class Working(Protocol[_Work_contra]):
+    """Carries out tasks, in a thread of its own."""
+
+    def run(self, task: _Work_contra, /) -> int:
+        """Carry out `task`. Return how many bytes that were."""
+
+
+def in_threads(
+    queue: Iterator[_Work_contra], workers: Sequence[Working[_Work_contra]], progress: Progress | None
+) -> None:
+    """Carry out the tasks of `queue`, in a thread for each of `workers`. Raise what one of them raises first."""
     taking, stop = threading.Lock(), threading.Event()
     failures: list[BaseException] = []
 
-    def work(worker: Worker) -> None:
+    def work(worker: Working[_Work_contra]) -> None:
         try:
             while not stop.is_set():
                 with taking:

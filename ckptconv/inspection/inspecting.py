@@ -75,8 +75,8 @@ def inspect(
     summary.bytes_read += read
     summary.conversion = conversion
     if html:
-        from ckptconv.inspection.page import write_page
+        from ckptconv.inspection.page import page_of, write_page
         from ckptconv.outputs.targets import files_behind
 
-        write_page(html, summary, files_behind(opened))
+        write_page(html, page_of(summary), [summary.input, *files_behind(opened)])
     return summary

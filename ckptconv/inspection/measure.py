@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptconv.engine.execute import carry_out
-from ckptconv.inspection.statistics import Moments, Statistics, moments, numbers
 from ckptconv.options.table import Options
 from ckptconv.plan import Data, FilePlan, Plan
 from ckptconv.process import settled
@@ -18,6 +17,7 @@ from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.statistics import Moments, Statistics, moments, numbers
 
 
 def measured(

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from ckptconv.inspection.statistics import Statistics
+    from ckptconv.tensors.statistics import Statistics
 
 
 # Most dots at which a name is split.

@@ -11,8 +11,8 @@ from ckptconv.inspection.module_tree import Row, fitting_depth, rows, tree
 from ckptconv.text import format_size
 
 if TYPE_CHECKING:
-    from ckptconv.inspection.statistics import Statistics
     from ckptconv.inspection.summary import Summary
+    from ckptconv.tensors.statistics import Statistics
 
 # Most lines of the tree by default, and most children shown of one module.
 LINES, CHILDREN = 40, 20
@@ -107,7 +107,7 @@ def _table_of_dtypes(summary: Summary, width: int | None) -> Iterator[Line]:
         line = [Span("  "), Span(padded(row[0], widths[0]), "name")]
         line += [Span("  " + padded(row[column], widths[column], right=True)) for column in (1, 2, 3)]
         room = None if width is None else width - sum(widths) - 8
-        yield _fitted([*line, *_share(total.bytes, summary.bytes, room)], width)
+        yield fitted([*line, *_share(total.bytes, summary.bytes, room)], width)
 
 
 def _share(part: int, whole: int, room: int | None) -> Line:
@@ -143,7 +143,7 @@ def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool)
             hidden = sum(module.elements for module in row.hidden)
             more = sum(module.tensors for module in row.hidden)
             rest_of_it = f"… and {more:,} more of {count_of(hidden, 'element')} (--verbose lists them)"
-            yield _fitted([Span("  " * row.depth), Span(rest_of_it, "dim")], width)
+            yield fitted([Span("  " * row.depth), Span(rest_of_it, "dim")], width)
             continue
         module = row.module
         leaf = module.shape is not None
@@ -161,7 +161,7 @@ def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool)
         ]
         if not module.tied:
             line += _share(module.nbytes * row.alike, summary.bytes, room)
-        yield _fitted(line, width)
+        yield fitted(line, width)
 
 
 def _described(row: Row, depth: int | None) -> tuple[str, str, str]:
@@ -207,7 +207,7 @@ def _largest(summary: Summary, width: int | None) -> Iterator[Line]:
         row = by_name[name]
         label = name if width is None else cut(name, name_width)
         line = [Span("    "), Span(padded(label, name_width)), Span(f"  {row.dtype:<9}", "dim")]
-        yield _fitted([*line, Span(f"  {padded(shape, widths[1])}  {format_size(row.bytes):>9}")], width)
+        yield fitted([*line, Span(f"  {padded(shape, widths[1])}  {format_size(row.bytes):>9}")], width)
 
 
 _LONG = 10**12
@@ -238,10 +238,10 @@ def _values(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
         style = "warning" if name in broken else "" if name else "dim"
         line = [Span("  ! " if name in broken else "    ", style), Span(padded(label, names), style)]
         line += [Span("  " + padded(row[column], widths[column], right=True), style) for column in range(1, len(row))]
-        yield _fitted(line, width)
+        yield fitted(line, width)
     if len(found) > most:
         left = len(found) - most
-        yield _fitted([Span(f"    … and {count_of(left, 'more tensor')} (--verbose lists them)", "dim")], width)
+        yield fitted([Span(f"    … and {count_of(left, 'more tensor')} (--verbose lists them)", "dim")], width)
 
 
 def _others(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
@@ -253,9 +253,9 @@ def _others(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
     yield []
     yield [Span("beside the tensors:")]
     for name, text in list(found.items())[:most]:
-        yield _fitted([Span("  "), Span(name, "name"), Span(f": {text}")], width)
+        yield fitted([Span("  "), Span(name, "name"), Span(f": {text}")], width)
     if len(found) > most:
-        yield _fitted(
+        yield fitted(
             [Span(f"  … and {count_of(len(found) - most, 'more value')} (--verbose lists them)", "dim")], width
         )
 
@@ -280,7 +280,7 @@ def _ties(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
     if shown:
         yield []
     for alias, kept in shown:
-        yield _fitted([Span("  tied: "), Span(alias, "name"), Span(" is "), Span(kept, "name")], width)
+        yield fitted([Span("  tied: "), Span(alias, "name"), Span(" is "), Span(kept, "name")], width)
     if len(shown) < len(ties):
         yield [Span(f"  … and {len(ties) - len(shown):,} more tied names (--verbose lists them)", "dim")]
 
@@ -291,7 +291,7 @@ def _made_of(summary: Summary, width: int | None, verbose: bool) -> Iterator[Lin
     if made:
         yield []
     for name, sources in made if verbose else made[:_FEW]:
-        yield _fitted([Span("  "), Span(name, "name"), Span(" ← "), Span(", ".join(sources), "name")], width)
+        yield fitted([Span("  "), Span(name, "name"), Span(" ← "), Span(", ".join(sources), "name")], width)
     if not verbose and len(made) > _FEW:
         yield [Span(f"  … and {len(made) - _FEW:,} more (--verbose lists them)", "dim")]
 
@@ -380,7 +380,7 @@ def cut(text: str, width: int) -> str:
     return f"{indent}{head}…{tail}"
 
 
-def _fitted(line: Line, width: int | None) -> Line:
+def fitted(line: Line, width: int | None) -> Line:
     """Return `line`, with its end cut off if it is wider than `width`."""
     if width is None:
         return line

@@ -12,19 +12,20 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.inspection.module_tree import TensorInfo
 from ckptconv.inspection.overview import printable
-from ckptconv.inspection.statistics import Statistics
 from ckptconv.inspection.summary import Summary
 from ckptconv.outputs.targets import Spared
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.files import look
 from ckptconv.storage.paths import dirname, is_remote, normalize
+from ckptconv.tensors.statistics import Statistics
 from ckptconv.text import format_size
 from ckptconv.version import __version__
 
@@ -37,6 +38,12 @@ _FIELD = re.compile(r"\{\{(policy|title|data)\}\}")
 
 def page_of(summary: Summary) -> str:
     """Return the page that shows `summary`."""
+    name = printable(summary.input)
+    return page_with(name, _data_of(name, summary))
+
+
+def page_with(name: str, data: Mapping[str, Any]) -> str:
+    """Return the page that shows `data`, which are those of its script, about the path `name`."""
     template = resources.files(__package__).joinpath(_TEMPLATE).read_text("utf-8")
     hashes = {kind: _hash_of(text) for kind, text in _BLOCK.findall(template)}
     template = _BLOCK.sub(lambda match: match[2], template)
@@ -44,17 +51,16 @@ def page_of(summary: Summary) -> str:
         f"default-src 'none'; script-src '{hashes['script']}'; style-src '{hashes['style']}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    name = printable(summary.input)
     fields = {
         "policy": policy,
         "title": html.escape(f"{os.path.basename(name.rstrip('/')) or name} · ckptconv"),
-        "data": _embedded(_data_of(name, summary)),
+        "data": _embedded(data),
     }
     return _FIELD.sub(lambda match: fields[match[1]], template)
 
 
-def write_page(target: str, summary: Summary, read: Iterable[str]) -> None:
-    """Write the page to the file `target`, which gets its name only when it is complete.
+def write_page(target: str, page: str, read: Iterable[str]) -> None:
+    """Write `page` to the file `target`, which gets its name only when it is complete.
 
     `read` are the files of the checkpoint, which the page may not replace. Raises UsageError if `target` cannot be such
     a file, FailedError if it cannot be written.
@@ -65,10 +71,10 @@ def write_page(target: str, summary: Summary, read: Iterable[str]) -> None:
     kind = look(target).kind
     if kind not in ("file", "missing"):
         raise UsageError(f"{target} is {look(target).described}, where the page was to be written.")
-    Spared([summary.input, *read]).check(target, "The page")
+    Spared(read).check(target, "The page")
     if look(dirname(target)).kind != "directory":
         raise UsageError(f"{target} cannot be written: there is no directory {dirname(target)}.", "Make it first.")
-    data = page_of(summary).encode()
+    data = page.encode()
     with LocalStaging(target, "page", durable=False) as staging:
         staging.seal(staging.put(os.path.basename(target), data))
         staging.commit([os.path.basename(target)])
@@ -86,28 +92,16 @@ def _embedded(value: Any) -> str:
 
 
 def _data_of(path: str, summary: Summary) -> dict[str, Any]:
-    """Return the data for the page's script. Dtypes and shapes are few, so tensors refer to them by number."""
-    dtypes: dict[str, int] = {}
-    shapes: dict[tuple[int, ...], int] = {}
-    rows = summary.tensors
-    places = {row.name: place for place, row in enumerate(rows)}
-    facts = [[key, _fact(key, value)] for key, value in summary.facts.items()]
+    """Return the data for the page's script."""
     made = summary.conversion
     return {
-        "version": __version__,
+        **tensors_of(summary.tensors, summary.aliases),
         "path": path,
         "format": summary.format,
-        "facts": facts,
+        "facts": [[key, _fact(key, value)] for key, value in summary.facts.items()],
         "counts": [[printable(kind), f"{count:,}"] for kind, count in summary.counts.items()],
         "totals": [[n, total.tensors, total.elements, total.bytes] for n, total in summary.totals.items()],
-        "names": [printable(row.name) for row in rows],
-        "dtype": [dtypes.setdefault(row.dtype, len(dtypes)) for row in rows],
-        "shape": [shapes.setdefault(row.shape, len(shapes)) for row in rows],
-        "bytes": [row.bytes for row in rows],
-        "dtypes": list(dtypes),
-        "shapes": [list(shape) for shape in shapes],
-        "tied": {places[alias]: printable(kept) for alias, kept in summary.aliases.items() if alias in places},
-        "stats": [_numbers(row.stats) for row in rows] if summary.not_finite is not None else None,
+        "stats": [_numbers(row.stats) for row in summary.tensors] if summary.not_finite is not None else None,
         "opaque": list(map(printable, summary.opaque)),
         "classes": [printable(name) for name in summary.classes if name not in summary.opaque],
         "notes": list(map(printable, [*summary.notes, *summary.tables])),
@@ -116,11 +110,30 @@ def _data_of(path: str, summary: Summary) -> dict[str, Any]:
     }
 
 
+def tensors_of(rows: Sequence[TensorInfo], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Return the data about tensors. Dtypes and shapes are few, so tensors refer to them by number."""
+    dtypes: dict[str, int] = {}
+    shapes: dict[tuple[int, ...], int] = {}
+    places = {row.name: place for place, row in enumerate(rows)}
+    return {
+        "version": __version__,
+        "names": [printable(row.name) for row in rows],
+        "dtype": [dtypes.setdefault(row.dtype, len(dtypes)) for row in rows],
+        "shape": [shapes.setdefault(row.shape, len(shapes)) for row in rows],
+        "bytes": [row.bytes for row in rows],
+        "dtypes": list(dtypes),
+        "shapes": [list(shape) for shape in shapes],
+        "tied": {places[alias]: printable(kept) for alias, kept in aliases.items() if alias in places},
+    }
+
+
 def _numbers(stats: Statistics | None) -> list[Any] | None:
-    """Return the statistics of a tensor for the page; an integer that a script would round is text."""
-    if stats is None:
-        return None
-    return [str(each) if isinstance(each, int) and abs(each) > _EXACT else each for each in asdict(stats).values()]
+    return None if stats is None else numbers(asdict(stats).values())
+
+
+def numbers(values: Iterable[Any]) -> list[Any]:
+    """Return numbers for the page; an integer that a script would round becomes text."""
+    return [str(each) if isinstance(each, int) and abs(each) > _EXACT else each for each in values]
 
 
 def _fact(key: str, value: Any) -> str:

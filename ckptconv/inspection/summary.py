@@ -9,11 +9,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from ckptconv.formats.source import Source
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
-from ckptconv.inspection.statistics import Statistics
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.planning import weights_output
@@ -24,9 +23,10 @@ from ckptconv.pickles.nodes import TorchConstant
 from ckptconv.plan import Data, Plan
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.dtype_views import STORED_AS
+from ckptconv.structure.dtype_views import own
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.statistics import Statistics
 from ckptconv.text import brief
 
 # So many of the largest tensors are named.
@@ -161,10 +161,7 @@ def tensors_of(source: Source, chosen: Options) -> Chosen:
     tensors = keymap.flatten(tree)[0] if source.structured else tree
     choice = Choice(chosen.include, chosen.exclude)
     # What safetensors has to store under another dtype is shown under its own.
-    flat = {
-        name: tensors[name].tensor if _is_view(tensors[name]) else tensors[name]
-        for name in selection.matching(tensors, choice)
-    }
+    flat = {name: own(tensors[name]) for name in selection.matching(tensors, choice)}
     idle = selection.idle_globs(list(tensors), choice)
     if source.map:
         ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
@@ -249,10 +246,6 @@ def _values(*trees: Any) -> Iterator[tuple[str, str]]:
 def _word(key: Any) -> str:
     """Return a key as a part of a value's name."""
     return key[:_LONGEST] if type(key) is str else brief(key, _LONGEST)
-
-
-def _is_view(tensor: LazyTensor) -> TypeGuard[View]:
-    return isinstance(tensor, View) and tensor.tensor.dtype.name in STORED_AS
 
 
 # For each family of formats the command that converts it, and what its output is called.

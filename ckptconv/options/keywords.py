@@ -205,6 +205,72 @@ class InspectOptions(TypedDict, total=False):
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
+class DiffOptions(TypedDict, total=False):
+    """Options of `diff`."""
+
+    key: str | None
+    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    include: str | list[str] | tuple[str, ...] | None
+    """Only names that match, such as 'model.*'; repeatable."""
+
+    exclude: str | list[str] | tuple[str, ...] | None
+    """No names that match, such as '*.bias'; repeatable."""
+
+    optimizer: bool
+    """Compare the optimizer states too, by parameter."""
+
+    strip_prefix: str | None
+    """Take PREFIX, such as model., off the beginning of names."""
+
+    rename: str | list[str] | tuple[str, ...] | None
+    """Rename, as re.sub does: '^module=model'; repeatable."""
+
+    dtype: str | TorchDType | None
+    """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
+    checkpoint, else keep."""
+
+    rtol: float | str | None
+    """Compare values, not bits; equal is what differs by at most R times the larger of both. Default: bits are
+    compared; 0 with --atol."""
+
+    atol: float | str | None
+    """Compare values, not bits; equal is what differs by at most A. Default: bits are compared; 0 with --rtol."""
+
+    html: str | os.PathLike[str] | None
+    """Write a page that shows it: one file, without links."""
+
+    jobs: int | str | None
+    """Work in N threads. Default: what suits the machine."""
+
+    memory: int | str | None
+    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+    exclude_frozen_parameters: bool
+    """Leave frozen parameters out."""
+
+    master: bool
+    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+
+    unstack: bool
+    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
+
+    inert: bool
+    """Take even files that carry an attack; nothing in them runs."""
+
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
+
+    spool_dir: str | os.PathLike[str] | None
+    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
 class FinishOptions(TypedDict, total=False):
     """Options of `finish`."""
 

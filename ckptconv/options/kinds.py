@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -96,6 +97,16 @@ def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
         raise UsageError(f"{called} {text!r}: {pattern!r} is not a regular expression: {error}.") from error
 
 
+def _number(value: Any, called: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise UsageError(f"{called} is {brief(value)}; it is a number from 0 on, such as 1e-5.")
+    return number
+
+
 def _mapping(value: Any, called: str) -> dict[str, Any]:
     kind = "mapping by text"
     if isinstance(value, str):
@@ -186,6 +197,7 @@ RULES = Kind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
 NAMES = Kind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {_SEVERAL}")
 SIZES = Kind(_sizes, list[str], dict, unset={}, accepts=f"Mapping[str, int] | {_SEVERAL}")
 MAPPING = Kind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
+NUMBER = Kind(_number, stored=float, accepts="float | str")
 SIZE = Kind(parse_size, stored=int, accepts="int | str")
 PART = Kind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
 DTYPE = Kind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")], accepts="str | TorchDType")

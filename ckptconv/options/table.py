@@ -23,6 +23,7 @@ from ckptconv.options.kinds import (
     MAPPING,
     MOST_ITEMS,
     NAMES,
+    NUMBER,
     OPAQUE,
     PART,
     PATH,
@@ -544,6 +545,13 @@ class _Command:
     stats = Option(
         FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.", common=True
     )
+    top = Option(
+        counted(1, MOST_ITEMS),
+        "List the N tensors that differ most.",
+        metavar="N",
+        fallback="as many as fit a page; with --json, all tensors",
+        common=True,
+    )
     host = Option(
         TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1", group=RUNNING
     )
@@ -557,12 +565,39 @@ class _Command:
     )
 
 
+class _Comparing:
+    """Options that only `diff` has, or that mean something else for it."""
+
+    optimizer = Option(FLAG, "Compare the optimizer states too, by parameter.", group=TAKE, common=True)
+    dtype = Options.table["dtype"].explained(
+        "Cast the floating tensors of both to DTYPE before they are compared.",
+        "float32 for a DeepSpeed checkpoint, else keep",
+    )
+    rtol = Option(
+        NUMBER,
+        "Compare values, not bits; equal is what differs by at most R times the larger of both.",
+        metavar="R",
+        fallback="bits are compared; 0 with --atol",
+        group=NAMING,
+        common=True,
+    )
+    atol = Option(
+        NUMBER,
+        "Compare values, not bits; equal is what differs by at most A.",
+        metavar="A",
+        fallback="bits are compared; 0 with --rtol",
+        group=NAMING,
+        common=True,
+    )
+
+
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
 LAYOUT = RowOptions.table
 ROWS = {**LAYOUT, **_options_in(_Rows)}
 PACKING = {**LAYOUT, **_options_in(_Packing)}
 COMMAND = _options_in(_Command)
+COMPARING = _options_in(_Comparing)
 
 
 def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
@@ -582,6 +617,11 @@ FINISHING = _named_in(OPTIONS, "checksum manifest fsync storage_options")
 INSPECTING = _named_in(
     {**OPTIONS, **COMMAND},
     "key include exclude map size stats as_ max_shard_size html tag inert raw family spool_dir storage_options",
+)
+DIFFING = _named_in(
+    {**OPTIONS, **COMMAND, **COMPARING},
+    "key include exclude optimizer strip_prefix rename dtype rtol atol html jobs memory tag exclude_frozen_parameters "
+    "master unstack inert raw spool_dir storage_options",
 )
 # Which tensors to convert, and how.
 TENSORS = tuple(

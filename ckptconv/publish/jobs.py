@@ -17,6 +17,7 @@ from ckptconv.publish.staging.base import Staging
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records
 from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.lazy import packed
 from ckptconv.tensors.moves import File
 
 
@@ -121,8 +122,5 @@ def _made(task: Task, known: Elsewhere) -> Result:
 
 def packed_in(plans: Iterable[Plan]) -> Counter[File]:
     """Return the packed files that `plans` read, with the bytes of tensors that come from each."""
-    found: Counter[File] = Counter()
-    for plan in plans:
-        for part in (part for file in plan.files for part in file.parts if isinstance(part, (Data, AssertZero))):
-            found.update({file: part.tensor.nbytes for file in part.tensor.inputs() if file.packed})
-    return found
+    parts = (part for plan in plans for file in plan.files for part in file.parts)
+    return packed(part.tensor for part in parts if isinstance(part, (Data, AssertZero)))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Hashable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -488,6 +489,14 @@ def _density(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> flo
 def untagged(tensor: LazyTensor) -> LazyTensor:
     """Return the expression without its facts."""
     return tensor.tensor if isinstance(tensor, Tagged) else tensor
+
+
+def packed(tensors: Iterable[LazyTensor]) -> Counter[File]:
+    """Return the compressed files that `tensors` are read from, with the bytes of tensors that come from each."""
+    found: Counter[File] = Counter()
+    for tensor in tensors:
+        found.update({file: tensor.nbytes for file in tensor.inputs() if file.packed})
+    return found
 
 
 def same_bytes(tensor: LazyTensor) -> Hashable:

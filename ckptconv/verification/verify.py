@@ -39,10 +39,9 @@ from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
 from ckptconv.structure.maps.chosen import of_record
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
-from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, same_bytes, whole
-from ckptconv.tensors.moves import File
-from ckptconv.text import some
+from ckptconv.tensors.compare import differing, number_of, place_of
+from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
+from ckptconv.text import quoted, some
 from ckptconv.verification import renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
 
     from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress
-    from ckptconv.verification.evaluate import Array
 
 Progress: TypeAlias = Callable[[int], object]
 
@@ -185,8 +183,8 @@ def verify(
     given. `progress` and `on_total` are those of `convert`, for the bytes compared.
 
     Return what was compared if every tensor, name, alias and structure record is equal, bit for bit. Raise
-    DifferenceError with the first difference, UsageError for a path that does not exist, and whatever opening the
-    source raises.
+    DifferenceError with all tensors that differ, or with what else is wrong first, UsageError for a path that does not
+    exist, and whatever opening the source raises.
 
     Examples:
         >>> report = ckptconv.convert("model.pt", "model.safetensors")
@@ -245,9 +243,13 @@ def verify_outputs(
     sources = {id(source): source for source, _ in outputs}.values()
     done.bytes_read = sum(source.bytes_read for source in sources)
     others = frozenset(target.path for _, target in outputs)
-    attested = _Attested()
+    attested, wrong = _Attested(), _Differences()
     with no_garbage():
-        pairs = [pair for source, target in outputs for pair in _compare(source, target, asked, others, done, attested)]
+        pairs = [
+            pair
+            for source, target in outputs
+            for pair in _compare(source, target, asked, others, done, attested, wrong)
+        ]
     # A source's warnings depend on what of it was asked for.
     done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
     if done.inert:
@@ -258,14 +260,15 @@ def verify_outputs(
     if on_total:
         on_total(sum(pair.got.nbytes for pair in pairs))
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
-        readers.expect(_packed(pairs))
+        readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
         with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=FAR_BLOCK) as prefetch:
             evaluator = Evaluator(prefetch)
             for piece in prefetch.over(_pieces(pairs)):
-                _check_elements(evaluator, piece, progress, attested)
+                _compare_elements(evaluator, piece, progress or (lambda count: None), attested, wrong)
                 done.bytes_compared += piece.nbytes
         # The prefetch also reads small gaps between the wanted ranges.
         done.bytes_read += evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
+    wrong.check()
     done.warnings.extend(attested.check())
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
@@ -310,6 +313,75 @@ class _Attested:
         for path, crcs in self._crcs.items():
             check_checksums(self._manifests[path], basename(path), crcs)
         return warnings
+
+
+class _Differences:
+    """The tensors that differ: all are found before they are reported together."""
+
+    def __init__(self) -> None:
+        self._errors: list[DifferenceError] = []
+        self._values: dict[int, _Values] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._errors or self._values)
+
+    def add(self, error: DifferenceError) -> None:
+        """Add a difference of names, dtypes or shapes."""
+        self._errors.append(error)
+
+    def add_values(self, pair: _Pair, first: int, count: int, bits: Callable[[LazyTensor], bytes]) -> None:
+        """Add `count` elements of a tensor that differ, of which number `first` is the first; `bits` reads that of
+        either tensor."""
+        known = self._values.get(id(pair))
+        if known is None or first < known.first:
+            known = _Values(pair, first, known.elements if known else 0, bits(pair.want), bits(pair.got))
+        self._values[id(pair)] = known._replace(elements=known.elements + count)
+
+    def check(self) -> None:
+        """Raise DifferenceError with all differences, if there is any."""
+        errors = [*self._errors, *(values.error() for values in self._values.values())]
+        if not errors:
+            return
+        each = [one for error in errors for one in error.difference.pop("tensors", None) or [error.difference]]
+        first = errors[0]
+        message = first.message
+        if len(errors) > 1:
+            message += f" In all, {len(each):,} tensors differ: {some(each, _SHOWN, _shown)}."
+        raise DifferenceError(message, first.hint, **first.difference, differences=each)
+
+
+def _shown(difference: Mapping[str, Any]) -> str:
+    """Return a tensor that differs as a message names it: 'w' (12 elements), or 'w' (dtype)."""
+    count = difference.get("elements")
+    told = difference["what"] if count is None else "an element" if count == 1 else f"{count:,} elements"
+    return f"{quoted(difference['tensor'])} ({told})"
+
+
+class _Values(NamedTuple):
+    """Elements of a pair that differ: the number of the first, how many there are, and the bits of the first."""
+
+    pair: _Pair
+    first: int
+    elements: int
+    want: bytes
+    got: bytes
+
+    def error(self) -> DifferenceError:
+        pair = self.pair
+        place = place_of(self.first, pair.got.shape)
+        expected, found = shown(pair.want.dtype, self.want), shown(pair.got.dtype, self.got)
+        more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
+        return DifferenceError(
+            f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {found}.{more}",
+            "The output is not what its source gives: convert again.",
+            what="value",
+            tensor=pair.name,
+            file=pair.path,
+            index=place,
+            expected=expected,
+            found=found,
+            elements=self.elements,
+        )
 
 
 def _target(path: str, asked: Options) -> Target:
@@ -393,20 +465,17 @@ def _of_rank(source: Source, target: Target) -> Target:
     return target._replace(place=place, manifest=target.manifest or read_manifest(place.join(MANIFEST)))
 
 
-def _packed(pairs: Iterable[_Pair]) -> Counter[File]:
-    """Return the compressed files that are read, with the bytes of tensors read from each."""
-    found: Counter[File] = Counter()
-    for pair in pairs:
-        for tensor in (pair.want, pair.got):
-            found.update({file: tensor.nbytes for file in tensor.inputs() if file.packed})
-    return found
-
-
 # ------------------------------------------------------------------------------------------- names, kinds, structure
 
 
 def _compare(
-    source: Source, target: Target, asked: Options, others: frozenset[str], done: Verification, attested: _Attested
+    source: Source,
+    target: Target,
+    asked: Options,
+    others: frozenset[str],
+    done: Verification,
+    attested: _Attested,
+    wrong: _Differences,
 ) -> Iterator[_Pair]:
     """Compare everything but elements; yield the pairs of tensors whose elements are still to be compared."""
     here = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
@@ -414,10 +483,10 @@ def _compare(
     if entry.kind == "missing":
         raise UsageError(f"{target.path} does not exist: there is no output to verify.")
     if target.made_of == "universal":
-        yield from _compare_universal(source, target, asked, done, attested)
+        yield from _compare_universal(source, target, asked, done, attested, wrong)
         return
     if target.path.endswith(TORCH_SUFFIXES) and entry.kind == "file":
-        yield from _compare_torch(source, _expected_tree(source, asked), target.path, here, asked, done)
+        yield from _compare_torch(source, _expected_tree(source, asked), target.path, here, asked, done, wrong)
         if target.manifest and not is_remote(here.path):
             places = {target.place.name: here.path}
             of_torch = target.manifest, source, dict(source.inputs), "weights", target.path, places
@@ -434,13 +503,14 @@ def _compare(
         found = read_file(target.path, here, metadata)
     else:
         found = read_directory(target.place, metadata, at=target.at, others=others)
-    pairs = _compare_names(source, expected, found, asked)
+    pairs = _compare_names(source, expected, found, asked, wrong)
     of_weights = target.made_of == "weights"
     if of_weights:
         source = _with_companions(source, target)
         pairs.extend(_compare_companions(source, target, found))
-    _check_structure(expected, found)
-    _check_shards(found, asked)
+    if not wrong:  # other names make another record
+        _check_structure(expected, found)
+        _check_shards(found, asked)
     if target.manifest:
         inputs = source.all_inputs() if of_weights else {**source.inputs, **source.state_inputs}
         told = target.manifest, source, inputs, target.made_of, found
@@ -455,17 +525,26 @@ def _compare(
     yield from pairs
 
 
-def _compare_names(source: Source, expected: _Expected, found: Written, asked: Options) -> list[_Pair]:
-    """Check that the names, dtypes and shapes are the same; return the pairs of tensors."""
-    _check_names(source, expected, found, asked)
-    homes = found.homes
-    pairs = [_checked(expected.tensors[name], got, homes[name], name) for name, got in found.tensors.items()]
+def _compare_names(
+    source: Source, expected: _Expected, found: Written, asked: Options, wrong: _Differences
+) -> list[_Pair]:
+    """Compare names, dtypes and shapes; return the pairs of tensors whose elements can be compared."""
+    _check_names(source, expected, found, asked, wrong)
+    tensors, homes = expected.tensors, found.homes
+    pairs = [_Pair(tensors[name], got, homes[name], name) for name, got in found.tensors.items() if name in tensors]
     for removed, kept in found.aliases.items():
-        want, same = expected.tensors[removed], expected.tensors[kept]
+        want, same = tensors[removed], tensors.get(kept)
         # Two names for the same bytes of the source need one comparison.
-        if want is not same and (same_bytes(want) is None or same_bytes(want) != same_bytes(same)):
-            pairs.append(_checked(want, found.tensors[kept], homes[kept], removed))
-    return pairs
+        if want is not same and (same is None or same_bytes(want) is None or same_bytes(want) != same_bytes(same)):
+            pairs.append(_Pair(want, found.tensors[kept], homes[kept], removed))
+    alike = []
+    for pair in pairs:
+        error = _other_kind(pair)
+        if error:
+            wrong.add(error)
+        else:
+            alike.append(pair)
+    return alike
 
 
 def _with_companions(source: Source, target: Target) -> Source:
@@ -499,14 +578,15 @@ def _compare_companions(source: Source, target: Target, found: Written) -> Itera
         yield _Pair(want, got, path, name)
 
 
-def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
-    """Return the pair. Raise DifferenceError if dtypes or shapes differ."""
+def _other_kind(pair: _Pair) -> DifferenceError | None:
+    """Return what is wrong if dtypes or shapes differ."""
+    want, got, path, name = pair
     for what, expected, found in (
         ("dtype", want.dtype.name, got.dtype.name),
         ("shape", list(want.shape), list(got.shape)),
     ):
         if expected != found:
-            raise DifferenceError(
+            return DifferenceError(
                 f"{path}: {name!r} has {what} {found}, and the source gives {what} {expected}.",
                 "If it was converted with --dtype, say so here too." if what == "dtype" else "",
                 what=what,
@@ -515,7 +595,7 @@ def _checked(want: LazyTensor, got: LazyTensor, path: str, name: str) -> _Pair:
                 expected=expected,
                 found=found,
             )
-    return _Pair(want, got, path, name)
+    return None
 
 
 def _expected_weights(source: Source, asked: Options) -> _Expected:
@@ -541,8 +621,8 @@ def _rename(asked: Options) -> Rename:
     return selection.renamed
 
 
-def _check_names(source: Source, expected: _Expected, found: Written, asked: Options) -> None:
-    """Check that every name of the source is stored or an alias of a stored one, and that there is no other name."""
+def _check_names(source: Source, expected: _Expected, found: Written, asked: Options, wrong: _Differences) -> None:
+    """Compare the names: every name of the source is stored or an alias of a stored one, and there is no other."""
     for removed, kept in found.aliases.items():
         why = ""
         if asked.tied == "duplicate":
@@ -562,21 +642,25 @@ def _check_names(source: Source, expected: _Expected, found: Written, asked: Opt
             )
     missing = [name for name in expected.tensors if name not in found.tensors and name not in found.aliases]
     if missing:
-        raise DifferenceError(
+        error = DifferenceError(
             f"{found.path} lacks {_tensors(missing)} of {source.path}: {some(missing)}.",
             "If the conversion left them out (--exclude, --include, --key), say so here too.",
             what="missing",
             tensor=missing[0],
+            tensors=[{"what": "missing", "tensor": name} for name in missing],
         )
+        wrong.add(error)
     unexpected = [name for name in found.tensors if name not in expected.tensors]
     if unexpected:
-        raise DifferenceError(
+        error = DifferenceError(
             f"{found.homes[unexpected[0]]} holds {_tensors(unexpected)} that {source.path} does not give: "
             f"{some(unexpected)}.",
             what="unexpected",
             tensor=unexpected[0],
             file=found.homes[unexpected[0]],
+            tensors=[{"what": "unexpected", "tensor": name, "file": found.homes[name]} for name in unexpected],
         )
+        wrong.add(error)
 
 
 def _check_structure(expected: _Expected, found: Written) -> None:
@@ -634,7 +718,7 @@ def _check_shards(found: Written, asked: Options) -> None:
 
 
 def _compare_torch(
-    source: Source, tree: Any, path: str, here: Location, asked: Options, done: Verification
+    source: Source, tree: Any, path: str, here: Location, asked: Options, done: Verification, wrong: _Differences
 ) -> Iterator[_Pair]:
     """Compare the `torch.load` file `path`, read at `here`, with `tree`, the value it must hold: yield the pairs of
     tensors.
@@ -651,8 +735,9 @@ def _compare_torch(
     found = Written(path, structure=_without_storages(got_record, got), structure_path=path)
     found.tensors = got
     found.homes = dict.fromkeys(got, path)
-    pairs = _compare_names(source, expected, found, asked)
-    _check_structure(expected, found)
+    pairs = _compare_names(source, expected, found, asked, wrong)
+    if not wrong:
+        _check_structure(expected, found)
     if not is_remote(here.path):
         _check_archive(path, here.path)
     done.outputs.append(VerifiedFile(path, int(opened.facts["size"]), len(got)))
@@ -666,7 +751,7 @@ def _unreadable(path: str, why: str) -> DifferenceError:
 
 
 def _compare_universal(
-    source: Source, target: Target, asked: Options, done: Verification, attested: _Attested
+    source: Source, target: Target, asked: Options, done: Verification, attested: _Attested, wrong: _Differences
 ) -> Iterator[_Pair]:
     """Compare a universal checkpoint: a file for each parameter's weights and each of its states, the common states,
     and copies of the model files."""
@@ -683,12 +768,16 @@ def _compare_universal(
     if target.at is None:
         _check_no_more(target.place, {*names, _LATEST, MANIFEST})
     for name, tree in trees.items():
-        yield from _compare_torch(source, tree, join(target.path, name), target.place.at(at[name]), asked, done)
+        yield from _compare_torch(source, tree, join(target.path, name), target.place.at(at[name]), asked, done, wrong)
     for name, file in copies.items():
         want, got = whole(file), whole(target.place.at(at[name]).entry.file)
         path = join(target.path, name)
         done.outputs.append(VerifiedFile(path, got.nbytes, 0))
-        yield _checked(want, got, path, name)
+        pair = _Pair(want, got, path, name)
+        error = _other_kind(pair)
+        if error:
+            raise error
+        yield pair
     text = target.place.at(at[_LATEST]).read_text(_LONGEST_NAME)
     if text != basename(target.path):
         raise DifferenceError(
@@ -782,77 +871,56 @@ def _needs(piece: _Piece) -> Iterator[Range]:
         yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
 
 
-def _check_elements(evaluator: Evaluator, piece: _Piece, progress: Progress | None, attested: _Attested) -> None:
-    """Raise DifferenceError, for the first element in C order that differs, unless all have the same bits."""
+def _compare_elements(
+    evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested, wrong: _Differences
+) -> None:
+    """Compare the bits of the elements of a piece, and add those that differ to `wrong`."""
     pair = piece.pair
-    first = _first_in_tiles if piece.scattered else _first_in_order
-    index = first(evaluator, piece, progress or (lambda count: None), attested)
-    if index is None:
-        return
-    expected, found = (evaluator.flat(tensor, index, index + 1).tobytes() for tensor in (pair.want, pair.got))
-    place = _place_of(index, pair.got.shape)
-    shown_expected, shown_found = shown(pair.want.dtype, expected), shown(pair.got.dtype, found)
-    raise DifferenceError(
-        f"{pair.path}: {pair.name!r} differs at index {place}: expected {shown_expected}, found {shown_found}.",
-        "The output is not what its source gives: convert again.",
-        what="value",
-        tensor=pair.name,
-        file=pair.path,
-        index=place,
-        expected=shown_expected,
-        found=shown_found,
-    )
+    compare = _compare_in_tiles if piece.scattered else _compare_in_order
+    first, count = compare(evaluator, piece, progress, attested)
+    if first is not None:
+        wrong.add_values(pair, first, count, lambda tensor: evaluator.flat(tensor, first, first + 1).tobytes())
 
 
-def _first_in_order(evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
-    """Return the number, in C order, of the first element that differs; None if there is none."""
+def _compare_in_order(
+    evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested
+) -> tuple[int | None, int]:
+    """Return the number, in C order, of the first element that differs (None if there is none), and how many do."""
     (want, got, _, _), start, stop, _, _ = piece
     one, other = evaluator.raw(want, start, stop), evaluator.raw(got, start, stop)
     if len(one) != len(other) or len(one) != piece.nbytes:
         raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {stop - start} elements")
-    if one != other:
-        return start + next(at for at in range(len(one)) if one[at] != other[at]) // got.dtype.itemsize
-    attested.add(piece.pair, other)
     progress(piece.nbytes)
-    return None
+    if one != other:
+        unequal = differing(one, other, got.dtype.itemsize)
+        return start + int(unequal.argmax()), int(unequal.sum())
+    attested.add(piece.pair, other)
+    return None, 0
 
 
-def _first_in_tiles(evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested) -> int | None:
+def _compare_in_tiles(
+    evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested
+) -> tuple[int | None, int]:
     """Do the same for a whole tensor, box by box rather than in C order."""
     want, got, _, _ = piece.pair
-    strides = contiguous_strides(got.shape)
     first: int | None = None
+    total = 0
     for starts, counts in blocks(got):
-        one, other = evaluator.box(want, starts, counts), evaluator.box(got, starts, counts)
+        one, other = (evaluator.box(tensor, starts, counts) for tensor in (want, got))
         if one.shape != tuple(counts) or other.shape != tuple(counts):
             raise AssertionError(f"an evaluator gave {one.shape} and {other.shape} elements of {counts}")
-        if one.tobytes() != other.tobytes():
-            for number in _unequal(one, other):
-                place = _place_of(number, counts)
-                at = sum((start + index) * step for start, index, step in zip(starts, place, strides, strict=True))
-                first = at if first is None else min(first, at)
-                break  # a box's first in C order is also its first in the tensor's
+        mine, theirs = one.tobytes(), other.tobytes()
+        if mine != theirs:
+            unequal = differing(mine, theirs, got.dtype.itemsize)
+            total += int(unequal.sum())
+            # A box's first in C order is also its first in the tensor's.
+            place = place_of(int(unequal.argmax()), counts)
+            at = number_of([start + index for start, index in zip(starts, place, strict=True)], got.shape)
+            first = at if first is None else min(first, at)
         progress(one.nbytes)
     if first is None:
         attested.read(evaluator, piece.pair)
-    return first
-
-
-def _unequal(one: Array, other: Array) -> Sequence[int]:
-    """Return the numbers, in C order, of elements that differ."""
-    import numpy as np
-
-    rows = [np.ascontiguousarray(each).reshape(-1).view("u1").reshape(-1, each.itemsize) for each in (one, other)]
-    numbers: Sequence[int] = np.nonzero((rows[0] != rows[1]).any(axis=1))[0].tolist()
-    return numbers
-
-
-def _place_of(number: int, shape: Sequence[int]) -> list[int]:
-    """Return the index of element `number` along each dimension."""
-    place = []
-    for step, extent in zip(contiguous_strides(shape), shape, strict=True):
-        place.append(number // step % max(extent, 1))
-    return place
+    return first, total
 
 
 # ----------------------------------------------------------------------------------------------------------- wording

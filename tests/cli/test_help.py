@@ -101,7 +101,8 @@ MEANT = {
     "fsdp2safetensors": "dcp2safetensors",
     "dcp-to-torch": "dcp2safetensors",
     "ls": "inspect",
-    "diff": "verify",
+    "check": "verify",
+    "compare": "diff",
     "split": "rows split",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 import ckptconv.cli
+from ckptconv.comparison.diff import Difference, TensorDifference
 from ckptconv.errors import ERROR_KINDS, StoppedError
 from ckptconv.inspection.overview import overview
 from ckptconv.inspection.page import page_of
@@ -87,6 +89,7 @@ WAYS: dict[str, list[list[Any]]] = {
         ["model.pt", "--stats"],
         ["kv.pt"],
     ],
+    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"]],
     "virtual": [["model.pt", "model.virtual.json"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],
@@ -136,6 +139,8 @@ def test_every_command_has_a_schema() -> None:
     [
         (Report, "conversion", ["$defs", "report"]),
         (OutputFile, "conversion", ["$defs", "report", "properties", "outputs", "items"]),
+        (Difference, "diff", ["$defs", "difference"]),
+        (TensorDifference, "diff", ["$defs", "difference", "properties", "tensors", "items"]),
         (Verification, "verify", ["$defs", "verification"]),
         (VerifiedFile, "verify", ["$defs", "verification", "properties", "outputs", "items"]),
         (CheckReport, "rows-check", ["$defs", "checked"]),
@@ -260,6 +265,19 @@ def test_a_difference_says_where_it_is() -> None:
     assert found["input"] == "model.pt"
     difference = found["error"]["difference"]
     assert (difference["what"], difference["tensor"], difference["index"]) == ("value", "model.w", [2])
+    assert [each["tensor"] for each in difference["differences"]] == ["model.w"]
+
+
+def test_what_differs_is_a_report_too() -> None:
+    torch.save({"model": {"w": torch.tensor([1, 2.0, math.nan]), "x": torch.zeros(2)}}, "other.pt")
+    for options in ([], ["--rtol", "1"]):
+        found = check(ckptconv_here("diff", "model.pt", "other.pt", "--json", *options), "diff")
+        assert (found["error"]["kind"], found["error"]["exit_code"]) == ("difference", 1)
+        assert {each["name"]: each["status"] for each in found["tensors"]} == {
+            "model.v": "only_a",
+            "model.x": "only_b",
+            "model.w": "changed",
+        }
 
 
 def test_rows_that_are_wrong_are_a_report_too() -> None:

@@ -20,12 +20,12 @@ from remote import s3_server
 from safetensors.torch import save_file
 
 import ckptconv as library
-from ckptconv.inspection import statistics
 from ckptconv.inspection.measure import measured
-from ckptconv.inspection.statistics import Moments, Statistics, moments
 from ckptconv.inspection.summary import tensors_of
 from ckptconv.options.table import Options
+from ckptconv.tensors import statistics
 from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.statistics import Moments, Statistics, moments
 
 
 def found_in(array: Any, cuts: list[int] | None = None, dtype: str = "") -> Statistics:

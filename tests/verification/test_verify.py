@@ -457,6 +457,40 @@ def test_the_first_difference_is_named_by_tensor_index_and_values(tmp_path: Path
         assert f"{name!r} differs at index {list(place)}" in run.err
 
 
+def test_every_tensor_that_differs_is_named_and_counted(tmp_path: Path) -> None:
+    source, output = tmp_path / "source.pt", tmp_path / "output.safetensors"
+    state = {name: torch.arange(300_000, dtype=torch.float32) for name in "abcd"}
+    state["t"] = torch.arange(6000, dtype=torch.int64).reshape(60, 100).t()
+    torch.save(state | {"gone": torch.ones(1), "s": torch.ones(2, 3)}, source)
+    convert(source, output)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["gone"]
+        tensors["more"] = torch.ones(1)
+        tensors["b"] = tensors["b"].double()
+        tensors["s"] = tensors["s"].reshape(3, 2)
+        # In blocks of their own.
+        tensors["c"][[7, 299_999]] = 0.5
+        tensors["t"][3:5, 10] = -1
+
+    rewritten(output, change)
+    found = difference(source, output)
+    told = {each["tensor"]: each for each in found["differences"]}
+    assert {name: each["what"] for name, each in told.items()} == {
+        "gone": "missing",
+        "more": "unexpected",
+        "b": "dtype",
+        "s": "shape",
+        "c": "value",
+        "t": "value",
+    }
+    assert (told["c"]["elements"], told["c"]["index"], told["c"]["expected"][:4]) == (2, [7], "7.0 ")
+    assert (told["t"]["elements"], told["t"]["index"]) == (2, [3, 10])
+    run = ckptconv_here("verify", source, output)
+    run.refused(1, "lacks a tensor", "In all, 6 tensors differ: 'gone' (missing), 'more' (unexpected), 'b' (dtype)")
+    assert "'t' (2 elements) and 1 more." in run.err
+
+
 def test_two_tensors_of_one_shape_that_changed_places_are_found(sharded: tuple[Path, Path]) -> None:
     source, output = sharded
     for path in output.glob("*.safetensors"):

@@ -17,6 +17,7 @@ about the mean of their block. Blocks are added as rational numbers without roun
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 16
 # A float64 beyond this is scaled, so that its square is neither infinite nor zero.
 _LARGE, _SMALL = 2.0**480, 2.0**-480
-_HALVES = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+# The dtype of each half of a complex number.
+HALVES = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ def numbers(tensor: LazyTensor) -> LazyTensor | None:
 
     A complex tensor gets one more dimension, of its two halves. Return None if its elements are not numbers.
     """
-    if tensor.dtype.name in _HALVES:
-        tensor = View(tensor, DTYPES[_HALVES[tensor.dtype.name]], (*tensor.shape, 2))
+    if tensor.dtype.name in HALVES:
+        tensor = View(tensor, DTYPES[HALVES[tensor.dtype.name]], (*tensor.shape, 2))
     if tensor.dtype.name in ("float32", "float64") or tensor.dtype.kind in "biu":
         return tensor
     if not can_cast(tensor.dtype.name, "float32"):
@@ -113,7 +115,7 @@ class Moments:
         means = [total / self.count for total in self.sums]
         variance = self.squares / self.count - sum(mean * mean for mean in means)
         mean = [float(each) for each in means]
-        return Statistics(low, high, mean[0] if len(mean) == 1 else mean, _root(variance), *counts)
+        return Statistics(low, high, mean[0] if len(mean) == 1 else mean, root(variance), *counts)
 
 
 def moments(dtype: DType, data: memoryview) -> Moments:
@@ -174,7 +176,7 @@ def _of_floats(block: Array, scratch: Array) -> Moments:
     if block.shape[1] == 1:
         found.min, found.max = low + 0.0, high + 0.0  # not -0.0
     largest = max(-low, high)
-    exponent = math.frexp(largest)[1] if largest > _LARGE or 0 < largest < _SMALL else 0
+    exponent = _exponent(largest)
     sums = []
     for half in block.T:
         values = scratch[: len(half)]
@@ -195,9 +197,27 @@ def _of_floats(block: Array, scratch: Array) -> Moments:
     return found
 
 
-def _root(value: Fraction) -> float:
-    """Return the square root, also of what is too large or small for a float; 0 of what rounding made negative."""
+def root(value: Fraction) -> float:
+    """Return the square root, also of what is too large or small for a float; 0 of what rounding made negative. A root
+    that is too large itself becomes the largest float."""
     if value <= 0:
         return 0.0
     half = (value.numerator.bit_length() - value.denominator.bit_length()) // 2
-    return math.ldexp(math.sqrt(value / Fraction(4) ** half), half)
+    try:
+        return math.ldexp(math.sqrt(value / Fraction(4) ** half), half)
+    except OverflowError:
+        return sys.float_info.max
+
+
+def sum_of_squares(values: Array, largest: float) -> Fraction:
+    """Return the sum of the squares of finite float64 `values`, of which none is further from 0 than `largest`."""
+    np = numpy_module()
+    exponent = _exponent(largest)
+    if not exponent:
+        return Fraction(float(np.square(values).sum()))
+    return Fraction(float(np.square(np.ldexp(values, -exponent)).sum())) * Fraction(4) ** exponent
+
+
+def _exponent(largest: float) -> int:
+    """Return the power of two by which numbers up to `largest` are divided, so that squares fit a float64."""
+    return math.frexp(largest)[1] if largest > _LARGE or 0 < largest < _SMALL else 0

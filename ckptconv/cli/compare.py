@@ -1,0 +1,63 @@
+"""`ckptconv diff`: what differs between two checkpoints."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli import signals
+from ckptconv.cli.options import SHOWING, named, output_of, taking
+from ckptconv.options.table import COMPARING
+
+
+@taking(
+    *named("key include exclude"),
+    COMPARING["optimizer"],
+    *named("tag exclude_frozen_parameters master raw"),
+    *named("strip_prefix rename"),
+    COMPARING["dtype"],
+    *named("unstack"),
+    COMPARING["rtol"],
+    COMPARING["atol"],
+    *named("html top jobs memory spool_dir"),
+    *SHOWING,
+)
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", show_default=False, help="A checkpoint, of any format.")],
+    b: Annotated[
+        str, typer.Argument(metavar="B", show_default=False, help="Another, of the same format or any other.")
+    ],
+    *,
+    html: str = "",
+    top: int | None = None,
+    **options: Any,
+) -> None:
+    """What differs between two checkpoints?
+
+    Tensors are matched by name, and compared element by element: in how many they differ, by how much, and where first.
+    Elements of one dtype are equal if all their bits are; those of two dtypes if their values are. With --rtol or
+    --atol, values count, not bits and dtypes. Options that choose and change names apply to both. Exit code 0: all is
+    equal; 1: something differs.
+
+    \b
+    Examples:
+      ckptconv diff checkpoints/global_step100 checkpoints/global_step200
+      ckptconv diff model.pt model.safetensors
+      ckptconv diff --rtol 1e-2 --top 10 fp32/ bf16/
+      ckptconv diff --html changes.html base/ tuned/
+    """
+    from ckptconv.inspection.comparing import diff as compare
+    from ckptconv.storage.paths import normalize
+    from ckptconv.text import format_size
+
+    output = output_of("diff", options)
+    with output.progress() as progress:
+        found = compare(a, b, html=html, progress=progress, on_total=progress.begin, **options)
+    signals.ignore()
+    if html:
+        output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
+    output.differed(found, top)
+    if not found.equal:
+        raise typer.Exit(1)

@@ -1,0 +1,328 @@
+"""Compare two checkpoints: match their tensors by name, and tell what differs. `Difference` is what `diff` returns."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+from ckptconv.comparison.changes import Change, Tolerance, widened
+from ckptconv.comparison.reading import Pair, compare
+from ckptconv.errors import LimitError, UsageError
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs import selection
+from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
+from ckptconv.outputs.selected import Selected, selected, selected_states
+from ckptconv.process import no_garbage, peak_rss
+from ckptconv.storage.progress import Progress
+from ckptconv.structure.choice import Choice
+from ckptconv.structure.dtype_views import own
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.statistics import root
+
+# What a pair of tensors is found to be, in the order in which they are listed.
+STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
+# What stands before the names of optimizer states.
+_STATES = "optimizer."
+# Names that are tried, with so many dots, for a prefix that one side has and the other lacks.
+_TRIED, _DEEPEST = 50, 60
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """A tensor of A, B or both: its name, what it is found to be, and its dtype, shape and bytes on each side.
+
+    `status` is "only_a", "only_b", "shape", "dtype" (other dtypes), "changed" or "equal". `tied` is the name whose
+    tensor it is on a side that has it, if that is tied. `change` says what differs between tensors of one shape; None
+    if all bytes are equal, or the dtypes are not comparable.
+    """
+
+    name: str
+    status: str
+    dtype_a: str | None
+    dtype_b: str | None
+    shape_a: tuple[int, ...] | None
+    shape_b: tuple[int, ...] | None
+    bytes_a: int | None
+    bytes_b: int | None
+    tied: str
+    change: Change | None
+
+    @property
+    def rank(self) -> tuple[int, float, str]:
+        """The key to sort by: those that cannot be compared first, then by falling change; equal ones last."""
+        change = self.change
+        if self.status in (DTYPE, CHANGED) and change is not None:
+            relative = change.relative
+            size = relative if relative is not None else 0.0
+            return STATUSES.index(CHANGED), -(float("inf") if change.not_finite else size), self.name
+        return STATUSES.index(self.status), 0.0, self.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape on the side that has it, A's if both do."""
+        return self.shape_a if self.shape_a is not None else self.shape_b or ()
+
+    @property
+    def bytes(self) -> int:
+        """The size of the larger side."""
+        return max(self.bytes_a or 0, self.bytes_b or 0)
+
+
+@dataclass
+class Difference:
+    """What differs between two checkpoints, A (`input`) and B (`other`). Sizes are in bytes.
+
+    `equal`: every tensor is in both, and equal. `tensors` are all names, by falling change. `counts` are the numbers of
+    names by status. `elements` were compared, and `elements_differ` of them differ; `max_abs`, `max_rel` and `norm` are
+    the largest of all changes, and the norm of all differences. Tied names count once in these. `hints` say what may be
+    meant. `bytes_compared` are bytes of tensors of both sides.
+    """
+
+    input: str
+    other: str
+    format: str
+    other_format: str
+    equal: bool
+    rtol: float | None
+    atol: float | None
+    counts: dict[str, int]
+    elements: int
+    elements_differ: int
+    max_abs: float
+    max_rel: float
+    norm: float
+    tensors: list[TensorDifference]
+    warnings: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    bytes_compared: int = 0
+    bytes_read: int = 0
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+    def to_dict(self, top: int | None = None) -> dict[str, Any]:
+        """Return it as the command prints it, of plain values: the schema is `diff.json`. At most `top` tensors."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**found, "tensors": [_row(each) for each in self.tensors[:top]]}
+
+    def to_json(self, top: int | None = None) -> str:
+        """Return `to_dict(top)` as text: one line of ASCII."""
+        return json.dumps(self.to_dict(top), ensure_ascii=True, allow_nan=False, default=str)
+
+
+def _row(tensor: TensorDifference) -> dict[str, Any]:
+    change = tensor.change and {**asdict(tensor.change), "relative": tensor.change.relative}
+    return {**asdict(tensor), "change": change}
+
+
+@dataclass
+class _Side:
+    """The tensors of one checkpoint by name, as they are compared, and which are tied: {name: kept}.
+
+    `known` are all names that it has. `include` chooses names. `idle` are options that do nothing here: {option: why}.
+    """
+
+    known: Mapping[str, Any]
+    include: Choice
+    idle: Mapping[str, str]
+    tensors: dict[str, LazyTensor] = field(default_factory=dict)
+    ties: dict[str, str] = field(default_factory=dict)
+
+    def key(self, name: str) -> str:
+        """Return the name under which the bytes of `name` are compared."""
+        return self.ties.get(name, name)
+
+
+def difference(
+    one: Source,
+    other: Source,
+    options: Options,
+    *,
+    optimizer: bool = False,
+    tolerance: Tolerance | None = None,
+    progress: Progress | None = None,
+    on_total: Callable[[int], object] | None = None,
+) -> Difference:
+    """Compare two opened checkpoints.
+
+    Names are chosen and changed by `options` on both sides, and floats cast, as in a conversion. With `optimizer`,
+    optimizer states are compared too, under `optimizer.<parameter>.<state>`. `progress` and `on_total` get the bytes of
+    both sides. Raise UsageError if a glob of `include` matches on neither side, and what selecting or reading raises.
+    """
+    started = time.monotonic()
+    with no_garbage():
+        a, b = (_side(source, options, optimizer) for source in (one, other))
+        _check_globs(a, b)
+        names = list(dict.fromkeys([*a.tensors, *b.tensors]))
+        if not names:
+            raise UsageError("There is nothing to compare: no tensor is chosen.", "Change --include or --exclude.")
+        pairs = dict(_pairs(names, a, b))
+    read = compare(list(pairs.values()), options, tolerance, progress, on_total)
+    with no_garbage():
+        changes = {key: pair.change() for key, pair in pairs.items()}
+        tensors = [_compared(name, a, b, changes, tolerance is not None) for name in names]
+    counts = Counter(tensor.status for tensor in tensors)
+    idle = [f"{option} {why}." for option, why in a.idle.items() if option in b.idle]
+    found = [change for change in changes.values() if change]
+    return Difference(
+        input=one.path,
+        other=other.path,
+        format=one.format,
+        other_format=other.format,
+        equal=len(tensors) == counts[EQUAL],
+        rtol=tolerance and tolerance.rtol,
+        atol=tolerance and tolerance.atol,
+        counts={status: counts[status] for status in STATUSES},
+        elements=sum(pair.one.numel for pair in pairs.values()),
+        elements_differ=sum(change.elements for change in found),
+        max_abs=max((change.max_abs or 0 for change in found), default=0),
+        max_rel=max((change.max_rel or 0 for change in found), default=0),
+        norm=root(sum((pair.found.squares.change for pair in pairs.values() if pair.found), Fraction(0))),
+        tensors=sorted(tensors, key=lambda tensor: tensor.rank),
+        warnings=[*one.warnings, *other.warnings, *idle],
+        hints=list(_hints(tensors)),
+        bytes_compared=sum(pair.nbytes for pair in pairs.values()),
+        bytes_read=one.bytes_read + other.bytes_read + read,
+        seconds=time.monotonic() - started,
+        peak_rss_bytes=peak_rss(),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ pairing
+
+
+def _side(source: Source, options: Options, optimizer: bool) -> _Side:
+    """Return what is compared of one checkpoint. A glob of `include` may match nothing: it may on the other side."""
+    include = Choice(options.include, ())
+    if include:
+        # Parameters whose data is nowhere are an error unless they are left out; of these, `include` decides here.
+        source = replace(source, unaccounted=[name for name in source.unaccounted if name in include])
+    asked = replace(options, include=())
+    weights = selected(source, asked)
+    idle = selection.idle_globs(list(weights.known), weights.choice)
+    _check_growth(source, weights.tensors.values())
+    side = _Side(weights.known, include, idle | selection.idle(weights.names, options.strip_prefix, options.rename))
+    _add(side, weights)
+    if optimizer:
+        _add(side, selected_states(source, asked), _STATES)
+    return side
+
+
+def _check_growth(source: Source, tensors: Collection[LazyTensor]) -> None:
+    """Raise LimitError for tensors that repeat a few elements so often that reading them would take forever."""
+    total = sum(tensor.nbytes for tensor in tensors)
+    if total <= ROOM_TO_GROW:
+        return
+    files = dict.fromkeys(file.stored for tensor in tensors for file in tensor.inputs())
+    stored = sum(file.size for file in files)
+    if total > MAX_GROWTH * stored + ROOM_TO_GROW:
+        raise LimitError(
+            f"{source.path}: its tensors would have {total} bytes, made of {stored}: they repeat the same elements. "
+            "They were not compared.",
+            "Leave them out with --exclude.",
+        )
+
+
+def _add(side: _Side, chosen: Selected, prefix: str = "") -> None:
+    include = side.include
+    old = {new: name for name, new in chosen.names.items()}
+
+    def is_chosen(name: str) -> bool:
+        # A state is named after its parameter.
+        parameter = name.rpartition(".")[0] if prefix else name
+        return not include or name in include or old.get(parameter, name) in include
+
+    tensors = {name: chosen.cast(name) for name in chosen.tensors if is_chosen(name)}
+    shared = {removed: kept for removed, kept in chosen.owners.items() if kept in tensors}
+    tensors.update((removed, tensors[kept]) for removed, kept in shared.items() if removed not in tensors)
+    side.ties.update((prefix + alias, prefix + kept) for alias, kept in selection.untie(tensors, shared).items())
+    side.tensors.update((prefix + name, tensor) for name, tensor in tensors.items())
+
+
+def _check_globs(a: _Side, b: _Side) -> None:
+    """Raise UsageError for a glob of `include` that matches nothing on either side."""
+    for glob in a.include.include:
+        if glob not in a.include.used | b.include.used:
+            names = list(dict.fromkeys([*a.known, *b.known]))
+            raise UsageError(f"--include {glob!r} matches no name on either side.", selection.candidates(glob, names))
+
+
+def _pairs(names: Iterable[str], a: _Side, b: _Side) -> Iterator[tuple[tuple[str, str], Pair]]:
+    """Yield what is to be read: a pair for each two tensors that are comparable, by the names that are kept of both."""
+    for name in names:
+        one, other = _both(name, a, b)
+        if one is not None and other is not None and _are_comparable(one, other):
+            yield (a.key(name), b.key(name)), Pair(one, other)
+
+
+def _both(name: str, a: _Side, b: _Side) -> tuple[LazyTensor | None, LazyTensor | None]:
+    """Return the tensors of a name, None for a side that lacks it.
+
+    What safetensors has to store under another dtype is compared under its own, unless that is lost on one side.
+    """
+    one, other = a.tensors.get(name), b.tensors.get(name)
+    if one is None or other is None:
+        return one, other
+    both = own(one), own(other)
+    return both if both[0] is not one and both[1] is not other else (one, other)
+
+
+def _are_comparable(one: LazyTensor, other: LazyTensor) -> bool:
+    alike = one.dtype == other.dtype or widened(one.dtype, other.dtype)
+    return bool(alike) and tuple(one.shape) == tuple(other.shape)
+
+
+def _compared(
+    name: str, a: _Side, b: _Side, changes: Mapping[tuple[str, str], Change | None], is_tolerant: bool
+) -> TensorDifference:
+    """Return what the tensors of one name are found to be. `is_tolerant`: what counts are values, not dtypes."""
+    one, other = _both(name, a, b)
+    key = a.key(name), b.key(name)
+    change = None
+    if one is None or other is None:
+        status = ONLY_B if one is None else ONLY_A
+    elif tuple(one.shape) != tuple(other.shape):
+        status = SHAPE
+    elif not _are_comparable(one, other):
+        status = DTYPE
+    else:
+        change = changes[key]
+        status = EQUAL if not (change and change.elements) else CHANGED
+        if one.dtype != other.dtype and not is_tolerant:
+            status = DTYPE
+    return TensorDifference(
+        name=name,
+        status=status,
+        dtype_a=None if one is None else one.dtype.name,
+        dtype_b=None if other is None else other.dtype.name,
+        shape_a=None if one is None else tuple(one.shape),
+        shape_b=None if other is None else tuple(other.shape),
+        bytes_a=None if one is None else one.nbytes,
+        bytes_b=None if other is None else other.nbytes,
+        tied=(b if one is None else a).ties.get(name, ""),
+        change=change,
+    )
+
+
+def _hints(tensors: Iterable[TensorDifference]) -> Iterator[str]:
+    """Yield the prefix that names of one side have and those of the other lack, as an option that takes it off."""
+    only = {status: [each.name for each in tensors if each.status == status] for status in (ONLY_A, ONLY_B)}
+    for longer, shorter, side in ((ONLY_A, ONLY_B, "A"), (ONLY_B, ONLY_A, "B")):
+        there = set(only[shorter])
+        prefixes: Counter[str] = Counter()
+        for name in only[longer][:_TRIED]:
+            words = name.split(".")
+            ends = (".".join(words[at:]) for at in range(1, min(len(words), _DEEPEST)))
+            prefixes.update(name[: -len(end)] for end in ends if end in there)
+        for prefix, _ in prefixes.most_common(1):
+            count = sum(name.startswith(prefix) and name[len(prefix) :] in there for name in only[longer])
+            yield (
+                f"{count:,} names of {side} would be in both without the prefix {prefix!r}: --strip-prefix "
+                f"{shlex.quote(prefix)} takes it off."
+            )

@@ -1,0 +1,352 @@
+"""Read pairs of tensors, and tell what differs: block by block, in bounded memory, with the engine's threads.
+
+Bytes are compared first; only blocks that differ are measured. The norms of a tensor that turns out to differ need its
+equal blocks too: those that were passed before its first difference was found are read again, on one side.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckptconv.comparison.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
+from ckptconv.engine.execute import in_threads
+from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Window
+from ckptconv.engine.worker import Worker
+from ckptconv.options.table import Options
+from ckptconv.plan import Data
+from ckptconv.process import settled
+from ckptconv.storage.files import Readers, is_far
+from ckptconv.storage.prefetch import Prefetch
+from ckptconv.storage.progress import Progress
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.compare import number_of, place_of, same
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.lazy import LazyTensor, packed
+from ckptconv.tensors.slices import Span, sliced
+from ckptconv.verification.evaluate import blocks, shown
+
+# Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth
+# a thread of its own. A thread has up to four times that in buffers.
+_UNIT, _LEAST_UNIT, _BUFFERS = 1 << 20, 1 << 16, 4
+_MOST_JOBS = 4
+# Most runs of small tensors that are read together.
+_MOST_RUNS = 512
+# A list of runs that is longer than this is merged.
+_RUNS = 256
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two tensors of one shape, whose elements are comparable, and what is found to differ.
+
+    `found` is None while all bytes are equal. `runs` were equal before that was known, and are not measured yet.
+    """
+
+    one: LazyTensor
+    other: LazyTensor
+    found: Measured | None = None
+    first: tuple[int, bytes, bytes] | None = None
+    runs: list[_Run] | None = None
+
+    @property
+    def dtypes(self) -> tuple[DType, DType]:
+        return self.one.dtype, self.other.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of both tensors."""
+        return self.one.nbytes + self.other.nbytes
+
+    @property
+    def scattered(self) -> bool:
+        """Whether one of both is stored in an order that makes C order slow."""
+        return self.one.scattered or self.other.scattered
+
+    def change(self) -> Change | None:
+        """Return what differs; None if all bytes are equal."""
+        if self.found is None:
+            return None
+        place, values = None, ("", "")
+        if self.first is not None:
+            number, *bits = self.first
+            place = place_of(number, self.one.shape)
+            values = (shown(self.one.dtype, bits[0]), shown(self.other.dtype, bits[1]))
+        return self.found.change(place, values, numbers=bool(widened(*self.dtypes)))
+
+
+class _Run(NamedTuple):
+    """A part of both tensors of a pair: elements `start` to `stop` in C order, or a box.
+
+    A box is given by the index of its first element and its extent along each dimension; its elements are counted from
+    0 to `stop`.
+    """
+
+    start: int
+    stop: int
+    box: tuple[list[int], list[int]] | None = None
+
+    def of(self, tensor: LazyTensor) -> LazyTensor:
+        """Return the tensor whose elements these are."""
+        if self.box is None:
+            return tensor
+        return sliced(tensor, [Span(start, 1, count) for start, count in zip(*self.box, strict=True)])
+
+    def number(self, index: int, shape: Sequence[int]) -> int:
+        """Return the number, in C order in a tensor of `shape`, of element `index` of this run."""
+        if self.box is None:
+            return self.start + index
+        starts, counts = self.box
+        inside = place_of(index, counts)
+        return number_of([start + at for start, at in zip(starts, inside, strict=True)], shape)
+
+
+class _Part(NamedTuple):
+    """A run of a pair in a task: where its bytes of each side are in the window."""
+
+    pair: Pair
+    run: _Run
+    one: slice
+    other: slice
+
+
+class _Task(NamedTuple):
+    """Runs that are read together: the first `size` bytes of the window are of one side, those from `half` on of the
+    other, if that is read at all.
+
+    `bitwise`: equal bytes are all that makes the runs equal.
+    """
+
+    window: Window
+    parts: list[_Part]
+    size: int
+    half: int
+    bitwise: bool
+
+
+def compare(
+    pairs: Sequence[Pair],
+    options: Options,
+    tolerance: Tolerance | None = None,
+    progress: Progress | None = None,
+    on_total: Callable[[int], object] | None = None,
+) -> int:
+    """Compare the elements of `pairs`, and put what differs into each. Return the bytes read.
+
+    `progress` and `on_total` get the bytes of both sides. Raise what reading a file raises.
+    """
+    if on_total:
+        on_total(sum(pair.nbytes for pair in pairs))
+    numpy_module()
+    far = any(is_far(file.stored.path) for pair in pairs for side in (pair.one, pair.other) for file in side.inputs())
+    jobs = 1 if far else options.jobs or min(os.cpu_count() or 1, _MOST_JOBS)
+    memory = options.buffers(far)
+    unit = min(_UNIT, max(memory // jobs // _BUFFERS, _LEAST_UNIT))
+    jobs = min(jobs, max(memory // (_BUFFERS * unit), 1))
+    with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+        readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))
+        # A conversion keeps the other half for uploads.
+        comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance)
+        comparing.carry_out(_tasks(_runs(pairs, unit), unit), sum(pair.nbytes for pair in pairs), progress)
+        left = [pair for pair in pairs if pair.runs and pair.found and widened(*pair.dtypes)]
+        passed = ((pair, run) for pair in left for run in _cut(pair, unit))
+        comparing.carry_out(_tasks(passed, unit, measuring=True), sum(pair.one.nbytes for pair in left), None)
+        return comparing.bytes_read + readers.bytes_unpacked
+
+
+# -------------------------------------------------------------------------------------------------------------- tasks
+
+
+def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, _Run]]:
+    """Yield the runs that cover all pairs, in the order of their first side's files."""
+    for pair in sorted(pairs, key=lambda pair: pair.one.origin()):
+        if pair.scattered:
+            larger = max(pair.one, pair.other, key=lambda tensor: tensor.dtype.itemsize)
+            for starts, counts in blocks(larger, unit // 2) if larger.numel else ():
+                yield pair, _Run(0, math.prod(counts), (starts, counts))
+        else:
+            yield from ((pair, run) for run in _within(_Run(0, pair.one.numel), pair, unit))
+
+
+def _within(run: _Run, pair: Pair, unit: int) -> Iterator[_Run]:
+    """Cut a run into such as fit a window."""
+    step = max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1)
+    for start in range(run.start, run.stop, step):
+        yield _Run(start, min(start + step, run.stop))
+
+
+def _cut(pair: Pair, unit: int) -> Iterator[_Run]:
+    """Yield the runs of a pair that were not measured, and forget them."""
+    runs, pair.runs = pair.runs or (), None
+    for run in runs:
+        yield from (run,) if run.box else _within(run, pair, unit)
+
+
+def _tasks(runs: Iterable[tuple[Pair, _Run]], unit: int, measuring: bool = False) -> Iterator[_Task]:
+    """Yield the tasks: small tensors are read together. `measuring`: only the first side is read."""
+    taken: list[tuple[Pair, _Run]] = []
+    size = 0
+    for pair, run in runs:
+        item = pair.one.dtype.itemsize + pair.other.dtype.itemsize
+        length = (run.stop - run.start) * item
+        if taken and (size + length > unit or len(taken) == _MOST_RUNS):
+            yield _task(taken, measuring)
+            taken, size = [], 0
+        taken.append((pair, run))
+        size += length
+    if taken:
+        yield _task(taken, measuring)
+
+
+def _task(taken: Sequence[tuple[Pair, _Run]], measuring: bool) -> _Task:
+    size = sum((run.stop - run.start) * pair.one.dtype.itemsize for pair, run in taken)
+    stop, half = size, -(-size // ALIGNMENT) * ALIGNMENT
+    places = (0, half)
+    ones: list[Piece] = []
+    others: list[Piece] = []
+    parts = []
+    for pair, run in taken:
+        first, second = (_slice(place, run, dtype) for place, dtype in zip(places, pair.dtypes, strict=True))
+        places = first.stop, second.stop
+        parts.append(_Part(pair, run, first, second))
+        ones.append(_piece(run.of(pair.one), run, first))
+        if not measuring:
+            others.append(_piece(run.of(pair.other), run, second))
+            stop = second.stop
+    bitwise = all(pair.one.dtype == pair.other.dtype for pair, _ in taken)
+    return _Task(Window(0, stop, [*ones, *others]), parts, size, half, bitwise)
+
+
+def _slice(start: int, run: _Run, dtype: DType) -> slice:
+    return slice(start, start + (run.stop - run.start) * dtype.itemsize)
+
+
+def _piece(tensor: LazyTensor, run: _Run, place: slice) -> Piece:
+    """Return the piece that puts a run of `tensor` at `place` of a window from 0 on."""
+    start, stop = (number * tensor.dtype.itemsize for number in (run.start, run.stop))
+    return Piece(Data(place.start - start, tensor, ""), start, stop)
+
+
+# ----------------------------------------------------------------------------------------------------------- comparing
+
+
+class _Comparing:
+    """Carries out tasks of at most `unit` bytes, in `jobs` threads. If something is remote, that is one, and `ahead`
+    bytes are prefetched for it; else 0. `bytes_read` counts what was read."""
+
+    def __init__(self, readers: SpoolingReaders, unit: int, jobs: int, ahead: int, tolerance: Tolerance | None) -> None:
+        self._readers, self._unit, self._jobs, self._ahead, self._tolerance = readers, unit, jobs, ahead, tolerance
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+
+    def carry_out(self, tasks: Iterator[_Task], nbytes: int, progress: Progress | None) -> None:
+        """Carry out `tasks`, which read about `nbytes`."""
+        if self._ahead:
+            needs = Needs(self._unit)
+            with Prefetch[_Task](
+                self._readers, self._readers.spool, lambda task: needs(task.window), memory=self._ahead
+            ) as prefetch:
+                workers = [self._worker(prefetch)]
+                for task in prefetch.over(tasks):
+                    size = workers[0].run(task)
+                    if progress:
+                        progress(size)
+            self.bytes_read += prefetch.bytes_fetched
+        else:
+            jobs = min(self._jobs, nbytes // self._unit + 1)
+            workers = [self._worker(self._readers) for _ in range(jobs)]
+            in_threads(tasks, workers, progress)
+        self.bytes_read += sum(worker.bytes_read for worker in workers)
+
+    def _worker(self, readers: Readers | Prefetch[_Task]) -> _Worker:
+        worker = Worker(readers, None, self._unit + ALIGNMENT)  # type: ignore[arg-type]
+        return _Worker(worker, self._tolerance, self._lock)
+
+
+class _Worker:
+    """Compares what an engine's worker reads, instead of writing it. `lock` is held while a pair is changed."""
+
+    def __init__(self, worker: Worker, tolerance: Tolerance | None, lock: threading.Lock) -> None:
+        self._worker, self._tolerance, self._lock = worker, tolerance, lock
+
+    @property
+    def bytes_read(self) -> int:
+        return self._worker.tally.bytes_read
+
+    def run(self, task: _Task) -> int:
+        """Compare the runs of `task`. Return the bytes read for it."""
+        data = self._worker.assemble(task.window)
+        one, other = data[: task.size], data[task.half :]
+        if not other:
+            for part in task.parts:
+                self._measure(part, data)
+        elif task.bitwise and same(one, other):
+            for part in task.parts:
+                self._pass(part, data)
+        else:
+            for part in task.parts:
+                self._compare(part, data)
+        return len(one) + len(other)
+
+    def _pass(self, part: _Part, data: memoryview) -> None:
+        """Take note of a run that is equal: it is measured at once if its tensors are known to differ."""
+        pair = part.pair
+        with self._lock:
+            known = pair.found is not None
+            if not known and part.run.stop - part.run.start < pair.one.numel:
+                pair.runs = _appended(pair.runs or [], part.run)
+        if known:
+            self._measure(part, data)
+
+    def _measure(self, part: _Part, data: memoryview) -> None:
+        """Add the squares of a run that is equal on both sides."""
+        squares = squares_of(data[part.one], part.pair.one.dtype)
+        with self._lock:
+            _add(part.pair, Measured(squares=Squares(a=squares, b=squares)))
+
+    def _compare(self, part: _Part, data: memoryview) -> None:
+        pair, one, other = part.pair, data[part.one], data[part.other]
+        if pair.one.dtype == pair.other.dtype and same(one, other):
+            self._pass(part, data)
+            return
+        found = compared(one, other, pair.dtypes, self._tolerance)
+        first = None
+        if found.first is not None:
+            bits = (
+                bytes(side[found.first * dtype.itemsize :][: dtype.itemsize])
+                for side, dtype in zip((one, other), pair.dtypes, strict=True)
+            )
+            first = (part.run.number(found.first, pair.one.shape), *bits)
+        with self._lock:
+            _add(pair, found)
+            if first is not None and (pair.first is None or first < pair.first):
+                pair.first = first  # type: ignore[assignment]
+
+
+def _add(pair: Pair, found: Measured) -> None:
+    if pair.found is None:
+        pair.found = found
+    else:
+        pair.found.add(found)
+
+
+def _appended(runs: list[_Run], run: _Run) -> list[_Run]:
+    """Return `runs` and `run`, with those in C order that touch made one: blocks end in about the order they begin."""
+    if runs and run.box is None and runs[-1].stop == run.start:
+        runs[-1] = _Run(runs[-1].start, run.stop)
+        return runs
+    runs.append(run)
+    if run.box is not None or len(runs) < _RUNS:
+        return runs
+    merged: list[_Run] = []
+    for each in sorted(runs):
+        if merged and merged[-1].stop == each.start:
+            merged[-1] = _Run(merged[-1].start, each.stop)
+        else:
+            merged.append(each)
+    return merged

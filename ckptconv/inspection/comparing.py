@@ -1,0 +1,77 @@
+"""The call `diff`: open two checkpoints of any formats, and say what differs between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ckptconv.comparison.changes import Tolerance
+from ckptconv.comparison.diff import Difference, difference
+from ckptconv.errors import UsageError
+from ckptconv.formats.detect import complete, open_source
+from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.options.table import DIFFING, Options, checked, filled
+from ckptconv.process import no_garbage
+from ckptconv.storage.paths import normalize
+from ckptconv.storage.progress import counter, shown
+from ckptconv.storage.spool import is_pipe
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.options.keywords import DiffOptions
+    from ckptconv.storage.progress import AnyProgress
+
+
+@shown
+@checked(DIFFING)
+def diff(
+    a: str | os.PathLike[str] | Source | Opened,
+    b: str | os.PathLike[str] | Source | Opened,
+    *,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    **options: Unpack[DiffOptions],
+) -> Difference:
+    """Return what differs between `a` and `b`, paths or opened checkpoints, each of any format.
+
+    Tensors are matched by name. Elements of one dtype are compared by their bits; those of two dtypes by value; with
+    `rtol` or `atol`, all by value. `key`, `include`, `exclude`, `strip_prefix`, `rename` and `dtype` apply to both
+    sides, as in a conversion. `optimizer` compares the optimizer states too. `html` is a file for a page that shows all
+    this. `progress` and `on_total` are those of `convert`, for the bytes of both sides.
+
+    Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
+    else opening a checkpoint raises. A difference is no error.
+
+    Examples:
+        >>> report = ckptconv.convert("model.pt", "model.safetensors")
+        >>> found = ckptconv.diff("model.pt", "model.safetensors")
+        >>> found.equal, found.elements, found.elements_differ
+        (True, 15, 0)
+    """
+    asked = filled(DIFFING, options)
+    html, optimizer, rtol, atol = (asked.pop(name) for name in ("html", "optimizer", "rtol", "atol"))
+    chosen = Options(**asked)
+    tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
+    opened = source_of(a), source_of(b)
+    if all(not isinstance(each, Source) and is_pipe(os.fspath(each)) for each in opened):
+        raise UsageError("Both sides are a pipe, and there is one standard input.", "Give a path for one of them.")
+    with no_garbage():
+        one, other = (_opened(each, chosen, optimizer) for each in opened)
+    found = difference(
+        one, other, chosen, optimizer=optimizer, tolerance=tolerance, progress=counter(progress), on_total=on_total
+    )
+    if html:
+        from ckptconv.inspection.differences import page_of
+        from ckptconv.inspection.page import write_page
+        from ckptconv.outputs.targets import files_behind
+
+        write_page(html, page_of(found), [one.path, other.path, *files_behind(one), *files_behind(other)])
+    return found
+
+
+def _opened(given: str | os.PathLike[str] | Source, chosen: Options, optimizer: bool) -> Source:
+    if isinstance(given, Source):
+        return complete(given, key=chosen.key, states=optimizer, inert=chosen.inert)
+    return open_source(normalize(os.fspath(given)), **chosen.opening(), key=chosen.key, states=optimizer)

@@ -1,0 +1,50 @@
+"""Compare elements by their bits, and tell where in a tensor an element is. Pure; for verifying and for `diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptconv.tensors.geometry import contiguous_strides
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def same(one: memoryview | bytes, other: memoryview | bytes) -> bool:
+    """Whether two runs of bytes, of one length, are equal."""
+    import numpy as np
+
+    whole = len(one) // 8
+    first, second = (np.frombuffer(each, "u8", whole) for each in (one, other))
+    return bool((first == second).all()) and one[8 * whole :] == other[8 * whole :]
+
+
+def differing(one: memoryview | bytes, other: memoryview | bytes, itemsize: int) -> Mask:
+    """Return for each element, of `itemsize` bytes, whether its bits differ. Both have the same length."""
+    import numpy as np
+
+    code = f"u{itemsize}" if itemsize in (1, 2, 4, 8) else f"V{itemsize}"
+    first, second = (np.frombuffer(each, code) for each in (one, other))
+    unequal: Mask
+    if code[0] == "u":
+        unequal = first != second
+    else:
+        rows = [each.view("u1").reshape(-1, itemsize) for each in (first, second)]
+        unequal = (rows[0] != rows[1]).any(axis=1)
+    return unequal
+
+
+def place_of(number: int, shape: Sequence[int]) -> list[int]:
+    """Return the index along each dimension of element `number` in C order."""
+    place = []
+    for step, extent in zip(contiguous_strides(shape), shape, strict=True):
+        place.append(number // step % max(extent, 1))
+    return place
+
+
+def number_of(place: Sequence[int], shape: Sequence[int]) -> int:
+    """Return the number, in C order, of the element with this index along each dimension."""
+    return sum(index * step for index, step in zip(place, contiguous_strides(shape), strict=True))

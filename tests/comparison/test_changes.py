@@ -1,0 +1,143 @@
+"""What differs between two runs of elements: counts, places and sizes, beside a reference that goes one by one."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptconv.comparison import changes
+from ckptconv.comparison.changes import Measured, Tolerance, compared, squares_of, widened
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.statistics import root
+
+NUMBERS = [name for name in DTYPES if widened(DTYPES[name], DTYPES[name])]
+
+
+def values_of(dtype: str, data: bytes) -> list[Any]:
+    """The elements as numbers of Python, read by torch."""
+    if dtype == "bool":
+        return [int(byte != 0) for byte in data]
+    tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(getattr(torch, dtype))
+    if DTYPES[dtype].kind in "iu":
+        return tensor.tolist()
+    return tensor.to(torch.complex128 if DTYPES[dtype].kind == "c" else torch.float64).tolist()
+
+
+def same_number(a: Any, b: Any) -> bool:
+    """Equal, or NaN in the same halves."""
+    pairs = [(a.real, b.real), (a.imag, b.imag)]
+    return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in pairs)
+
+
+def reference(one: tuple[str, bytes], other: tuple[str, bytes], tolerance: Tolerance | None) -> dict[str, Any]:
+    """What differs, element by element."""
+    a, b = values_of(*one), values_of(*other)
+    item = DTYPES[one[0]].itemsize
+    finite = [cmath.isfinite(x) and cmath.isfinite(y) for x, y in zip(a, b, strict=True)]
+    sizes = [max(abs(x), abs(y)) if ok else 0 for x, y, ok in zip(a, b, finite, strict=True)]
+    distances = [abs(y - x) if ok else 0 for x, y, ok in zip(a, b, finite, strict=True)]
+    equal = [same_number(x, y) for x, y in zip(a, b, strict=True)]
+    differ = [not each for each in equal]
+    if tolerance:
+        allowed = [max(tolerance.rtol * size, tolerance.atol) for size in sizes]
+        near = [ok and d <= most for ok, d, most in zip(finite, distances, allowed, strict=True)]
+        differ = [not (e or n) for e, n in zip(equal, near, strict=True)]
+    elif one[0] == other[0]:
+        differ = [one[1][n * item :][:item] != other[1][n * item :][:item] for n in range(len(a))]
+    return {
+        "elements": sum(differ),
+        "first": differ.index(True) if any(differ) else None,
+        "same_value": sum(d and e for d, e in zip(differ, equal, strict=True)),
+        "not_finite": sum(d and not f for d, f in zip(differ, finite, strict=True)),
+        "max_abs": max(distances),
+        "max_rel": max(d / s if s else 0 for d, s in zip(distances, sizes, strict=True)),
+        "norms": [
+            math.hypot(*distances),
+            math.hypot(*(abs(x) for x, ok in zip(a, finite, strict=True) if ok)),
+            math.hypot(*(abs(y) for y, ok in zip(b, finite, strict=True) if ok)),
+        ],
+    }
+
+
+@st.composite
+def two_runs(draw: st.DrawFn, dtypes: tuple[str, str]) -> tuple[bytes, bytes]:
+    """As many elements of both dtypes, some of them alike."""
+    count = draw(st.integers(1, 12))
+    one, other = (draw(st.binary(min_size=count * i, max_size=count * i)) for i in (DTYPES[d].itemsize for d in dtypes))
+    if dtypes[0] == dtypes[1]:
+        at = draw(st.integers(0, count)) * DTYPES[dtypes[0]].itemsize
+        other = one[:at] + other[at:]
+    return one, other
+
+
+def check(found: Measured, expected: dict[str, Any]) -> None:
+    for name in ("elements", "first", "same_value", "not_finite"):
+        assert getattr(found, name) == expected[name], name
+    assert math.isclose(found.max_abs, expected["max_abs"], rel_tol=1e-12)
+    assert math.isclose(found.max_rel, expected["max_rel"], rel_tol=1e-9, abs_tol=1e-300)
+    for norm, told in zip(map(root, found.squares), expected["norms"], strict=True):
+        assert math.isclose(norm, told, rel_tol=1e-9, abs_tol=1e-300)
+
+
+PAIRS = [(name, name) for name in NUMBERS if name not in ("float64", "complex128")]
+PAIRS += [(one, other) for one in NUMBERS for other in NUMBERS if one < other and widened(DTYPES[one], DTYPES[other])]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_what_is_found_is_what_the_reference_finds(data: st.DataObject) -> None:
+    dtypes = data.draw(st.sampled_from(PAIRS))
+    one, other = data.draw(two_runs(dtypes))
+    near = st.builds(Tolerance, st.sampled_from([0.0, 1e-3, 0.5, 3.0]), st.sampled_from([0.0, 1e-3, 100.0]))
+    tolerance = data.draw(st.none() | near)
+    usual, changes._BLOCK = changes._BLOCK, data.draw(st.sampled_from([1, 3, 100]))
+    try:
+        kinds = (DTYPES[dtypes[0]], DTYPES[dtypes[1]])
+        found = compared(memoryview(one), memoryview(other), kinds, tolerance)
+    finally:
+        changes._BLOCK = usual
+    expected = reference((dtypes[0], one), (dtypes[1], other), tolerance)
+    if max(map(abs, expected["norms"])) < 1e300 and expected["max_abs"] < 1e300:
+        check(found, expected)
+
+
+def test_what_cannot_be_widened_without_rounding_is_not_compared() -> None:
+    for one, other in (
+        ("int64", "float32"),
+        ("uint64", "float64"),
+        ("int64", "uint64"),
+        ("complex64", "float32"),
+        ("quint8", "uint8"),
+        ("bits8", "bits8"),
+    ):
+        assert widened(DTYPES[one], DTYPES[other]) == ""
+    with pytest.raises(ValueError, match="not comparable"):
+        compared(memoryview(bytes(8)), memoryview(bytes(4)), (DTYPES["int64"], DTYPES["float32"]))
+
+
+def test_elements_that_are_no_numbers_are_counted() -> None:
+    found = compared(memoryview(b"\0\1\2"), memoryview(b"\0\5\3"), (DTYPES["quint8"], DTYPES["quint8"]))
+    assert (found.elements, found.first, found.change([1], ("", ""), numbers=False).norm) == (2, 1, None)
+
+
+def test_integers_differ_by_exactly_so_much() -> None:
+    least, most = (-(1 << 63)).to_bytes(8, "little", signed=True), ((1 << 63) - 1).to_bytes(8, "little")
+    found = compared(memoryview(least), memoryview(most), (DTYPES["int64"], DTYPES["int64"]))
+    assert found.max_abs == (1 << 64) - 1
+
+
+def test_numbers_at_the_ends_of_what_there_is() -> None:
+    double = DTYPES["float64"], DTYPES["float64"]
+    largest = torch.tensor([1.7e308, 5e-324], dtype=torch.float64)
+    one, other = (memoryview((sign * largest).numpy().tobytes()) for sign in (1, -1))
+    found = compared(one, other, double)
+    change = found.change([0], ("", ""), numbers=True)
+    assert change.max_rel == 2
+    assert all(math.isfinite(each) for each in (change.max_abs or 0, change.norm or 0, change.relative or 0))
+    assert root(squares_of(one, double[0])) == 1.7e308
