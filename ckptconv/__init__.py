@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     )
     from ckptconv.formats.source import Source
     from ckptconv.inspection.inspecting import inspect
+    from ckptconv.inspection.scan.report import ScanReport
+    from ckptconv.inspection.scan.scanning import scan
     from ckptconv.inspection.summary import Summary
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         LoadOptions,
         OpenOptions,
         RowsOptions,
+        ScanOptions,
     )
     from ckptconv.options.table import Options
     from ckptconv.publish.finish import finish
@@ -67,6 +70,8 @@ _HOMES = {
     "OutOfRangeError": ("errors", "OutOfRangeError"),
     "Report": ("result", "Report"),
     "RowsOptions": ("options.keywords", "RowsOptions"),
+    "ScanOptions": ("options.keywords", "ScanOptions"),
+    "ScanReport": ("inspection.scan.report", "ScanReport"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
     "Summary": ("inspection.summary", "Summary"),
@@ -86,6 +91,7 @@ _HOMES = {
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("rows.pack", "pack"),
     "save_state_dict": ("library.saving", "save_state_dict"),
+    "scan": ("inspection.scan.scanning", "scan"),
     "split_rows": ("rows.split", "split"),
     "unflatten": ("structure.keymap", "unflatten"),
     "verify": ("verification.verify", "verify"),
@@ -108,6 +114,8 @@ __all__ = [
     "OutOfRangeError",
     "Report",
     "RowsOptions",
+    "ScanOptions",
+    "ScanReport",
     "Source",
     "StoppedError",
     "Summary",
@@ -127,6 +135,7 @@ __all__ = [
     "open",
     "pack_rows",
     "save_state_dict",
+    "scan",
     "split_rows",
     "unflatten",
     "verify",

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckptconv.options.kinds import FLAG
-from ckptconv.options.table import FINISHING, INSPECTING, LAYOUT, LOADING, OPENING, OPTIONS, Option
+from ckptconv.options.table import FINISHING, INSPECTING, LAYOUT, LOADING, OPENING, OPTIONS, SCANNING, Option
 
 MODULE = Path(__file__).resolve().parents[1] / "ckptconv" / "options" / "keywords.py"
 # The table of each class, and what it is of.
 TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
+    "ScanOptions": (SCANNING, "Options of `scan`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (OPENING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),

@@ -500,6 +500,10 @@ class _Command:
     stats = Option(
         FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.", common=True
     )
+    sarif = Option(
+        PATH, "Write the verdicts as SARIF 2.1.0 too, for code hosts.", metavar="FILE", group=OUTPUT, common=True
+    )
+    allow_suspicious = Option(FLAG, "Exit with 3 for attacks only, not for what is suspicious.", common=True)
     host = Option(
         TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1", group=RUNNING
     )
@@ -536,6 +540,7 @@ INSPECTING = _named_in(
     {**OPTIONS, **COMMAND},
     "key include exclude stats as_ max_shard_size html tag inert raw family spool_dir storage_options",
 )
+SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(
     OPTIONS[name]
