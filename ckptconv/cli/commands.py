@@ -13,6 +13,7 @@ from ckptconv.cli import signals
 from ckptconv.cli.convert import ConvertCommand, convert_
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
+from ckptconv.cli.scan import scan
 from ckptconv.cli.typer_compat import App, Command, Group
 from ckptconv.cli.virtual import serve, virtual
 from ckptconv.errors import UsageError
@@ -206,7 +207,7 @@ def verify_(
     shown.verified(done)
 
 
-for each in (virtual, serve):
+for each in (scan, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows, name="rows")
 

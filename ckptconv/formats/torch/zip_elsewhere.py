@@ -32,6 +32,8 @@ from ckptconv.storage.files import Reader
 _PICKLE = b"/data.pkl"
 # At most so many bytes of a directory are searched.
 _DIRECTORY = 1 << 24
+# Bytes of deflated data that may come before the first that they stand for.
+_TABLES = 1 << 10
 
 
 class Entry(NamedTuple):
@@ -137,9 +139,9 @@ def content(reader: Reader, entry: Entry, most: int = SCANNED) -> bytes:
     start = payload_of(reader, entry)
     if start is None:
         return b""
-    data = _part(reader, start, min(entry.packed, most))
     if entry.method != 8:
-        return data
+        return _part(reader, start, min(entry.packed, most))
+    data = _part(reader, start, min(entry.packed, most + _TABLES))
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, most)
     except zlib.error:

@@ -95,9 +95,6 @@ class Contents:
         for kind in _KINDS:
             if kind.matches(head, reader.file.size):
                 return kind.look(self, reader, depth)
-        if head.startswith(_MACHINE_CODE) and depth:
-            self.add("carries-code", f"{reader.file.path} is machine code.")
-            return "machine code"
         return self._unknown(reader, head)
 
     def _unknown(self, reader: Reader, head: bytes) -> str:
@@ -248,6 +245,8 @@ class Contents:
             is_pickle = _READ.fullmatch(entry.name) is not None
             if is_torch and (_STORAGES.fullmatch(entry.name) or (is_read and is_pickle)):
                 continue
+            if (is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
+                self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
             # That a pickle of a refused archive is odd is said once.
             known |= bool(self._member(reader, entry, depth, only_what_runs=is_torch and is_pickle))
         return "torch archive" if is_torch else "zip archive" if known or self.expected else ""
@@ -265,7 +264,7 @@ class Contents:
 
     def _member(self, reader: Reader, entry: zip_elsewhere.Entry, depth: int, *, only_what_runs: bool) -> str:
         """Look at a member of a zip archive."""
-        path = f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
+        path = _inside(reader, entry)
         is_expected = path[:-1].endswith(SUFFIXES)
         if entry.flags & _ENCRYPTED or entry.method not in (_STORED, _DEFLATED):
             if is_expected:
@@ -438,6 +437,11 @@ def _words() -> Vocabulary:
 
     made.update((name, from_type) for name in words.constructors if name[1].startswith("_rebuild_from_type"))
     return replace(words, constructors={**words.constructors, **made}, persistent=None)
+
+
+def _inside(reader: Reader, entry: zip_elsewhere.Entry) -> str:
+    """Return how messages name a member of an archive."""
+    return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
 
 
 def _may_be_pickle(reader: Reader, at: int) -> bool:
