@@ -185,6 +185,9 @@ AROUND: dict[str, Callable[[bytes], bytes]] = {
     "compressed tar": lambda attack: gzip.compress(tarred(attack)),
     "array of objects": lambda attack: b"\x93NUMPY\x01\x00" + len(HEADER).to_bytes(2, "little") + HEADER + attack,
     "beside the state": lambda attack: zipped([*members(SOUND), Member("archive/extra/x.pkl", attack)]),
+    "beside it, under a name that torch reads elsewhere": lambda attack: zipped(
+        [*members(SOUND), Member("other/constants.pkl", attack), Member("archive/attributes.pkl", attack)]
+    ),
     "checkpoint in a zip": lambda attack: in_zip(zipped(members(attack)), "model.pt"),
     "bytes that torch loads": lambda attack: pickled(called(name("torch.storage", "_load_from_bytes"), raw(attack))),
 }
@@ -221,6 +224,7 @@ def test_entries_of_distributed_checkpoints_are_read_without_their_description(t
 
 
 REASONS: dict[str, tuple[str, bytes]] = {
+    "a directory that is read in part": ("two-readings", in_zip(SOUND)[::-1].replace(b"\2\1KP", b"\3\1KP", 1)[::-1]),
     "a name": ("dangerous-name", pickled(SYSTEM)),
     "a decoder": ("unusual-call", pickled(called(name("base64", "b64decode"), text("AAAA")))),
     "a function of Python 2": ("unusual-call", pickled(called(name("__builtin__", "map"), text("a"), listed()))),
@@ -272,6 +276,7 @@ OTHERS = {
     "random.bin": bytes(range(256)) * 20,
     "opcodes.bin": b"\x80\x02\xff\xff" * 100,
     "empty.txt": b"",
+    "end.txt": b"PK\x05\x06abc",
 }
 
 

@@ -94,7 +94,7 @@ def _directory(reader: Reader) -> _Found | None:
     length = min(TAIL, reader.file.size)
     tail = reader.read_at(reader.file.size - length, length)
     at = find_end(tail)
-    if at < 0:
+    if at < 0 or at + END.size > length:
         return None
     _, _, _, _, count, size, start, _ = END.unpack_from(tail, at)
     end = reader.file.size - length + at
@@ -123,6 +123,12 @@ def entries(reader: Reader) -> Iterator[Entry]:
         place += ENTRY.size
         yield Entry(directory[place : place + name_length], fields[3], fields[4], fields[8], fields[16])
         place += name_length + extra_length + comment_length
+
+
+def count(reader: Reader) -> int:
+    """Return how many entries the directory that torch would read says it has."""
+    found = _directory(reader)
+    return found.members if found else 0
 
 
 def payload_of(reader: Reader, entry: Entry) -> int | None:

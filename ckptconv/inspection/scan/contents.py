@@ -16,7 +16,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
@@ -46,7 +46,7 @@ _DEPTH, _PICKLES = 8, 10_000
 # The most members of a tar archive that are looked at.
 _MEMBERS = 100_000
 # The most bytes of a compressed member or file that are held in memory.
-_INFLATED = 1 << 26
+_INFLATED = 1 << 24
 # Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
 SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ".distcp", ".pt2", ".ptl", ".joblib", ".dill", ".npy",
@@ -54,8 +54,6 @@ SUFFIXES = (
 )  # fmt: skip
 # Members of torch's archives that are the bytes of tensors.
 _STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors|data/weights|data/constants)/[^/.]+", re.DOTALL)
-# Members of other archives that torch's readers have read by then.
-_READ = re.compile(rb"(?:[^/]+/)?(?:data|constants|attributes)\.pkl")
 # In the code of TorchScript: operators that read and write files.
 _FILES_IN_CODE = re.compile(rb"\b(?:torch|ops\.aten|ops\.prim)\.(?:save|from_file|load)\(")
 _MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
@@ -65,19 +63,43 @@ _MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)
 _ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
 _JOBLIB = "joblib.numpy_pickle.NumpyArrayWrapper"
 
-Looked: TypeAlias = str
+
+@dataclass
+class _Room:
+    """How much more may be looked at in a file: archives inside archives may overlap, and grow without end."""
+
+    members: int = 1_000_000
+    bytes: int = 1 << 30
+
+    def spend(self, nbytes: int = 0) -> bool:
+        """Count a member of `nbytes` unpacked bytes. Return whether there was room for it."""
+        self.members -= 1
+        self.bytes -= nbytes
+        return self.members >= 0 and self.bytes >= 0
 
 
 @dataclass
 class Contents:
     """What was found in a file: reasons for a verdict, and the classes that loading it needs.
 
-    `expected`: the file is meant to be a checkpoint, so that it is a finding if it cannot be read.
+    `expected`: the file is meant to be a checkpoint, so that it is a finding if it cannot be read. `pickles` are the
+    pickles that were read to their ends, as messages name them. `room` is that of the outermost file.
     """
 
     expected: bool = True
     findings: dict[Finding, None] = field(default_factory=dict)
     classes: dict[str, None] = field(default_factory=dict)
+    pickles: set[str] = field(default_factory=set)
+    room: _Room = field(default_factory=_Room)
+
+    def _inner(self, expected: bool = True) -> Contents:
+        """Return where to put what is found in a part of the file, before it is known whether that counts."""
+        return Contents(expected, room=self.room)
+
+    def _take(self, inner: Contents) -> None:
+        self.findings.update(inner.findings)
+        self.classes.update(inner.classes)
+        self.pickles |= inner.pickles
 
     def add(self, rule: str, message: str) -> None:
         self.findings[Finding(rule, message)] = None
@@ -89,17 +111,20 @@ class Contents:
         if depth > _DEPTH:
             self.add("excessive", f"{reader.file.path} is inside more than {_DEPTH} other archives.")
             return ""
+        if not self.room.spend():
+            self.add("excessive", "It has more files inside other files than are looked at.")
+            return ""
         head = reader.read_at(0, min(HEAD, reader.file.size))
         if depth and reader.file.path.endswith(f"{_ENTRIES})") and self.archives(reader):
             return "torch.distributed.checkpoint data"
         for kind in _KINDS:
             if kind.matches(head, reader.file.size):
                 return kind.look(self, reader, depth)
-        return self._unknown(reader, head)
+        return self._unknown(reader, depth)
 
-    def _unknown(self, reader: Reader, head: bytes) -> str:
+    def _unknown(self, reader: Reader, depth: int) -> str:
         """Look at a file that begins like nothing that is known: it may be a pickle of an old protocol."""
-        found = Contents()
+        found = self._inner()
         data = reader.read_at(0, min(SCANNED, reader.file.size))
         readings: list[attacks.Reading] = []
         with attacks.watched(readings.append), contextlib.suppress(CkptconvError):
@@ -107,12 +132,12 @@ class Contents:
         for reading in readings:
             # Text may begin with what is a name to a pickle. A call is no accident.
             if reading.called:
-                found._judge(reading, 0)
+                found._judge(reading, depth)
         if any(RULES[each.rule].verdict == ATTACK for each in found.findings):
             self.findings.update(found.findings)
             return "pickle"
         if zip_elsewhere.ends_as_zip(reader):
-            return self._zip(reader, 0)
+            return self._zip(reader, depth)
         return ""
 
     def read(self, action: Callable[[], object], depth: int = 0) -> bool:
@@ -127,6 +152,7 @@ class Contents:
         before = len(self.findings)
         for reading in readings:
             self._judge(reading, depth)
+        self.pickles.update(reading.where for reading in readings if not reading.broken)
         if error is None:
             return True
         whole = [reading.broken for reading in readings if _MAIN.search(reading.where)]
@@ -172,7 +198,7 @@ class Contents:
 
     def _held(self, data: bytes, where: str, depth: int, is_loaded: bool) -> None:
         """Look at bytes in a pickle. `is_loaded`: loading the pickle loads them too."""
-        inner = Contents(expected=False)
+        inner = self._inner(expected=False)
         inner.look(InMemory(data, f"{where}: bytes in it"), depth + 1)
         worse = [each for each in inner.findings if each.rule in _RUNNING]
         if is_loaded:
@@ -198,7 +224,7 @@ class Contents:
             if count and zip_elsewhere.ends_as_zip(reader):
                 raise CorruptError(f"{reader.file.path} begins as a pickle, and ends as a zip archive.")
 
-        inner = Contents()
+        inner = self._inner()
         inner.read(action, depth)
         if any(_JOBLIB in each for each in inner.classes):
             # Its arrays are bytes between the opcodes, which only joblib can skip.
@@ -211,8 +237,7 @@ class Contents:
         if count and not self.expected:
             # Any two bytes may look like a pickle, and what follows one is no concern of Python's.
             inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
-        self.findings.update(inner.findings)
-        self.classes.update(inner.classes)
+        self._take(inner)
         return "pickle"
 
     # ---- torch's files, and archives
@@ -224,32 +249,28 @@ class Contents:
     def _zip(self, reader: Reader, depth: int) -> str:
         """Read an archive of torch as torch's; of any archive, look at each member that is no storage."""
         found = list(zip_elsewhere.entries(reader))
-        names = {entry.name.lower() for entry in found}
-        is_torch = any(name.replace(b"\\", b"/").rpartition(b"/")[2] in _OF_TORCH for name in names)
+        names = {entry.name.lower().replace(b"\\", b"/") for entry in found}
+        is_torch = any(name.rpartition(b"/")[2] in _OF_TORCH for name in names)
         if is_torch or not found:
-            inner = Contents()
-            is_read = inner.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
-            runs = any(each.rule in _RUNNING for each in inner.findings)
-            if is_torch or runs or self.expected:
-                self.findings.update(inner.findings)
-                self.classes.update(inner.classes)
-            elif not found:
-                return ""
-        else:
-            is_read = False
+            inner = self._inner()
+            inner.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
+            if is_torch or self.expected or any(each.rule in _RUNNING for each in inner.findings):
+                self._take(inner)
+        elif len(found) < zip_elsewhere.count(reader):
+            # Whoever reads the rest by other means finds what is not looked at here.
+            self.add("two-readings", f"{reader.file.path} has a directory that can be read only in part.")
         # A package's members are code and pickles in directories of their own.
         if any(name.endswith(b".data/extern_modules") for name in names):
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
         for entry in found:
-            is_pickle = _READ.fullmatch(entry.name) is not None
-            if is_torch and (_STORAGES.fullmatch(entry.name) or (is_read and is_pickle)):
+            if is_torch and (_STORAGES.fullmatch(entry.name) or _inside(reader, entry) in self.pickles):
                 continue
             if (is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
                 self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
-            # That a pickle of a refused archive is odd is said once.
-            known |= bool(self._member(reader, entry, depth, only_what_runs=is_torch and is_pickle))
-        return "torch archive" if is_torch else "zip archive" if known or self.expected else ""
+            # Only torch's own readers know how the members of its archives should be.
+            known |= bool(self._member(reader, entry, depth, only_what_runs=is_torch))
+        return "torch archive" if is_torch else "zip archive" if known or (found and self.expected) else ""
 
     def archives(self, reader: Reader) -> bool:
         """Look at archives that lie one after the other, from the last to the first. Return whether that is all."""
@@ -276,7 +297,7 @@ class Contents:
         if entry.name.endswith(b".py") and b"/code/" in entry.name:
             self._code(path, zip_elsewhere.content(reader, entry, _INFLATED))
             return ""
-        inner = Contents(expected=is_expected)
+        inner = self._inner(is_expected)
         if entry.method == _STORED:
             kind = inner.look(Part(reader, path, start, entry.packed), depth + 1)
         else:
@@ -291,10 +312,14 @@ class Contents:
         """Look at what is compressed; `content` returns at most so many bytes of its beginning."""
         head = content(HEAD)
         if not any(kind.matches(head, len(head)) for kind in _KINDS) and not self.expected:
-            return self._unknown(InMemory(head, path), head) if len(head) < HEAD else ""
+            return self._unknown(InMemory(head, path), depth + 1) if len(head) < HEAD else ""
         if _NPY.matches(head, len(head)) and not _OBJECTS_IN_NPY.search(head):
             return "array"
+        if self.room.bytes <= 0:
+            self.add("excessive", f"{path} is compressed, after more compressed data than is looked at.")
+            return "compressed file"
         data = content(_INFLATED + 1)
+        self.room.spend(len(data))
         if len(data) > _INFLATED:
             self.add("unreadable", f"{path} is compressed, and has more than {_INFLATED >> 20} MiB: unpack it first.")
             return "compressed file"
@@ -305,13 +330,9 @@ class Contents:
         if found:
             self.add("carries-code", f"{path} is a program that reads or writes files: {found[0].decode()}…)")
 
-    def _take(self, inner: Contents) -> None:
-        self.findings.update(inner.findings)
-        self.classes.update(inner.classes)
-
     def _tar(self, reader: Reader, depth: int) -> str:
         """Read torch's tar archives as torch's; of other ones look at each member."""
-        inner = Contents()
+        inner = self._inner()
         inner.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
         try:
             members = list(_members_of(reader))
@@ -321,14 +342,14 @@ class Contents:
                 inner.add(
                     "unreadable", f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}."
                 )
-        is_torch = any(name in _OF_TAR for name, _, _ in members) or not members
+        is_torch = any(name in _OF_TAR for name, _, _ in members) or (self.expected and not members)
         if is_torch or any(each.rule in _RUNNING for each in inner.findings):
             self._take(inner)
             return "torch tar archive"
         known = False
         for name, start, size in members:
             path = f"{reader.file.path} ({brief(name, 200)[1:-1]})"
-            member = Contents(expected=name.endswith(SUFFIXES))
+            member = self._inner(name.endswith(SUFFIXES))
             known |= bool(member.look(Part(reader, path, start, size), depth + 1))
             self._take(member)
         return "tar archive" if known or self.expected else ""

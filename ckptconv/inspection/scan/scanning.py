@@ -13,6 +13,7 @@ from ckptconv.formats import safetensors, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
+from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
@@ -42,7 +43,6 @@ _LFS = b"version https://git-lfs"
 @checked(SCANNING)
 def scan(
     *paths: str | os.PathLike[str],
-    on_file: Callable[[ScannedFile], object] | None = None,
     **options: Unpack[ScanOptions],
 ) -> ScanReport:
     """Return a verdict for each file in `paths`, files or directories, by what loading it would run.
@@ -50,8 +50,7 @@ def scan(
     The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.inspection.scan.report.RULES`
     describes the reasons. Files are told by their content, whatever they are called. Those that are no checkpoints are
     counted and skipped. Directories are searched to any depth, hidden files too; symbolic links in them are not
-    followed. Pickles and descriptions are read, no tensor data, and nothing is run. `on_file` is called with each
-    verdict as it is found.
+    followed. Pickles and descriptions are read, no tensor data, and nothing is run.
 
     Raise UsageError for a path that does not exist. A file that cannot be read is a verdict, not an error.
 
@@ -82,8 +81,6 @@ def scan(
                 report.skipped += 1
                 continue
             report.files.append(scanned)
-            if on_file:
-                on_file(scanned)
     counts = Counter(each.verdict for each in report.files)
     report.counts = {verdict: counts[verdict] for verdict in VERDICTS}
     report.verdict = worst([each.verdict for each in report.files])
@@ -205,6 +202,9 @@ def _metadata(contents: Contents, place: Location) -> str:
 
     reader = place.open_reader()
     try:
+        if reader.file.size > MAX_PICKLE:
+            contents.add("excessive", f"{place} has more than {MAX_PICKLE} bytes.")
+            return ""
         data = reader.read_at(0, reader.file.size)
     finally:
         reader.close()
