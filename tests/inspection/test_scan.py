@@ -179,6 +179,7 @@ AROUND: dict[str, Callable[[bytes], bytes]] = {
     "zip in a zip in a tar": lambda attack: tarred(in_zip(in_zip(attack), "a.zip", zipfile.ZIP_STORED)),
     "tar": tarred,
     "gzip": gzip.compress,
+    "gzip, after nothing": lambda attack: gzip.compress(b"") + gzip.compress(attack),
     "bzip2": bz2.compress,
     "xz": lzma.compress,
     "zlib": zlib.compress,

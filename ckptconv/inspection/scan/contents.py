@@ -47,6 +47,8 @@ _DEPTH, _PICKLES = 8, 10_000
 _MEMBERS = 100_000
 # The most bytes of a compressed member or file that are held in memory.
 _INFLATED = 1 << 24
+# What the strongest preset of xz takes.
+_LZMA_MEMORY = 66 << 20
 # Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
 SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ".distcp", ".pt2", ".ptl", ".joblib", ".dill", ".npy",
@@ -375,29 +377,22 @@ class Contents:
 
     def _compressed(self, reader: Reader, depth: int) -> str:
         """Look into a compressed file, if what is in it can be run."""
-        import bz2
         import lzma
 
-        head = reader.read_at(0, 6)
-        made: dict[bytes, Callable[[], Any]] = {
-            b"\x1f\x8b": lambda: zlib.decompressobj(31),
-            b"BZ": bz2.BZ2Decompressor,
-            b"\xfd7": lzma.LZMADecompressor,
-            b"\x5d\x00": lzma.LZMADecompressor,
-        }
-        make = made.get(head[:2], lambda: zlib.decompressobj(15))
+        head = reader.read_at(0, 2)
 
         def content(most: int) -> bytes:
-            decompressor, out, at = make(), bytearray(), 0
+            decompressor, out, at = _decompressor(head), bytearray(), 0
             while len(out) < most and at < reader.file.size:
-                length = min(1 << 20, max(most, HEAD), reader.file.size - at)
-                data = reader.read_at(at, length)
-                at += length
+                data = reader.read_at(at, min(max(most, HEAD), 1 << 20, reader.file.size - at))
+                at += len(data)
                 while data and len(out) < most:
                     out += decompressor.decompress(data, most - len(out))
                     data = getattr(decompressor, "unconsumed_tail", b"")
-                if getattr(decompressor, "eof", False):
-                    break
+                    if decompressor.eof:
+                        # Another part may follow: readers join them.
+                        data = decompressor.unused_data
+                        decompressor = _decompressor(head)
             return bytes(out)
 
         try:
@@ -419,6 +414,18 @@ class _Kind(NamedTuple):
 
 def _is_pickle(head: bytes, size: int) -> bool:
     return (head[:1] == b"\x80" and b"\x00" < head[1:2] <= b"\x05") or begins_as_pickle(head)
+
+
+def _decompressor(head: bytes) -> Any:
+    """Return what decompresses a file that begins with `head`."""
+    import bz2
+    import lzma
+
+    if head == b"BZ":
+        return bz2.BZ2Decompressor()
+    if head in (b"\xfd7", b"\x5d\x00"):
+        return lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
+    return zlib.decompressobj(31 if head == b"\x1f\x8b" else 15)
 
 
 def _is_compressed(head: bytes, size: int) -> bool:
