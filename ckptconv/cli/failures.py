@@ -46,6 +46,7 @@ _KINDS = {
 _CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
 _OTHER_WORDS = {
     "inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat"),
+    "scan": ("audit", "picklescan", "fickling", "modelscan"),
     "verify": ("check", "compare", "diff", "cmp", "validate", "test"),
     "finish": ("commit", "publish", "finalize"),
     "convert": ("to", "cast", "merge", "reshard", "consolidate", "save", "export"),
