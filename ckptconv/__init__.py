@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ckptconv.formats.source import Source
     from ckptconv.inspection.comparing import diff
     from ckptconv.inspection.inspecting import inspect
+    from ckptconv.inspection.scan.report import ScanReport
+    from ckptconv.inspection.scan.scanning import scan
     from ckptconv.inspection.summary import Summary
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         LoadOptions,
         OpenOptions,
         RowsOptions,
+        ScanOptions,
     )
     from ckptconv.options.table import Options
     from ckptconv.publish.finish import finish
@@ -74,6 +77,8 @@ _HOMES = {
     "OutOfRangeError": ("errors", "OutOfRangeError"),
     "Report": ("result", "Report"),
     "RowsOptions": ("options.keywords", "RowsOptions"),
+    "ScanOptions": ("options.keywords", "ScanOptions"),
+    "ScanReport": ("inspection.scan.report", "ScanReport"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
     "Summary": ("inspection.summary", "Summary"),
@@ -95,6 +100,7 @@ _HOMES = {
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("rows.pack", "pack"),
     "save_state_dict": ("library.saving", "save_state_dict"),
+    "scan": ("inspection.scan.scanning", "scan"),
     "split_rows": ("rows.split", "split"),
     "unflatten": ("structure.keymap", "unflatten"),
     "verify": ("verification.verify", "verify"),
@@ -120,6 +126,8 @@ __all__ = [
     "OutOfRangeError",
     "Report",
     "RowsOptions",
+    "ScanOptions",
+    "ScanReport",
     "Source",
     "StoppedError",
     "Summary",
@@ -141,6 +149,7 @@ __all__ = [
     "open",
     "pack_rows",
     "save_state_dict",
+    "scan",
     "split_rows",
     "unflatten",
     "verify",

@@ -144,14 +144,15 @@ def rows(smoke: Smoke) -> None:
 
 
 def look(smoke: Smoke) -> None:
-    """inspect, help, completion."""
+    """inspect, scan, help, completion."""
     for path in ("model.pt", "model.safetensors", ZERO, DCP):
         smoke.run("inspect", path)
         json.loads(smoke.run("inspect", "--json", path))
     smoke.run("inspect", "model.pt", "--html", "page.html", "--depth", "1", "--as", "bf16", "--max-shard-size", "1GB")
+    smoke.run("scan", "--sarif", "scan.sarif", "model.pt", "model.safetensors", ZERO, DCP)
     commands = [
         *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
-        *("verify", "finish", "inspect", "virtual", "serve"),
+        *("verify", "finish", "inspect", "scan", "virtual", "serve"),
     ]
     for words in ([], *([each] for each in commands), ["rows"], ["rows", "split"], ["rows", "pack"], ["rows", "check"]):
         if "Usage" not in smoke.run(*words, "--help"):

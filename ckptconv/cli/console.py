@@ -16,23 +16,25 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.cli import likeness
 from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, has_colours
-from ckptconv.errors import DifferenceError, FailedError
+from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, FailedError, UnsafeError
 from ckptconv.inspection.overview import count_of, cut, overview, printable
+from ckptconv.inspection.scan.report import ATTACK, SUSPICIOUS, UNREADABLE
 from ckptconv.storage import remote
 from ckptconv.storage.writing import reason
 from ckptconv.text import format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tqdm import tqdm
     from typing_extensions import Self
 
     from ckptconv.cli.batch import Result
     from ckptconv.comparison.diff import Difference
-    from ckptconv.errors import CkptconvError, StoppedError
+    from ckptconv.errors import StoppedError
     from ckptconv.inspection.mapping import MapCheck
     from ckptconv.inspection.overview import Line
+    from ckptconv.inspection.scan.report import ScanReport
     from ckptconv.inspection.summary import Summary
     from ckptconv.result import OutputFile, Report
     from ckptconv.rows.check import CheckReport
@@ -50,6 +52,12 @@ FEW = 3
 KEYS, KEY = 5, 60
 # Classes that every checkpoint of DeepSpeed or torch.distributed.checkpoint may name: they tell a user nothing.
 _USUAL = ("deepspeed.", "_io.BytesIO")
+# The verdicts of a scan that are errors, the worst first: the error, and what is said of one file and of more.
+_VERDICTS: dict[str, tuple[type[CkptconvError], str, str]] = {
+    ATTACK: (UnsafeError, "is an attack", "are attacks"),
+    SUSPICIOUS: (UnsafeError, "is suspicious", "are suspicious"),
+    UNREADABLE: (CorruptError, "cannot be judged", "cannot be judged"),
+}
 # The styles of an overview on a terminal.
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
@@ -172,6 +180,18 @@ class Output:
             from ckptconv.inspection import differences
 
             self._show(differences.overview(found, width=_width(), top=top, verbose=self.verbose))
+
+    def scanned(self, report: ScanReport, allow_suspicious: bool) -> int:
+        """Report the verdicts of a scan, and return the exit code that stands for them."""
+        error = _scan_error(report, allow_suspicious)
+        if self.json:
+            failure = {"error": described(error)} if error else {}
+            self._print_json(error is None, {**dataclasses.asdict(report), **failure})
+        elif not self.quiet:
+            self._print(list(_scan_lines(report, self.verbose)))
+        if error:
+            say(str(error))
+        return error.exit_code if error else 0
 
     def serving(self, source: str, url: str, files: Mapping[str, int]) -> None:
         """Report that `files`, {name: bytes}, made from `source`, are served at `url`."""
@@ -420,6 +440,42 @@ def _verified_lines(done: Verification, verbose: bool) -> list[str]:
         f"in {_duration(done.seconds, done.bytes_compared)}, peak memory {format_memory(done.peak_rss_bytes)}"
     )
     return lines
+
+
+def _scan_lines(report: ScanReport, verbose: bool) -> Iterator[str]:
+    """Yield a paragraph for each file that is not safe, with `verbose` for all, then the totals."""
+    for file in report.files:
+        if file.findings or verbose:
+            yield f"{file.verdict}: {file.path} ({file.format}, {format_size(file.bytes)})"
+            yield from (f"  {finding.rule}: {finding.message}" for finding in file.findings)
+            if file.classes and verbose:
+                yield f"  needs {some(file.classes, len(file.classes), str)}"
+    classes = list(dict.fromkeys(name for file in report.files for name in file.classes))
+    if classes:
+        most = len(classes) if verbose else KEYS
+        yield f"torch.load with weights_only=False would import and call {some(classes, most, str)}"
+    verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in report.counts.items() if count)
+    yield f"scanned {count_of(len(report.files), 'file')} in {report.seconds:.2f} s: {verdicts or 'no checkpoint'}"
+    if report.skipped:
+        yield f"{count_of(report.skipped, 'file')} skipped, which are no checkpoints"
+    if report.links:
+        yield f"{count_of(report.links, 'symbolic link')} not followed; name what they lead to, to scan that"
+
+
+def _scan_error(report: ScanReport, allow_suspicious: bool) -> CkptconvError | None:
+    """Return the error that stands for the worst verdict that counts."""
+    found = {
+        verdict: (kind, one, more, report.counts[verdict])
+        for verdict, (kind, one, more) in _VERDICTS.items()
+        if report.counts[verdict] and not (allow_suspicious and verdict == SUSPICIOUS)
+    }
+    if not found:
+        return None
+    told = some([f"{count:,} {one if count == 1 else more}" for _, one, more, count in found.values()], form=str)
+    worst, *_ = (kind for kind, *_ in found.values())
+    return worst(
+        f"Of {count_of(len(report.files), 'file')}, {told}.", "Do not load an attack." if ATTACK in found else ""
+    )
 
 
 def _contents(size: int, tensors: int) -> str:

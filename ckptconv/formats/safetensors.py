@@ -26,7 +26,7 @@ from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
-from ckptconv.pickles.vocabulary import MalformedError
+from ckptconv.pickles.vocabulary import MalformedError, TruncatedError
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.files import Reader
@@ -488,8 +488,8 @@ def tensors_of(places: list[_Place], file: File, start: int) -> dict[str, Stored
             kind = "overlaps what lies before it" if begin < at else "leaves a hole before it"
             raise _corrupt(file.path, f"{quoted(name)} begins at byte {begin} of the data, which {kind}: {at} is next")
         if stop > end:
-            raise _corrupt(
-                file.path, f"{quoted(name)} ends at byte {stop} of the data, which has {end}: it was cut short", _AGAIN
+            raise _truncated(
+                file.path, f"{quoted(name)} ends at byte {stop} of the data, which has {end}: it was cut short"
             )
         steps = strides.get(shape)
         if steps is None:
@@ -563,8 +563,12 @@ _INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
 }
 
 
-def _corrupt(path: str, reason: str, hint: str = "") -> CorruptError:
-    return CorruptError(f"{path} is not a sound safetensors file: {reason}.", hint)
+def _corrupt(path: str, reason: str) -> CorruptError:
+    return CorruptError(f"{path} is not a sound safetensors file: {reason}.")
+
+
+def _truncated(path: str, reason: str) -> TruncatedError:
+    return TruncatedError(f"{path} is not a sound safetensors file: {reason}.", _AGAIN)
 
 
 def _are_counts(values: list[Any]) -> bool:

@@ -47,8 +47,12 @@ _MISSING = Entry("missing", File("", 0))
 
 def sniff(probe: Probe) -> Guess | None:
     """Recognize a description by its name, or by its beginning."""
-    named = probe.place.path.endswith(SUFFIX)
-    return _GUESS if probe.is_file and (named or probe.head[0].startswith(_BEGINNING)) else None
+    return _GUESS if probe.is_file and is_one(probe.place.path, probe.head[0]) else None
+
+
+def is_one(path: str, head: bytes) -> bool:
+    """Whether a file that begins with `head` is a description, or is called so."""
+    return path.endswith(SUFFIX) or head.startswith(_BEGINNING)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing

@@ -64,10 +64,12 @@ def diff(
     )
     if html:
         from ckptconv.inspection.differences import page_of
-        from ckptconv.inspection.page import write_page
+        from ckptconv.inspection.file import write_whole
         from ckptconv.outputs.targets import files_behind
 
-        write_page(html, page_of(found), [one.path, other.path, *files_behind(one), *files_behind(other)])
+        write_whole(
+            html, page_of(found).encode(), "the page", [one.path, other.path, *files_behind(one), *files_behind(other)]
+        )
     return found
 
 

@@ -75,8 +75,9 @@ def inspect(
     summary.bytes_read += read
     summary.conversion = conversion
     if html:
-        from ckptconv.inspection.page import page_of, write_page
+        from ckptconv.inspection.file import write_whole
+        from ckptconv.inspection.page import page_of
         from ckptconv.outputs.targets import files_behind
 
-        write_page(html, page_of(summary), [summary.input, *files_behind(opened)])
+        write_whole(html, page_of(summary).encode(), "the page", [summary.input, *files_behind(opened)])
     return summary

@@ -17,14 +17,9 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
-from ckptconv.errors import UsageError
 from ckptconv.inspection.module_tree import TensorInfo
 from ckptconv.inspection.overview import printable
 from ckptconv.inspection.summary import Summary
-from ckptconv.outputs.targets import Spared
-from ckptconv.publish.staging.local import LocalStaging
-from ckptconv.storage.files import look
-from ckptconv.storage.paths import dirname, is_remote, normalize
 from ckptconv.tensors.statistics import Statistics
 from ckptconv.text import format_size
 from ckptconv.version import __version__
@@ -57,27 +52,6 @@ def page_with(name: str, data: Mapping[str, Any]) -> str:
         "data": _embedded(data),
     }
     return _FIELD.sub(lambda match: fields[match[1]], template)
-
-
-def write_page(target: str, page: str, read: Iterable[str]) -> None:
-    """Write `page` to the file `target`, which gets its name only when it is complete.
-
-    `read` are the files of the checkpoint, which the page may not replace. Raises UsageError if `target` cannot be such
-    a file, FailedError if it cannot be written.
-    """
-    target = normalize(target)
-    if is_remote(target):
-        raise UsageError(f"{target}: a page is written to a local file.")
-    kind = look(target).kind
-    if kind not in ("file", "missing"):
-        raise UsageError(f"{target} is {look(target).described}, where the page was to be written.")
-    Spared(read).check(target, "The page")
-    if look(dirname(target)).kind != "directory":
-        raise UsageError(f"{target} cannot be written: there is no directory {dirname(target)}.", "Make it first.")
-    data = page.encode()
-    with LocalStaging(target, "page", durable=False) as staging:
-        staging.seal(staging.put(os.path.basename(target), data))
-        staging.commit([os.path.basename(target)])
 
 
 def _hash_of(text: str) -> str:

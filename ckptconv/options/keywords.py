@@ -271,6 +271,13 @@ class DiffOptions(TypedDict, total=False):
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
+class ScanOptions(TypedDict, total=False):
+    """Options of `scan`."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
 class FinishOptions(TypedDict, total=False):
     """Options of `finish`."""
 

@@ -552,6 +552,10 @@ class _Command:
         fallback="as many as fit a page; with --json, all tensors",
         common=True,
     )
+    sarif = Option(
+        PATH, "Write the verdicts as SARIF 2.1.0 too, for code hosts.", metavar="FILE", group=OUTPUT, common=True
+    )
+    allow_suspicious = Option(FLAG, "Exit with 3 for attacks only, not for what is suspicious.", common=True)
     host = Option(
         TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1", group=RUNNING
     )
@@ -623,6 +627,7 @@ DIFFING = _named_in(
     "key include exclude optimizer strip_prefix rename dtype rtol atol html jobs memory tag exclude_frozen_parameters "
     "master unstack inert raw spool_dir storage_options",
 )
+SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(
     _named_in(

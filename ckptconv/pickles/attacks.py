@@ -19,9 +19,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsafeError
 from ckptconv.pickles.nodes import Global, Opaque
@@ -235,6 +235,37 @@ _PARTS = 1 + max(name.count(".") + 1 for table in (_MODULES, _PACKAGES, _HARMLES
 _refusing: ContextVar[bool] = ContextVar("refusing", default=False)
 
 
+class Reading(NamedTuple):
+    """What the machine met in a pickle, which `where` names: the names that it calls and that are not known to be data
+    (`called`), those of the tables that it mentions (`suspects`), and its `value`; None if it is `broken`."""
+
+    where: str
+    called: tuple[Global, ...]
+    suspects: tuple[Global, ...]
+    broken: bool
+    value: Any
+
+
+_watching: ContextVar[Callable[[Reading], None] | None] = ContextVar("watching", default=None)
+
+
+@contextlib.contextmanager
+def watched(by: Callable[[Reading], None]) -> Iterator[None]:
+    """While active, call `by` with the reading of each pickle: before an attack is refused, and for broken ones too."""
+    token = _watching.set(by)
+    try:
+        yield
+    finally:
+        _watching.reset(token)
+
+
+def tell(where: str, called: Iterable[Global], suspects: Iterable[Global], value: Any, *, broken: bool) -> None:
+    """Tell whoever watches (`watched`) what a pickle is."""
+    watcher = _watching.get()
+    if watcher is not None:
+        watcher(Reading(where, tuple(called), tuple(suspects), broken, value))
+
+
 @contextlib.contextmanager
 def refused(wanted: bool = True) -> Iterator[None]:
     """While active and `wanted`, reading an attack raises UnsafeError. Otherwise it is read as inert data."""
@@ -325,13 +356,18 @@ def code_called(function: Any, args: tuple[Any, ...]) -> Global | None:
     return next((maker for each in made if (maker := _made_by(each)) is not None), None)
 
 
+def makes_functions(named: Global) -> bool:
+    """Whether a call of `named` makes a function from code in the pickle."""
+    return str(named) in _FUNCTIONS
+
+
 def _made_by(function: Opaque) -> Global | None:
     """Return the callable that makes a function, if `function` is one that is made from code in the pickle."""
     maker = function.cls
     if type(maker) is Opaque and type(maker.cls) is Global and maker.cls.name in _TYPES_BY_NAME:
         named = maker.args[0] if type(maker.args) is tuple and maker.args else None
         return maker.cls if named in ("FunctionType", "LambdaType", "function") else None
-    return maker if type(maker) is Global and str(maker) in _FUNCTIONS else None
+    return maker if type(maker) is Global and makes_functions(maker) else None
 
 
 def error(where: str, suspects: Iterable[Global], called: Iterable[Global]) -> UnsafeError:

@@ -88,14 +88,18 @@ def _run(machine: _Machine) -> Loaded:
         loaded = machine.run()
     except TruncatedError:
         # Callers read truncated data again, with more of it, so it does not count as broken.
+        if machine.suspects and machine.opaque:
+            machine.tell(broken=True)
         machine.refuse_attack()
         raise
     except CkptconvError as error:
+        machine.tell(broken=True)
         machine.refuse_attack(broken=True)
         if machine.around and attacks.are_refused():
             _run_on(machine)
         raise machine.oddity or error from None
     else:
+        machine.tell(loaded.value)
         machine.refuse_attack()
         return loaded
     finally:
@@ -268,6 +272,10 @@ class _Machine:
         """Raise UnsafeError if attacks are refused and what was read so far is one. `broken`: the pickle is broken."""
         if self.suspects and (self.opaque or broken) and attacks.are_refused():
             raise attacks.error(self.where, self.suspects, self.opaque) from None
+
+    def tell(self, value: Any = None, *, broken: bool = False) -> None:
+        """Tell whoever watches what was read so far."""
+        attacks.tell(self.where, self.opaque, self.suspects, value, broken=broken)
 
     def odd(self, reason: str) -> None:
         """Record `reason` to refuse the pickle for at its end, and read on."""

@@ -25,6 +25,7 @@ from ckptconv.comparison.diff import Difference, TensorDifference
 from ckptconv.errors import ERROR_KINDS, StoppedError
 from ckptconv.inspection.overview import overview
 from ckptconv.inspection.page import page_of
+from ckptconv.inspection.scan.report import ScannedFile, ScanReport
 from ckptconv.result import OutputFile, Report
 from ckptconv.rows.check import CheckReport, Finding
 from ckptconv.rows.layout import Layout
@@ -128,7 +129,7 @@ def test_several_inputs_are_one_object_with_a_report_or_an_error_of_each() -> No
 
 
 def test_every_command_has_a_schema() -> None:
-    assert set(SCHEMA_OF) == {*WAYS, "serve"}, "what serve prints is tried where it is"
+    assert set(SCHEMA_OF) == {*WAYS, "serve", "scan"}, "what these print is tried where they are"
     for name, schema in SCHEMAS.items():
         Draft202012Validator.check_schema(schema)
         assert schema["$id"] == f"urn:ckptconv:1:{name}"
@@ -146,6 +147,8 @@ def test_every_command_has_a_schema() -> None:
         (CheckReport, "rows-check", ["$defs", "checked"]),
         (Layout, "rows-check", ["$defs", "checked", "properties", "layout"]),
         (Finding, "rows-check", ["$defs", "checked", "properties", "findings", "items"]),
+        (ScanReport, "scan", ["$defs", "scanned"]),
+        (ScannedFile, "scan", ["$defs", "scanned", "properties", "files", "items"]),
     ],
 )
 def test_a_schema_has_the_fields_of_the_report_in_its_order(described: Any, name: str, path: list[str]) -> None:

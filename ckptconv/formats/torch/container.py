@@ -63,7 +63,13 @@ class Pickles:
         return f"{self.file.path} ({what})"
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
-        return CorruptError(f"{self.file.path} is not a sound file of torch.save: {reason}.", hint)
+        return CorruptError(self._unsound(reason), hint)
+
+    def truncated(self, reason: str) -> TruncatedError:
+        return TruncatedError(f"{self._unsound(reason)[:-1]}: it was cut short.", AGAIN)
+
+    def _unsound(self, reason: str) -> str:
+        return f"{self.file.path} is not a sound file of torch.save: {reason}."
 
     def load(self, what: str, words: Vocabulary = PLAIN, before: bytes = b"") -> Loaded:
         """Read the next pickle; `what` names it in errors.
@@ -82,9 +88,7 @@ class Pickles:
                 loaded = load(data, words, where=self.where(what), limits=self._limits)
             except TruncatedError:
                 if self.position + len(data) >= self._stop:
-                    raise self.corrupt(
-                        f"it ends at byte {self._stop}, within {what}: it was cut short", AGAIN
-                    ) from None
+                    raise self.truncated(f"it ends at byte {self._stop}, within {what}") from None
                 if length >= MAX_PICKLE:
                     raise LimitError(
                         f"{self.file.path}: {what} takes more than {length} bytes; at most {MAX_PICKLE} are read."
@@ -102,7 +106,7 @@ class Pickles:
         """Return the next `length` bytes, which are no pickle."""
         data = self._read_on(max(length, self._window))[:length]
         if len(data) != length:
-            raise self.corrupt(f"it ends at byte {self._stop}, within {what}: it was cut short", AGAIN)
+            raise self.truncated(f"it ends at byte {self._stop}, within {what}")
         self.position += length
         return data
 

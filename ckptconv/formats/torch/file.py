@@ -45,16 +45,21 @@ def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> Tor
     """
     reader = (Location(place) if isinstance(place, str) else place).open_reader()
     try:
-        head = reader.read_at(0, min(HEAD, reader.file.size))
-        try:
-            return _read(reader, head, limits)
-        except UnsafeError:
-            raise
-        except CkptconvError:
-            _refuse_attack(reader, head)
-            raise
+        return read_from(reader, limits=limits)
     finally:
         reader.close()
+
+
+def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
+    """Read as `read_torch` does, from a reader of the file."""
+    head = reader.read_at(0, min(HEAD, reader.file.size))
+    try:
+        return _read(reader, head, limits)
+    except UnsafeError:
+        raise
+    except CkptconvError:
+        _refuse_attack(reader, head)
+        raise
 
 
 def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:

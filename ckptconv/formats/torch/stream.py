@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.container import AGAIN, Pickles, TorchFile, first_identity
+from ckptconv.formats.torch.container import Pickles, TorchFile, first_identity
 from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
@@ -244,9 +244,7 @@ def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None
                 f"at byte {offset}, storage {brief(key)} should have {numel} elements of {dtype}, and it says {found}"
             )
     if storages.end > size:
-        raise pickles.corrupt(
-            f"it ends at byte {size}, and its storages at byte {storages.end}: it was cut short", AGAIN
-        )
+        raise pickles.truncated(f"it ends at byte {size}, and its storages at byte {storages.end}")
     if storages.end < size:
         another = is_stream(reader.read_at(storages.end, min(HEAD, size - storages.end)))
         what = "another object" if another else "something that is not part of it"

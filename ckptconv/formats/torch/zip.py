@@ -49,7 +49,7 @@ from ckptconv.formats.torch.zip_directory import (
     same_inside,
 )
 from ckptconv.pickles.machine import Loaded, load
-from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
+from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, TruncatedError, Vocabulary
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.files import Reader
 from ckptconv.storage.paths import is_remote
@@ -382,9 +382,9 @@ class _Archive:
                     "its comment contains another end record, which torch takes and other readers do not",
                     "Copy or download it again.",
                 )
-            return self.corrupt(
-                f"it begins like one, but its {self.size} bytes do not end with a directory: it was cut short, "
-                "or something was appended",
+            return TruncatedError(
+                f"{self._name} is not a sound zip archive: it begins like one, but its {self.size} bytes do not end "
+                "with a directory: it was cut short, or something was appended.",
                 "Copy or download it again.",
             )
         return CorruptError(
@@ -845,6 +845,11 @@ def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None
         return UnsupportedError("is a safetensors file already.", "It needs no conversion.")
     if head[257:262] == b"ustar":
         return UnsupportedError("is a tar archive, not a zip archive.")
-    if (head[:1] == b"\x80" and head[1:2] <= b"\x05") or _PICKLE_BEGINS.match(head):
+    if (head[:1] == b"\x80" and head[1:2] <= b"\x05") or begins_as_pickle(head):
         return _plain_pickle()
     return None
+
+
+def begins_as_pickle(head: bytes) -> bool:
+    """Whether a file that begins with `head` is a pickle of protocol 0 or 1."""
+    return _PICKLE_BEGINS.match(head) is not None

@@ -16,6 +16,8 @@ from ckptconv.formats.torch.zip_directory import (
     END,
     END64,
     END64_SIGNATURE,
+    END_RECORDS,
+    END_SIGNATURE,
     ENTRY,
     ENTRY_SIGNATURE,
     LOCAL_HEADER,
@@ -30,12 +32,15 @@ from ckptconv.storage.files import Reader
 _PICKLE = b"/data.pkl"
 # At most so many bytes of a directory are searched.
 _DIRECTORY = 1 << 24
+# Bytes of deflated data that may come before the first that they stand for.
+_TABLES = 1 << 10
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """An entry of the directory. `packed` is the member's size in the archive, `header` the offset of its header."""
 
     name: bytes
+    flags: int
     method: int
     packed: int
     header: int
@@ -51,13 +56,28 @@ def ends_as_zip(reader: Reader) -> bool:
     return any(place >= 0 and _part(reader, place, len(ENTRY_SIGNATURE)) == ENTRY_SIGNATURE for place in places)
 
 
+def start_of_last(reader: Reader, end: int) -> int | None:
+    """Return where the archive begins that ends at byte `end`, without a comment; None if there is none."""
+    tail = _part(reader, max(end - END_RECORDS, 0), min(end, END_RECORDS))
+    if tail[-END.size : -END.size + 4] != END_SIGNATURE:
+        return None
+    _, _, _, _, _, size, start, _ = END.unpack(tail[-END.size :])
+    above = END.size
+    if len(tail) == END_RECORDS and tail.startswith(END64_SIGNATURE):
+        size, start = END64.unpack_from(tail)[8:]
+        above = END_RECORDS
+    # What a directory says of its place counts from the beginning of its own archive.
+    begin = end - above - size - start
+    return begin if begin >= 0 and _part(reader, begin, len(LOCAL_SIGNATURE)) == LOCAL_SIGNATURE else None
+
+
 def pickles_for_torch(reader: Reader) -> Iterator[bytes]:
     """Yield the beginning of each member that torch may take for data.pkl."""
-    entries = _entries(reader)
-    top, slash, _ = entries[0].name.partition(b"/") if entries else (b"", b"", b"")
-    for entry in entries:
+    found = list(entries(reader))
+    top, slash, _ = found[0].name.partition(b"/") if found else (b"", b"", b"")
+    for entry in found:
         if slash and entry.name.lower() == (top + _PICKLE).lower():
-            yield _content(reader, entry)
+            yield content(reader, entry)
 
 
 class _Found(NamedTuple):
@@ -74,7 +94,7 @@ def _directory(reader: Reader) -> _Found | None:
     length = min(TAIL, reader.file.size)
     tail = reader.read_at(reader.file.size - length, length)
     at = find_end(tail)
-    if at < 0:
+    if at < 0 or at + END.size > length:
         return None
     _, _, _, _, count, size, start, _ = END.unpack_from(tail, at)
     end = reader.file.size - length + at
@@ -88,37 +108,48 @@ def _directory(reader: Reader) -> _Found | None:
     return _Found(start, size, count, end)
 
 
-def _entries(reader: Reader) -> list[_Entry]:
-    """Return the entries of the directory that torch would read, up to a malformed one."""
+def entries(reader: Reader) -> Iterator[Entry]:
+    """Yield the entries of the directory that torch would read, up to a malformed one."""
     found = _directory(reader)
     if found is None:
-        return []
-    directory, count = _part(reader, found.start, min(found.size, _DIRECTORY)), found.members
-    entries: list[_Entry] = []
+        return
+    directory = _part(reader, found.start, min(found.size, _DIRECTORY))
     place = 0
-    while (
-        len(entries) < count and directory.startswith(ENTRY_SIGNATURE, place) and place + ENTRY.size <= len(directory)
-    ):
+    for _ in range(found.members):
+        if not directory.startswith(ENTRY_SIGNATURE, place) or place + ENTRY.size > len(directory):
+            return
         fields = ENTRY.unpack_from(directory, place)
         name_length, extra_length, comment_length = fields[10:13]
         place += ENTRY.size
-        entries.append(_Entry(directory[place : place + name_length], fields[4], fields[8], fields[16]))
+        yield Entry(directory[place : place + name_length], fields[3], fields[4], fields[8], fields[16])
         place += name_length + extra_length + comment_length
-    return entries
 
 
-def _content(reader: Reader, entry: _Entry) -> bytes:
-    """Return the beginning of a member's content; empty if it cannot be found."""
+def count(reader: Reader) -> int:
+    """Return how many entries the directory that torch would read says it has."""
+    found = _directory(reader)
+    return found.members if found else 0
+
+
+def payload_of(reader: Reader, entry: Entry) -> int | None:
+    """Return where the content of a member begins, as it is stored; None if it cannot be found."""
     header = _part(reader, entry.header, LOCAL_HEADER.size)
     if len(header) < LOCAL_HEADER.size or not header.startswith(LOCAL_SIGNATURE):
-        return b""
+        return None
     name_length, extra_length = struct.unpack_from("<2H", header, 26)
-    start = entry.header + LOCAL_HEADER.size + name_length + extra_length
-    data = _part(reader, start, min(entry.packed, SCANNED))
+    return entry.header + LOCAL_HEADER.size + int(name_length) + int(extra_length)
+
+
+def content(reader: Reader, entry: Entry, most: int = SCANNED) -> bytes:
+    """Return at most the first `most` bytes of a member's content; empty if it cannot be found."""
+    start = payload_of(reader, entry)
+    if start is None:
+        return b""
     if entry.method != 8:
-        return data
+        return _part(reader, start, min(entry.packed, most))
+    data = _part(reader, start, min(entry.packed, most + _TABLES))
     try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, SCANNED)
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, most)
     except zlib.error:
         return b""
 

@@ -1,0 +1,46 @@
+"""The command `scan`: a verdict for each file, and an exit code for CI."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli import signals
+from ckptconv.cli.options import named, output_of, taking
+
+
+@taking(*named("sarif allow_suspicious json quiet verbose storage_options"))
+def scan(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", show_default=False, help="Files, directories and URLs, of any format."),
+    ],
+    *,
+    sarif: str = "",
+    allow_suspicious: bool = False,
+    **options: Any,
+) -> None:
+    """Would loading these files run something?
+
+    Says of each checkpoint whether it is safe, suspicious, an attack, or unreadable, and why. Nothing in a file is run,
+    and no tensor data is read. Directories are searched to any depth; files that are no checkpoints are skipped.
+    Exit code 3: something is an attack or suspicious; 4: something cannot be judged, and nothing is worse.
+
+    \b
+    Examples:
+      ckptconv scan model.pt
+      ckptconv scan --sarif scan.sarif .
+      ckptconv scan --allow-suspicious hf://org/model
+    """
+    from ckptconv.inspection.scan.scanning import scan as scanned
+
+    output = output_of("scan", options)
+    report = scanned(*paths, **options)
+    signals.ignore()
+    if sarif:
+        from ckptconv.inspection.file import write_whole
+        from ckptconv.inspection.scan.sarif import document
+
+        write_whole(sarif, document(report).encode(), "the SARIF file", [each.path for each in report.files])
+    raise typer.Exit(output.scanned(report, allow_suspicious))

@@ -1,0 +1,514 @@
+"""Find out what a file is by its content, read every pickle in it, and say what is wrong with it.
+
+Files are told by how they begin, whatever their names. The readers of the formats read what they know, strictly, and
+whoever watches the pickle machine (`attacks.watched`) sees each pickle. Archives that are no checkpoints are searched
+for members that are, pickles for bytes that are pickles. Only descriptions and pickles are read, no tensor data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import itertools
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
+from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
+from ckptconv.formats.safetensors import looks_like
+from ckptconv.formats.torch import zip_elsewhere
+from ckptconv.formats.torch.container import SCANNED, Pickles
+from ckptconv.formats.torch.file import read_from
+from ckptconv.formats.torch.objects import vocabulary
+from ckptconv.formats.torch.stream import is_stream
+from ckptconv.formats.torch.tar import is_tar
+from ckptconv.formats.torch.zip import PICKLE, begins_as_pickle
+from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
+from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
+from ckptconv.inspection.scan.readers import InMemory, Part, Stream
+from ckptconv.inspection.scan.report import ATTACK, RULES, Finding
+from ckptconv.pickles import attacks
+from ckptconv.pickles.children import CHILDREN, walk
+from ckptconv.pickles.machine import load
+from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.vocabulary import WHOLE_TREES, Constructor, TruncatedError, Vocabulary
+from ckptconv.storage.files import Reader
+from ckptconv.text import brief, some
+
+HEAD = 512
+# What is inside what is inside …, and the most pickles one after the other in a file.
+_DEPTH, _PICKLES = 8, 10_000
+# The most members of a tar archive that are looked at.
+_MEMBERS = 100_000
+# The most bytes of a compressed member or file that are held in memory.
+_INFLATED = 1 << 24
+# What the strongest preset of xz takes.
+_LZMA_MEMORY = 66 << 20
+# Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
+SUFFIXES = (
+    ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ".distcp", ".pt2", ".ptl", ".joblib", ".dill", ".npy",
+    ".npz", ".mar", ".nemo", ".p", ".t7", ".torch", ".sav",
+)  # fmt: skip
+# Members of torch's archives that are the bytes of tensors.
+_STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors|data/weights|data/constants)/[^/.]+", re.DOTALL)
+# In the code of TorchScript: operators that read and write files.
+_FILES_IN_CODE = re.compile(rb"\b(?:torch|ops\.aten|ops\.prim)\.(?:save|from_file|load)\(")
+_MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+_OBJECTS_IN_NPY = re.compile(rb"'[|<>=]?O\d*'")
+# What readers call the pickle on which the rest depends.
+_MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
+_ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
+_JOBLIB = "joblib.numpy_pickle.NumpyArrayWrapper"
+
+
+@dataclass
+class _Room:
+    """How much more may be looked at in a file: archives inside archives may overlap, and grow without end."""
+
+    members: int = 1_000_000
+    bytes: int = 1 << 30
+
+    def spend(self, nbytes: int = 0) -> bool:
+        """Count a member of `nbytes` unpacked bytes. Return whether there was room for it."""
+        self.members -= 1
+        self.bytes -= nbytes
+        return self.members >= 0 and self.bytes >= 0
+
+
+@dataclass
+class Contents:
+    """What was found in a file: reasons for a verdict, and the classes that loading it needs.
+
+    `expected`: the file is meant to be a checkpoint, so that it is a finding if it cannot be read. `pickles` are the
+    pickles that were read to their ends, as messages name them. `room` is that of the outermost file.
+    """
+
+    expected: bool = True
+    findings: dict[Finding, None] = field(default_factory=dict)
+    classes: dict[str, None] = field(default_factory=dict)
+    pickles: set[str] = field(default_factory=set)
+    room: _Room = field(default_factory=_Room)
+
+    def _inner(self, expected: bool = True) -> Contents:
+        """Return where to put what is found in a part of the file, before it is known whether that counts."""
+        return Contents(expected, room=self.room)
+
+    def _take(self, inner: Contents) -> None:
+        self.findings.update(inner.findings)
+        self.classes.update(inner.classes)
+        self.pickles |= inner.pickles
+
+    def add(self, rule: str, message: str) -> None:
+        self.findings[Finding(rule, message)] = None
+
+    # ---- any file
+
+    def look(self, reader: Reader, depth: int = 0) -> str:
+        """Look at a file of any kind, and return what it is in words; "" if it is nothing that could run."""
+        if depth > _DEPTH:
+            self.add("excessive", f"{reader.file.path} is inside more than {_DEPTH} other archives.")
+            return ""
+        if not self.room.spend():
+            self.add("excessive", "It has more files inside other files than are looked at.")
+            return ""
+        head = reader.read_at(0, min(HEAD, reader.file.size))
+        if depth and reader.file.path.endswith(f"{_ENTRIES})") and self.archives(reader):
+            return "torch.distributed.checkpoint data"
+        for kind in _KINDS:
+            if kind.matches(head, reader.file.size):
+                return kind.look(self, reader, depth)
+        return self._unknown(reader, depth)
+
+    def _unknown(self, reader: Reader, depth: int) -> str:
+        """Look at a file that begins like nothing that is known: it may be a pickle of an old protocol."""
+        found = self._inner()
+        data = reader.read_at(0, min(SCANNED, reader.file.size))
+        readings: list[attacks.Reading] = []
+        with attacks.watched(readings.append), contextlib.suppress(CkptconvError):
+            load(data, _words(), where=reader.file.path, limits=WHOLE_TREES)
+        for reading in readings:
+            # Text may begin with what is a name to a pickle. A call is no accident.
+            if reading.called:
+                found._judge(reading, depth)
+        if any(RULES[each.rule].verdict == ATTACK for each in found.findings):
+            self.findings.update(found.findings)
+            return "pickle"
+        if zip_elsewhere.ends_as_zip(reader):
+            return self._zip(reader, depth)
+        return ""
+
+    def read(self, action: Callable[[], object], depth: int = 0) -> bool:
+        """Call `action`, which reads pickles, and judge them and how it ended. Return whether it was read."""
+        readings: list[attacks.Reading] = []
+        error: CkptconvError | None = None
+        try:
+            with attacks.watched(readings.append):
+                action()
+        except CkptconvError as reason:
+            error = reason
+        before = len(self.findings)
+        for reading in readings:
+            self._judge(reading, depth)
+        self.pickles.update(reading.where for reading in readings if not reading.broken)
+        if error is None:
+            return True
+        whole = [reading.broken for reading in readings if _MAIN.search(reading.where)]
+        is_whole = bool(whole) and not any(whole)
+        if isinstance(error, UnsafeError):
+            if len(self.findings) == before:
+                self.add("path-outside", error.message)
+        elif isinstance(error, LimitError):
+            self.add("excessive", error.message)
+        elif isinstance(error, CorruptError) and not isinstance(error, TruncatedError):
+            self.add("two-readings", error.message)
+        elif not (isinstance(error, UnsupportedError) and is_whole):
+            self.add("unreadable", error.message)
+        # What is read and cannot be converted can be judged.
+        return isinstance(error, UnsupportedError) and is_whole
+
+    # ---- pickles
+
+    def _judge(self, reading: attacks.Reading, depth: int) -> None:
+        """Add what the names in a pickle say about it."""
+        where, called, suspects = reading.where, reading.called, reading.suspects
+        if suspects and (called or reading.broken):
+            direct = [each for each in suspects if each in called]
+            if direct:
+                what = f"calls {some(direct, 3, brief)}"
+            elif called:
+                what = f"names {some(suspects, 3, brief)} and calls {some(called, 3, brief)}"
+            else:
+                what = f"names {some(suspects, 3, brief)}, and is broken"
+            self.add("dangerous-call", f"{where} {what}.")
+        elif suspects:
+            self.add("dangerous-name", f"{where} names {some(suspects, 3, brief)} and calls nothing.")
+        code = [each for each in called if carries_code(each)]
+        if code:
+            self.add("carries-code", f"{where} makes functions of code that it holds, by {some(code, 3, brief)}.")
+        unusual = [each for each in called if is_unusual(each) and each not in suspects]
+        if unusual:
+            self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
+        self.classes.update((brief(each, 200), None) for each in called if is_needed(each))
+        if not reading.broken:
+            for data, is_loaded in _bytes_in(reading.value):
+                self._held(data, where, depth, is_loaded)
+
+    def _held(self, data: bytes, where: str, depth: int, is_loaded: bool) -> None:
+        """Look at bytes in a pickle. `is_loaded`: loading the pickle loads them too."""
+        inner = self._inner(expected=False)
+        inner.look(InMemory(data, f"{where}: bytes in it"), depth + 1)
+        worse = [each for each in inner.findings if each.rule in _RUNNING]
+        if is_loaded:
+            self.findings.update(dict.fromkeys(worse))
+            self.classes.update(inner.classes)
+        else:
+            for each in worse:
+                self.add("hidden", each.message)
+
+    def _pickles(self, reader: Reader, depth: int) -> str:
+        """Read pickles one after another, up to the end or to something else."""
+        size = reader.file.size
+        pickles = Pickles(reader, 0, size, WHOLE_TREES)
+        count = 0
+
+        def action() -> None:
+            nonlocal count
+            while pickles.position < size and count < _PICKLES:
+                if count and not _may_be_pickle(reader, pickles.position):
+                    break
+                pickles.load(f"pickle {count + 1}" if count else "the pickle", _words())
+                count += 1
+            if count and zip_elsewhere.ends_as_zip(reader):
+                raise CorruptError(f"{reader.file.path} begins as a pickle, and ends as a zip archive.")
+
+        inner = self._inner()
+        inner.read(action, depth)
+        if any(_JOBLIB in each for each in inner.classes):
+            # Its arrays are bytes between the opcodes, which only joblib can skip.
+            inner.findings = {each: None for each in inner.findings if each.rule != "two-readings"}
+            if not count:
+                inner.add("unreadable", f"{reader.file.path} is of joblib, which puts arrays into the pickle.")
+        runs = any(each.rule in _RUNNING for each in inner.findings)
+        if not (count or runs or self.expected):
+            return ""
+        if count and not self.expected:
+            # Any two bytes may look like a pickle, and what follows one is no concern of Python's.
+            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
+        self._take(inner)
+        return "pickle"
+
+    # ---- torch's files, and archives
+
+    def _torch(self, reader: Reader, depth: int) -> str:
+        self.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
+        return "torch stream"
+
+    def _zip(self, reader: Reader, depth: int) -> str:
+        """Read an archive of torch as torch's; of any archive, look at each member that is no storage."""
+        found = list(zip_elsewhere.entries(reader))
+        names = {entry.name.lower().replace(b"\\", b"/") for entry in found}
+        is_torch = any(name.rpartition(b"/")[2] in _OF_TORCH for name in names)
+        if is_torch or not found:
+            inner = self._inner()
+            inner.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
+            if is_torch or self.expected or any(each.rule in _RUNNING for each in inner.findings):
+                self._take(inner)
+        elif len(found) < zip_elsewhere.count(reader):
+            # Whoever reads the rest by other means finds what is not looked at here.
+            self.add("two-readings", f"{reader.file.path} has a directory that can be read only in part.")
+        # A package's members are code and pickles in directories of their own.
+        if any(name.endswith(b".data/extern_modules") for name in names):
+            self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
+        known = False
+        for entry in found:
+            if is_torch and (_STORAGES.fullmatch(entry.name) or _inside(reader, entry) in self.pickles):
+                continue
+            if (is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
+                self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
+            # Only torch's own readers know how the members of its archives should be.
+            known |= bool(self._member(reader, entry, depth, only_what_runs=is_torch))
+        return "torch archive" if is_torch else "zip archive" if known or (found and self.expected) else ""
+
+    def archives(self, reader: Reader) -> bool:
+        """Look at archives that lie one after the other, from the last to the first. Return whether that is all."""
+        end = reader.file.size
+        while end > 0:
+            start = zip_elsewhere.start_of_last(reader, end)
+            if start is None:
+                return False
+            self._zip(Part(reader, f"{reader.file.path} (bytes {start} to {end})", start, end - start), 1)
+            end = start
+        return True
+
+    def _member(self, reader: Reader, entry: zip_elsewhere.Entry, depth: int, *, only_what_runs: bool) -> str:
+        """Look at a member of a zip archive."""
+        path = _inside(reader, entry)
+        is_expected = path[:-1].endswith(SUFFIXES)
+        if entry.flags & _ENCRYPTED or entry.method not in (_STORED, _DEFLATED):
+            if is_expected:
+                self.add("unreadable", f"{path} is encrypted, or compressed in a way that is not supported.")
+            return ""
+        start = zip_elsewhere.payload_of(reader, entry)
+        if start is None or not entry.packed:
+            return ""
+        if entry.name.endswith(b".py") and b"/code/" in entry.name:
+            self._code(path, zip_elsewhere.content(reader, entry, _INFLATED))
+            return ""
+        inner = self._inner(is_expected)
+        if entry.method == _STORED:
+            kind = inner.look(Part(reader, path, start, entry.packed), depth + 1)
+        else:
+            kind = inner.unpacked(path, functools.partial(zip_elsewhere.content, reader, entry), depth)
+        if only_what_runs:
+            known = {each.rule for each in self.findings}
+            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING - known}
+        self._take(inner)
+        return kind
+
+    def unpacked(self, path: str, content: Callable[[int], bytes], depth: int) -> str:
+        """Look at what is compressed; `content` returns at most so many bytes of its beginning."""
+        head = content(HEAD)
+        if not any(kind.matches(head, len(head)) for kind in _KINDS) and not self.expected:
+            return self._unknown(InMemory(head, path), depth + 1) if len(head) < HEAD else ""
+        if _NPY.matches(head, len(head)) and not _OBJECTS_IN_NPY.search(head):
+            return "array"
+        if self.room.bytes <= 0:
+            self.add("excessive", f"{path} is compressed, after more compressed data than is looked at.")
+            return "compressed file"
+        data = content(_INFLATED + 1)
+        self.room.spend(len(data))
+        if len(data) > _INFLATED:
+            self.add("unreadable", f"{path} is compressed, and has more than {_INFLATED >> 20} MiB: unpack it first.")
+            return "compressed file"
+        return self.look(InMemory(data, path), depth + 1)
+
+    def _code(self, path: str, code: bytes) -> None:
+        found = _FILES_IN_CODE.search(code)
+        if found:
+            self.add("carries-code", f"{path} is a program that reads or writes files: {found[0].decode()}…)")
+
+    def _tar(self, reader: Reader, depth: int) -> str:
+        """Read torch's tar archives as torch's; of other ones look at each member."""
+        inner = self._inner()
+        inner.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
+        try:
+            members = list(_members_of(reader))
+        except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
+            members = []
+            if self.expected and not inner.findings:
+                inner.add(
+                    "unreadable", f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}."
+                )
+        is_torch = any(name in _OF_TAR for name, _, _ in members) or (self.expected and not members)
+        if is_torch or any(each.rule in _RUNNING for each in inner.findings):
+            self._take(inner)
+            return "torch tar archive"
+        known = False
+        for name, start, size in members:
+            path = f"{reader.file.path} ({brief(name, 200)[1:-1]})"
+            member = self._inner(name.endswith(SUFFIXES))
+            known |= bool(member.look(Part(reader, path, start, size), depth + 1))
+            self._take(member)
+        return "tar archive" if known or self.expected else ""
+
+    # ---- others
+
+    def _npy(self, reader: Reader, depth: int) -> str:
+        """Look at an array of numpy: one of objects is a pickle after its header."""
+        fixed = reader.read_at(0, min(12, reader.file.size))
+        wide = fixed[6:7] >= b"\x02"
+        begin = 12 if wide else 10
+        length = int.from_bytes(fixed[8:begin], "little")
+        if len(fixed) < 12 or begin + length > min(reader.file.size, SCANNED):
+            self.add("unreadable", f"{reader.file.path} is an array of numpy whose header is cut short.")
+            return "array"
+        if _OBJECTS_IN_NPY.search(reader.read_at(begin, length)):
+            self._pickles(Part(reader, reader.file.path, begin + length, reader.file.size - begin - length), depth)
+        return "array"
+
+    def _safetensors(self, reader: Reader, depth: int) -> str:
+        # Nothing in it can run. What its names and its record say is read where the file is opened by its path.
+        return "safetensors"
+
+    def _compressed(self, reader: Reader, depth: int) -> str:
+        """Look into a compressed file, if what is in it can be run."""
+        import lzma
+
+        head = reader.read_at(0, 2)
+
+        def content(most: int) -> bytes:
+            decompressor, out, at = _decompressor(head), bytearray(), 0
+            while len(out) < most and at < reader.file.size:
+                data = reader.read_at(at, min(max(most, HEAD), 1 << 20, reader.file.size - at))
+                at += len(data)
+                while data and len(out) < most:
+                    out += decompressor.decompress(data, most - len(out))
+                    data = getattr(decompressor, "unconsumed_tail", b"")
+                    if decompressor.eof:
+                        # Another part may follow: readers join them.
+                        data = decompressor.unused_data
+                        decompressor = _decompressor(head)
+            return bytes(out)
+
+        try:
+            kind = self.unpacked(reader.file.path, content, depth)
+        except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
+            if self.expected:
+                self.add("unreadable", f"{reader.file.path} cannot be decompressed: {brief(str(error))}.")
+            kind = ""
+        return f"compressed {kind}" if kind else "compressed file" if self.expected else ""
+
+
+# --------------------------------------------------------------------------------------------------------------- kinds
+
+
+class _Kind(NamedTuple):
+    matches: Callable[[bytes, int], bool]
+    look: Callable[[Contents, Reader, int], str]
+
+
+def _is_pickle(head: bytes, size: int) -> bool:
+    return (head[:1] == b"\x80" and b"\x00" < head[1:2] <= b"\x05") or begins_as_pickle(head)
+
+
+def _decompressor(head: bytes) -> Any:
+    """Return what decompresses a file that begins with `head`."""
+    import bz2
+    import lzma
+
+    if head == b"BZ":
+        return bz2.BZ2Decompressor()
+    if head in (b"\xfd7", b"\x5d\x00"):
+        return lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
+    return zlib.decompressobj(31 if head == b"\x1f\x8b" else 15)
+
+
+def _is_compressed(head: bytes, size: int) -> bool:
+    is_zlib = head[:1] == b"\x78" and head[1:2] in (b"\x01", b"\x5e", b"\x9c", b"\xda")
+    return is_zlib or head.startswith((b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x5d\x00\x00"))
+
+
+_NPY = _Kind(lambda head, size: head.startswith(b"\x93NUMPY"), Contents._npy)
+# In this order: a file is of the first kind that it matches.
+_KINDS: tuple[_Kind, ...] = (
+    _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), Contents._zip),
+    _Kind(lambda head, size: is_tar(head), Contents._tar),
+    _Kind(lambda head, size: is_stream(head), Contents._torch),
+    _NPY,
+    _Kind(looks_like, Contents._safetensors),
+    _Kind(_is_pickle, Contents._pickles),
+    _Kind(_is_compressed, Contents._compressed),
+)
+# Rules about what would run, and not about how a file is made.
+_RUNNING = frozenset({"dangerous-call", "path-outside", "carries-code", "unusual-call", "dangerous-name", "hidden"})
+# Last parts of names of members by which torch's own readers know an archive; and the members of its tar archives.
+_OF_TORCH = frozenset({PICKLE.encode(), b"model.json", b"constants.pkl"})
+_OF_TAR = frozenset({"storages", "tensors", "pickle"})
+
+
+@functools.cache
+def _words() -> Vocabulary:
+    """Return the vocabulary for pickles that are no files of torch.save: tensors in them are not made."""
+    words = vocabulary(lambda pid: None)
+    made: dict[tuple[str, str], Constructor] = {
+        name: (lambda args: None) for name in words.constructors if name[0] == "torch._utils"
+    }
+    rebuilding = {Global(*name) for name in made}
+
+    def from_type(args: tuple[Any, ...]) -> Any:
+        return None if args and args[0] in rebuilding else NotImplemented
+
+    made.update((name, from_type) for name in words.constructors if name[1].startswith("_rebuild_from_type"))
+    return replace(words, constructors={**words.constructors, **made}, persistent=None)
+
+
+def _inside(reader: Reader, entry: zip_elsewhere.Entry) -> str:
+    """Return how messages name a member of an archive."""
+    return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
+
+
+def _may_be_pickle(reader: Reader, at: int) -> bool:
+    head = reader.read_at(at, min(HEAD, reader.file.size - at))
+    return _is_pickle(head, len(head))
+
+
+def _bytes_in(value: Any) -> Iterator[tuple[bytes, bool]]:
+    """Yield the bytes in a tree that begin like a file of ours, and whether loading the tree loads them too."""
+    for data, is_loaded in _all_bytes(value):
+        if is_loaded or _is_file(data):
+            yield bytes(data), is_loaded
+
+
+def _all_bytes(value: Any) -> Iterator[tuple[bytes | bytearray, bool]]:
+    if type(value) is bytes:
+        yield value, False
+    # The arguments of a call are a tuple, which the walk meets after the call.
+    loaded: set[int] = set()
+    for node in walk(value):
+        kind = type(node)
+        if kind is Opaque and node.name in LOADERS and type(node.args) is tuple:
+            loaded.add(id(node.args))
+        if kind is bytearray:
+            yield node, False
+        elif kind in CHILDREN:
+            for child in CHILDREN[kind](node):
+                if type(child) is bytes:
+                    yield child, id(node) in loaded
+
+
+def _is_file(data: bytes | bytearray) -> bool:
+    head = bytes(data[:HEAD])
+    return len(head) > 3 and any(kind.matches(head, len(data)) for kind in _KINDS)
+
+
+def _members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
+    """Yield name, offset and size of the regular files in a tar archive, as Python's tarfile finds them."""
+    with tarfile.open(fileobj=io.BufferedReader(Stream(reader)), mode="r:") as archive:
+        for member in itertools.islice(archive, _MEMBERS):
+            if member.isreg() and not member.issparse():
+                yield member.name, member.offset_data, member.size

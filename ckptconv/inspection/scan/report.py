@@ -1,0 +1,123 @@
+"""The verdicts and rules of a scan, and its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# The verdicts, the worst last.
+VERDICTS = (SAFE, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unreadable", "suspicious", "attack")
+
+
+class Rule(NamedTuple):
+    """A kind of reason for a verdict: a title, the verdict that it gives, and what a reader of a report should know."""
+
+    title: str
+    verdict: str
+    help: str
+
+
+RULES: dict[str, Rule] = {
+    "dangerous-call": Rule(
+        "Loading it runs programs or code",
+        ATTACK,
+        "A pickle in the file calls a function that starts programs, runs code, or accesses files, the network or the "
+        "interpreter, and that no checkpoint has a reason to call. torch.load with weights_only=False, or "
+        "pickle.load, runs it. Delete the file, and tell whoever it came from. If its tensors are needed, "
+        "`ckptconv convert --inert` takes them out without running anything.",
+    ),
+    "path-outside": Rule(
+        "It names files outside its directory",
+        ATTACK,
+        "An index, a description or a pointer of the checkpoint names a file that is not below its own directory. "
+        "Readers that follow it read, or overwrite, what is none of theirs. Delete it, and tell whoever it came from.",
+    ),
+    "carries-code": Rule(
+        "It carries code",
+        SUSPICIOUS,
+        "The file holds code that runs when it is loaded or used: functions that were pickled by value, modules of "
+        "torch.fx, packages of torch.package, machine code, or TorchScript that reads or writes files. Nobody but its "
+        "author knows what the code does. Load it only if you trust its source, or ask for the weights alone.",
+    ),
+    "unusual-call": Rule(
+        "It calls what checkpoints do not call",
+        SUSPICIOUS,
+        "A pickle in the file calls a function of Python's standard library that is not known to be dangerous, and "
+        "that no known checkpoint calls. It may be a step of an attack: to decode, to import, or to hide something.",
+    ),
+    "dangerous-name": Rule(
+        "It names a dangerous function",
+        SUSPICIOUS,
+        "A pickle in the file names a function that no checkpoint has a reason to name, and does not call it. Loading "
+        "the file imports its module, and whoever uses what was loaded may call it.",
+    ),
+    "hidden": Rule(
+        "Its data holds something that is dangerous to load",
+        SUSPICIOUS,
+        "A value in the file is bytes that are themselves a pickle or an archive with something dangerous in it. "
+        "Loading the file leaves them as they are; a program that loads these bytes in turn runs it.",
+    ),
+    "two-readings": Rule(
+        "It contradicts itself",
+        SUSPICIOUS,
+        "Two readers of the file find different things in it, or it describes what cannot be: members of one name, "
+        "data before or after an archive, tensors beyond their storage. No program writes that. Attacks do, so that a "
+        "scanner sees something else than torch.load.",
+    ),
+    "excessive": Rule(
+        "It asks for too much",
+        SUSPICIOUS,
+        "The file describes far more than a file of its size holds, so that reading it takes all memory or time.",
+    ),
+    "unreadable": Rule(
+        "It cannot be judged",
+        UNREADABLE,
+        "The file is encrypted, cut short, damaged, compressed in a way that is not supported, or may not be read. "
+        "What is in it is not known. Download it again, unpack it, or treat it as unsafe.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A reason for a verdict: the name of its rule, one of `RULES`, and what was found, in a sentence."""
+
+    rule: str
+    message: str
+
+
+@dataclass
+class ScannedFile:
+    """The verdict on a file: "safe", "suspicious", "attack" or "unreadable".
+
+    `format` says what it is, for people. `bytes` is its size. `classes` are the classes and functions by name that
+    torch.load with weights_only=False needs, imports and calls to load it; they are inert data for ckptconv.
+    """
+
+    path: str
+    verdict: str
+    format: str
+    bytes: int
+    findings: list[Finding] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ScanReport:
+    """The verdicts on all files that were found to be checkpoints, and the worst of them.
+
+    `verdict` is the worst of all files', "safe" if there is none. `counts` has the number of files of each verdict.
+    `skipped` counts files that are no checkpoints, and `links` the symbolic links that were not followed.
+    """
+
+    verdict: str
+    files: list[ScannedFile]
+    counts: dict[str, int]
+    skipped: int = 0
+    links: int = 0
+    seconds: float = 0.0
+
+
+def worst(verdicts: list[str]) -> str:
+    """Return the worst of some verdicts; "safe" if there is none."""
+    return max(verdicts, key=VERDICTS.index, default=SAFE)

@@ -1,0 +1,248 @@
+"""The call `scan`: a verdict for each file in some paths, by what loading it would run. Nothing is run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptconv.errors import CkptconvError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.formats import safetensors, virtual
+from ckptconv.formats.dcp import locate as dcp
+from ckptconv.formats.deepspeed import locate as deepspeed
+from ckptconv.formats.detect import open_source
+from ckptconv.formats.torch.container import MAX_PICKLE
+from ckptconv.formats.torch.zip import what_it_is
+from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
+from ckptconv.formats.weight_map import read_index
+from ckptconv.inspection.scan.contents import HEAD, SUFFIXES, Contents
+from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
+from ckptconv.options.table import SCANNING, checked, filled
+from ckptconv.pickles import attacks
+from ckptconv.pickles.nodes import Global
+from ckptconv.process import no_garbage
+from ckptconv.storage.hub import pinned
+from ckptconv.storage.inside import check_inside
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.text import UNSET, some
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.options.keywords import ScanOptions
+
+_POINTERS = (deepspeed.LATEST, deepspeed.LATEST_UNIVERSAL)
+# Compressed files that the standard library does not decompress, and what git-lfs leaves of a file.
+_PACKED = (b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c", b"\x04\x22\x4d\x18")
+_LFS = b"version https://git-lfs"
+
+
+@checked(SCANNING)
+def scan(
+    *paths: str | os.PathLike[str],
+    **options: Unpack[ScanOptions],
+) -> ScanReport:
+    """Return a verdict for each file in `paths`, files or directories, by what loading it would run.
+
+    The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.inspection.scan.report.RULES`
+    describes the reasons. Files are told by their content, whatever they are called. Those that are no checkpoints are
+    counted and skipped. Directories are searched to any depth, hidden files too; symbolic links in them are not
+    followed. Pickles and descriptions are read, no tensor data, and nothing is run.
+
+    Raise UsageError for a path that does not exist. A file that cannot be read is a verdict, not an error.
+
+    Examples:
+        >>> found = ckptconv.scan("model.pt")
+        >>> found.verdict, [(each.path, each.verdict) for each in found.files]
+        ('safe', [('model.pt', 'safe')])
+    """
+    stores = filled(SCANNING, options)["storage_options"]
+    if not paths:
+        raise UsageError("No path was given to scan.")
+    if not all(map(os.fspath, paths)):
+        raise UsageError("A path to scan is empty.", UNSET)
+    started = time.monotonic()
+    report = ScanReport("safe", [], {})
+    places = [Location(pinned(normalize(path), dict(stores)), dict(stores)) for path in paths]
+    missing = next((place for place in places if place.kind == "missing"), None)
+    if missing:
+        raise UsageError(f"{missing} does not exist.")
+    seen: set[str] = set()
+    with attacks.refused(), no_garbage():
+        for found in (each for place in places for each in _files_in(place, report)):
+            if found.path in seen:
+                continue
+            seen.add(found.path)
+            scanned = found if isinstance(found, ScannedFile) else _scanned(found)
+            if scanned is None:
+                report.skipped += 1
+                continue
+            report.files.append(scanned)
+    counts = Counter(each.verdict for each in report.files)
+    report.counts = {verdict: counts[verdict] for verdict in VERDICTS}
+    report.verdict = worst([each.verdict for each in report.files])
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _files_in(place: Location, report: ScanReport) -> Iterator[Location | ScannedFile]:
+    """Yield the files at or below `place`, in order; a directory that cannot be listed as a verdict."""
+    stack = [place]
+    while stack:
+        here = stack.pop()
+        try:
+            if here.kind != "directory":
+                if here.kind == "file":
+                    yield here
+                else:
+                    report.skipped += 1
+                continue
+            names = here.names
+        except CkptconvError as error:
+            contents = Contents()
+            contents.add("unreadable", error.message)
+            yield _verdict(here.path, "directory", 0, contents)
+            continue
+        below = []
+        for name, entry in names.items():
+            inside = here.join(name)
+            if not is_remote(inside.path) and os.path.islink(inside.path):
+                report.links += 1
+            elif entry.kind in ("file", "directory"):
+                below.append(here.at(entry.file) if entry.kind == "file" else inside)
+            else:
+                report.skipped += 1
+        stack.extend(reversed(below))
+
+
+def _scanned(place: Location) -> ScannedFile | None:
+    """Return the verdict on a file; None if it is no checkpoint."""
+    contents = Contents(expected=place.name.endswith(SUFFIXES))
+    size, head, kind = 0, b"", ""
+    try:
+        reader = place.open_reader()
+        try:
+            size = reader.file.size
+            head = reader.read_at(0, min(HEAD, size))
+            special = next((each for each in _SPECIAL if each.matches(place, head)), None)
+            if special is None:
+                kind = contents.look(reader)
+        finally:
+            reader.close()
+        if special is not None:
+            kind = special.look(contents, place)
+    except CkptconvError as error:
+        contents.add("unreadable", error.message)
+    if not kind and not contents.findings:
+        what = what_it_is(head, size)
+        is_missing = contents.expected and not isinstance(what, UnsupportedError)
+        if not (is_missing or (contents.expected and head.startswith(_PACKED)) or head.startswith(_LFS)):
+            return None
+        told = what.message if what else f"begins with {head[:16]!r}, as no checkpoint does."
+        contents.add("unreadable", f"{place} {told}")
+    return _verdict(place.path, kind or "unknown", size, contents)
+
+
+def _verdict(path: str, kind: str, size: int, contents: Contents) -> ScannedFile:
+    verdict = worst([RULES[each.rule].verdict for each in contents.findings])
+    return ScannedFile(path, verdict, kind, size, list(contents.findings), list(contents.classes))
+
+
+# -------------------------------------------------------------------------------------- files that say where others are
+
+
+def _safetensors(contents: Contents, place: Location) -> str:
+    def action() -> None:
+        source = open_source(place.path, family=safetensors.FAMILY, storage_options=place.options)
+        suspects = [name for name in source.opaque if attacks.is_suspect(Global(*name.rpartition(".")[::2]))]
+        if suspects:
+            contents.add("dangerous-name", f"{place} has a record of objects that names {some(suspects, 3, str)}.")
+
+    contents.read(action)
+    return "safetensors"
+
+
+def _index(contents: Contents, place: Location) -> str:
+    return _only_unsafe(contents, "index", lambda: read_index(place))
+
+
+def _virtual(contents: Contents, place: Location) -> str:
+    contents.read(lambda: virtual.load(place))
+    return "virtual checkpoint"
+
+
+def _pointer(contents: Contents, place: Location) -> str:
+    """Check the file `latest` of DeepSpeed, if that is what it is."""
+    if not deepspeed.tags_in(place.parent):
+        return ""
+
+    def action() -> None:
+        check_inside(place.read_text(deepspeed.MAX_TAG).strip(), place.path, place.parent.path, nested=False)
+
+    return _only_unsafe(contents, "pointer", action)
+
+
+def _only_unsafe(contents: Contents, kind: str, action: Callable[[], object]) -> str:
+    """Read a file that names others; that it is no sound one of its kind says nothing of what loading it would run."""
+    try:
+        action()
+    except UnsafeError as error:
+        contents.add("path-outside", error.message)
+    except CkptconvError:
+        return ""
+    return kind
+
+
+def _metadata(contents: Contents, place: Location) -> str:
+    """Read the description in a directory of torch.distributed.checkpoint: it names files."""
+    from ckptconv.formats.dcp.metadata import read_description
+
+    reader = place.open_reader()
+    try:
+        if reader.file.size > MAX_PICKLE:
+            contents.add("excessive", f"{place} has more than {MAX_PICKLE} bytes.")
+            return ""
+        data = reader.read_at(0, reader.file.size)
+    finally:
+        reader.close()
+    contents.read(lambda: read_description([(place.path, data)], of_ranks=place.name != dcp.METADATA))
+    return "torch.distributed.checkpoint description"
+
+
+def _entries(contents: Contents, place: Location) -> str:
+    """Read the entries of a file of torch.distributed.checkpoint: archives one after the other."""
+    reader = place.open_buffered()
+    try:
+        is_read = contents.archives(reader)
+    finally:
+        reader.close()
+    if not is_read:
+        # Compressed, or in another layout: its directory describes it.
+        contents.read(lambda: open_source(place.parent.path, key=".", storage_options=place.options))
+    return "torch.distributed.checkpoint data"
+
+
+class _Special(NamedTuple):
+    """A file that names others, or is described by others."""
+
+    matches: Callable[[Location, bytes], bool]
+    look: Callable[[Contents, Location], str]
+
+
+_SPECIAL = (
+    _Special(lambda place, head: place.name.endswith(dcp.SUFFIX), _entries),
+    _Special(lambda place, head: dcp.is_part(place.path) or dcp.is_metadata(head), _metadata),
+    _Special(
+        lambda place, head: (
+            not head.startswith(LOCAL_SIGNATURE)
+            and (place.name.endswith(safetensors.SUFFIX) or safetensors.looks_like(head, place.entry.file.size))
+        ),
+        _safetensors,
+    ),
+    _Special(lambda place, head: place.name.endswith(".index.json"), _index),
+    _Special(lambda place, head: virtual.is_one(place.path, head), _virtual),
+    _Special(lambda place, head: place.name in _POINTERS, _pointer),
+)

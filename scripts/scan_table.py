@@ -1,0 +1,135 @@
+"""Compares the verdicts of `ckptconv scan` with those of picklescan and fickling, and writes the table in docs/scan.md.
+
+python scripts/scan_table.py --tools VENV     VENV has picklescan and fickling; writes the table anew
+
+The files are the corpus of tests/attacks, made in a temporary directory, and the files of tests/data, which real
+programs wrote. Nothing is loaded: each tool reads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "scan.md"
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+# Run by the Python of the tools: a verdict for each file, flagged, clean or not read.
+OTHERS = """
+import io, json, sys, zipfile
+from contextlib import redirect_stdout, redirect_stderr
+from importlib.metadata import version
+def picklescan(path):
+    from picklescan.scanner import scan_file_path, SafetyLevel
+    found = scan_file_path(path)
+    if found.infected_files or any(each.safety == SafetyLevel.Dangerous for each in found.globals):
+        return "flagged"
+    if found.scan_err or not found.scanned_files:
+        return "not read"
+    # What it does not know it calls suspicious: nearly every checkpoint.
+    return "clean"
+def fickling(path):
+    from fickling.fickle import Pickled, StackedPickle
+    from fickling.analysis import check_safety, Severity
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".pkl")]
+            pickles = [Pickled.load(archive.read(name)) for name in names]
+    else:
+        with open(path, "rb") as file:
+            pickles = list(StackedPickle.load(file))
+    worst = max(check_safety(each).severity for each in pickles)
+    # Below this it is of nearly every checkpoint.
+    return "flagged" if worst >= Severity.LIKELY_OVERTLY_MALICIOUS else "clean"
+found = {}
+for line in sys.stdin:
+    path = line.rstrip("\\n")
+    for tool in (picklescan, fickling):
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            try:
+                verdict = tool(path)
+            except BaseException:
+                verdict = "not read"
+        found.setdefault(path, {})[tool.__name__] = verdict
+print(json.dumps({"versions": {name: version(name) for name in ("picklescan", "fickling")}, "found": found}))
+"""
+# What each row of the table counts.
+KINDS = {
+    "attack": "files that run something when torch.load or pickle reads them",
+    "two": "files that two readers read differently",
+    "lies": "files that describe what cannot be, or ask for too much",
+    "odd": "odd but sound files",
+    "real": "files that real programs wrote",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tools", required=True, help="a virtual environment with picklescan and fickling")
+    tools = Path(parser.parse_args().tools)
+    with tempfile.TemporaryDirectory() as directory:
+        files = made(Path(directory))
+        done = subprocess.run(
+            [tools / "bin" / "python", "-c", OTHERS],
+            input="\n".join(map(str, files)),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        told = json.loads(done.stdout)
+        found = {path: {**ours(path), **told["found"][str(path)]} for path in files}
+    text = "\n".join(table(files, found, told["versions"]))
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+
+
+def made(directory: Path) -> dict[Path, str]:
+    """Make the corpus; return its files and the real ones, and the kind of each."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    corpus, readers = map(importlib.import_module, ("attacks.corpus", "attacks.readers"))
+    kinds: dict[Path, str] = {}
+    for case in (*corpus.CASES.values(), *readers.READERS.values()):
+        path = directory / case.file
+        path.write_bytes(case.make(str(directory / "canary")))
+        if case.exit == 4:
+            kind = "two" if case.family in ("zip", "readers", "stream", "tar") else "lies"
+        else:
+            kind = "attack" if case.live else "odd" if case.exit == 0 else ""
+        if kind:
+            kinds[path] = kind
+    real = sorted(path for path in (ROOT / "tests" / "data").rglob("*.pt") if path.is_file())
+    return {**kinds, **dict.fromkeys(real, "real")}
+
+
+def ours(path: Path) -> dict[str, str]:
+    import ckptconv
+
+    verdict = ckptconv.scan(path).verdict
+    return {"ckptconv": {"safe": "clean", "unreadable": "not read"}.get(verdict, "flagged")}
+
+
+def table(files: Mapping[Path, str], found: Mapping[Path, Mapping[str, str]], versions: Mapping[str, str]) -> list[str]:
+    """Return the lines of the table: for each kind of files, what each tool flagged, passed and did not read."""
+    tools = ("ckptconv", "picklescan", "fickling")
+    titles = [f"{tool} {versions[tool]}" if tool in versions else tool for tool in tools]
+    lines = [f"| | files | {' | '.join(titles)} |", f"|---|--:|{'--:|' * len(tools)}"]
+    for kind, title in KINDS.items():
+        counted = [path for path in files if files[path] == kind]
+        cells = []
+        for tool in tools:
+            verdicts = Counter(found[path][tool] for path in counted)
+            cells.append(f"{verdicts['flagged']} / {verdicts['clean']} / {verdicts['not read']}")
+        lines.append(f"| {title} | {len(counted)} | {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
