@@ -5,17 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.dcp.layout import read_layout
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.formats.states import with_states
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
-from ckptconv.outputs.planning import Output, optimizer_output, universal_output, weights_output
-from ckptconv.outputs.targets import Target, beside, check_spool, default_output, of_rank, resolve_output
+from ckptconv.outputs.planning import Output, dcp_output, optimizer_output, universal_output, weights_output
+from ckptconv.outputs.targets import (
+    Target,
+    beside,
+    check_checkpoint,
+    check_spool,
+    default_output,
+    of_rank,
+    resolve_output,
+)
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import Verifier, produce
@@ -73,13 +83,20 @@ def convert(
     source = source_of(source)
     chosen = Options(**options)
     # Check the outputs before reading a large input.
-    named = {weights_output: output, optimizer_output: chosen.optimizer, universal_output: chosen.universal}
+    named: dict[Planner, Any] = {
+        weights_output: output,
+        optimizer_output: chosen.optimizer,
+        universal_output: chosen.universal,
+    }
+    if chosen.to:
+        named = {dcp_output: output}
+        check_checkpoint(output, chosen)
     targets = {
         plan: Target(real_place(normalize(path)), is_file=False, is_tree=True)
         if plan is universal_output
         else resolve_output(normalize(path), chosen)
         for plan, path in named.items()
-        if path or (path is not None and plan is weights_output)
+        if path or (path is not None and plan in (weights_output, dcp_output))
     }
     wanted = chosen.spool_dir
     check_spool(wanted)
@@ -93,6 +110,9 @@ def convert(
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
                 targets = {weights_output: resolve_output(beside_it, chosen)}
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
+            if chosen.to:
+                sources = [_with_states(one, chosen) for one in sources]
+                targets, chosen = _like(sources[0], targets, chosen)
             work = _work(sources, targets, chosen)
             outputs = [plan(one, target, chosen) for one, plan, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
@@ -117,6 +137,7 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
         weights_output: "weights",
         optimizer_output: "states",
         universal_output: "universal",
+        dcp_output: "dcp",
     }
 
     def verify(places: Sequence[Mapping[str, str] | None]) -> int:
@@ -127,6 +148,21 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
         return verification.verify_outputs(staged, options, progress=progress).bytes_compared
 
     return verify
+
+
+def _with_states(source: Source, options: Options) -> Source:
+    """Return `source` with the optimizer's states that a checkpoint of torch.distributed.checkpoint is to have."""
+    return with_states(source, options.optimizer, **options.opening()) if options.optimizer else source
+
+
+def _like(source: Source, targets: Mapping[Planner, Target], options: Options) -> tuple[dict[Planner, Target], Options]:
+    """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
+    if not options.like:
+        return dict(targets), options
+    from ckptconv.outputs.dcp import fitted
+
+    layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))
+    return {plan: replace(target, layout=layout) for plan, target in targets.items()}, fitted(options, layout, source)
 
 
 def _work(
@@ -144,13 +180,15 @@ def _work(
     return work
 
 
-def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Collection[Planner]) -> list[Source]:
+def _sources(
+    source: str | os.PathLike[str] | Source, options: Options, targets: Mapping[Planner, Target]
+) -> list[Source]:
     """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank.
 
     A pipe is read now. Raises UsageError for a pipe without `targets`.
     """
     wanted: dict[str, Any] = {
-        "key": options.key if weights_output in targets or not targets else "",
+        "key": options.key if targets.keys() & {weights_output, dcp_output} or not targets else "",
         "states": optimizer_output in targets or universal_output in targets,
         "inert": options.inert,
     }
