@@ -63,7 +63,8 @@ def convert(
     """Convert `source`, a path or an opened checkpoint, to safetensors at `output`, or from safetensors to a `.pt`.
 
     If `output` ends in ".safetensors" it is one file, else a directory; the default is beside the input. The name of a
-    file for torch.load ends in .pt, .pth, .bin or .ckpt. `options` are the fields of `Options`.
+    file for torch.load ends in .pt, .pth, .bin or .ckpt. With `to`, it is a checkpoint for torch.distributed.checkpoint
+    instead, with the optimizer's states if `optimizer` says where they are. `options` are the fields of `Options`.
 
     `progress` shows the bytes written: it is a bar of tqdm or the class of one, a `rich.progress.Progress`, True for a
     bar of tqdm's, or a function, which is called from any thread with the bytes since the last call; if that has a

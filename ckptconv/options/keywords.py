@@ -47,18 +47,30 @@ class ConvertOptions(TypedDict, total=False):
     rename: str | list[str] | tuple[str, ...] | None
     """Rename, as re.sub does: '^module=model'; repeatable."""
 
-    map: str | os.PathLike[str] | None
-    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
-
-    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
-
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
 
     structure: bool
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
+
+    to: Literal["dcp", "dcp-hf"] | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf)."""
+
+    chunks: int | str | None
+    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
+
+    like: str | os.PathLike[str] | None
+    """Cut the tensors as the checkpoint in DIR is cut, with its keys, and its files."""
+
+    model_key: str | None
+    """Put the weights under KEY, such as model; . is the top of the state dict."""
+
+    optimizer_key: str | None
+    """Put the optimizer states under KEY."""
+
+    flat_optimizer: bool
+    """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
 
     jobs: int | str | None
     """Work in N threads. Default: what suits the machine."""
@@ -228,13 +240,6 @@ class OpenOptions(TypedDict, total=False):
     unstack: bool
     """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
-    map: str | os.PathLike[str] | None
-    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
-
-    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
-
     inert: bool
     """Take even files that carry an attack; nothing in them runs."""
 
@@ -291,18 +296,30 @@ class RowsOptions(TypedDict, total=False):
     rename: str | list[str] | tuple[str, ...] | None
     """Rename, as re.sub does: '^module=model'; repeatable."""
 
-    map: str | os.PathLike[str] | None
-    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
-
-    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
-
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
 
     structure: bool
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
+
+    to: Literal["dcp", "dcp-hf"] | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf)."""
+
+    chunks: int | str | None
+    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
+
+    like: str | os.PathLike[str] | None
+    """Cut the tensors as the checkpoint in DIR is cut, with its keys, and its files."""
+
+    model_key: str | None
+    """Put the weights under KEY, such as model; . is the top of the state dict."""
+
+    optimizer_key: str | None
+    """Put the optimizer states under KEY."""
+
+    flat_optimizer: bool
+    """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
 
     jobs: int | str | None
     """Work in N threads. Default: what suits the machine."""

@@ -141,7 +141,14 @@ def _states(source: Source, options: Options, rename: Rename) -> Any:
     """Return the optimizer's states and groups as torch nests them, with casts and names as the options say."""
     chosen = selected_states(source, options, rename)
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
-    return keymap.unflatten(tensors, chosen.described.structure, live_values=False)
+    tree = keymap.unflatten(tensors, chosen.described.structure, live_values=False)
+    # Of a tied parameter, torch asks for the states under one of its names, and which one depends on the model.
+    states = dict(tree["state"])
+    owned = {f"{owner}.{key}": (state, key) for owner, state in tree["state"].items() for key in state}
+    for removed, kept in chosen.owners.items():
+        state, key = owned[kept]
+        states.setdefault(removed[: -len(key) - 1], {})[key] = state[key]
+    return {**tree, "state": states}
 
 
 def _flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
