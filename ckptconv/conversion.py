@@ -112,7 +112,7 @@ def convert(
                 targets = {weights_output: resolve_output(beside_it, chosen)}
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
             if chosen.to:
-                sources = [_with_states(one, chosen) for one in sources]
+                sources = [_with_states(one, source, chosen) for one in sources]
                 targets, chosen = _like(sources[0], targets, chosen)
             work = _work(sources, targets, chosen)
             outputs = [plan(one, target, chosen) for one, plan, target in work]
@@ -151,9 +151,13 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
     return verify
 
 
-def _with_states(source: Source, options: Options) -> Source:
-    """Return `source` with the optimizer's states that a checkpoint of torch.distributed.checkpoint is to have."""
-    return with_states(source, options.optimizer, **options.opening()) if options.optimizer else source
+def _with_states(source: Source, given: str | os.PathLike[str] | Source, options: Options) -> Source:
+    """Return `source`, opened as `given`, with the optimizer's states that a checkpoint of torch.distributed.checkpoint
+    is to have."""
+    if not options.optimizer:
+        return source
+    asked = source.path if isinstance(given, Source) else normalize(given)
+    return with_states(source, asked, options.optimizer, **options.opening())
 
 
 def _like(source: Source, targets: Mapping[Planner, Target], options: Options) -> tuple[dict[Planner, Target], Options]:

@@ -172,7 +172,7 @@ def dcp2safetensors(
         "The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has "
         "them, INPUT itself for one."
     ),
-    *named("opaque drop_opaque raw tag exclude_frozen_parameters master unstack"),
+    *named("opaque drop_opaque raw tag exclude_frozen_parameters master unstack per_rank"),
     *(each for each in CONVERTING if each not in named("tied copy_config")),
 )
 def safetensors2dcp(

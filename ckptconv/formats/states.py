@@ -9,18 +9,17 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source
 from ckptconv.formats.source import Source
-from ckptconv.storage.paths import basename, normalize, real_place
+from ckptconv.storage.paths import basename, normalize, resolved_name
 
 
-def with_states(source: Source, path: str, **settings: Any) -> Source:
-    """Return `source` with the optimizer's states of the checkpoint at `path`: what a conversion with --optimizer has
-    written there, or any checkpoint that has them by parameter name, the source itself for one.
+def with_states(source: Source, asked: str, path: str, **settings: Any) -> Source:
+    """Return `source`, which was opened as `asked`, with the optimizer's states of the checkpoint at `path`.
 
-    `settings` are those of `open_source`. Raise UsageError if there are no such states.
+    That is what a conversion with --optimizer has written there, or any checkpoint that has them by parameter name, the
+    source itself for one. `settings` are those of `open_source`. Raise UsageError if there are no such states.
     """
-    inert = settings.get("inert", False)
-    if real_place(normalize(path)) == real_place(source.path):
-        source = complete(source, states=True, inert=inert)
+    if resolved_name(normalize(path)) in (resolved_name(asked), resolved_name(source.path)):
+        source = complete(source, states=True, inert=settings.get("inert", False))
         if source.states() is None:
             raise _none(path)
         return source

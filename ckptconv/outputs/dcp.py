@@ -216,7 +216,7 @@ def _add(found: Contents, leaves: Iterable[Leaf], source: Source, options: Optio
         if isinstance(value, LazyTensor) and not _is_storage(value):
             found.tensors[key] = Leaf(path, untagged(value))
             continue
-        if type(value) not in ATOMS:
+        if type(value) not in ATOMS and options.to == TORCH:  # shards hold no values
             cls = next((cls for node in walk(value) if (cls := writable.unlisted(node))), "")
             if cls and options.opaque == "drop":
                 found.left_out[key] = cls

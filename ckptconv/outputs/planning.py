@@ -13,9 +13,9 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import TENSORS, Options
 from ckptconv.outputs import safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
-from ckptconv.outputs.targets import Spared, Target, check_file, resolved_name
+from ckptconv.outputs.targets import Spared, Target, check_file
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
-from ckptconv.storage.paths import basename, dirname, is_remote, normalize
+from ckptconv.storage.paths import basename, dirname, is_remote, normalize, resolved_name
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, whole

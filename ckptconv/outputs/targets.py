@@ -21,7 +21,7 @@ from ckptconv.outputs import safetensors
 from ckptconv.storage.files import look
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join
+from ckptconv.storage.paths import basename, dirname, is_remote, join, resolved_name
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
 OUTPUT_NAMES = re.compile(
@@ -282,11 +282,6 @@ class Spared:
             f"{what} would replace {path}, the input itself. Nothing was written.",
             "Write it to another place; rename it afterwards if it is to have this name.",
         )
-
-
-def resolved_name(path: str) -> str:
-    """Return the canonical form of a path or URL: a path with links resolved, a URL without its final slash."""
-    return path.rstrip("/") if is_remote(path) else os.path.realpath(path)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -27,12 +27,12 @@ from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, tree_of
-from ckptconv.outputs.targets import TORCH_SUFFIXES, resolved_name
+from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage import progress as bars
 from ckptconv.storage.files import is_far, look, read_text
 from ckptconv.storage.location import Gathered, Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
@@ -212,7 +212,8 @@ def verify(
         else:
             sources = _open(normalize(source), targets, asked)
         if asked.to and asked.optimizer:
-            sources = [with_states(one, asked.optimizer, **asked.opening()) for one in sources]
+            given = source.path if isinstance(source, Source) else normalize(source)
+            sources = [with_states(one, given, asked.optimizer, **asked.opening()) for one in sources]
     pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
