@@ -13,7 +13,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.dcp.layout import read_layout
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.formats.states import with_states
+from ckptconv.formats.states import is_same, with_states
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.planning import Output, dcp_output, optimizer_output, universal_output, weights_output
@@ -89,9 +89,9 @@ def convert(
         optimizer_output: chosen.optimizer,
         universal_output: chosen.universal,
     }
+    check_checkpoint(output, chosen)
     if chosen.to:
         named = {dcp_output: output}
-        check_checkpoint(output, chosen)
     targets = {
         plan: Target(real_place(normalize(path)), is_file=False, is_tree=True)
         if plan is universal_output
@@ -192,9 +192,11 @@ def _sources(
 
     A pipe is read now. Raises UsageError for a pipe without `targets`.
     """
+    asked = source.path if isinstance(source, Source) else normalize(source)
+    has_own_states = bool(options.to and options.optimizer) and is_same(asked, options.optimizer)
     wanted: dict[str, Any] = {
         "key": options.key if targets.keys() & {weights_output, dcp_output} or not targets else "",
-        "states": optimizer_output in targets or universal_output in targets,
+        "states": optimizer_output in targets or universal_output in targets or has_own_states,
         "inert": options.inert,
     }
     if isinstance(source, Source):

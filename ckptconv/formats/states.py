@@ -18,7 +18,7 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
     That is what a conversion with --optimizer has written there, or any checkpoint that has them by parameter name, the
     source itself for one. `settings` are those of `open_source`. Raise UsageError if there are no such states.
     """
-    if resolved_name(normalize(path)) in (resolved_name(asked), resolved_name(source.path)):
+    if is_same(asked, path) or is_same(source.path, path):
         source = complete(source, states=True, inert=settings.get("inert", False))
         if source.states() is None:
             raise _none(path)
@@ -41,6 +41,11 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         state_inputs={**source.state_inputs, **named},
         bytes_read=source.bytes_read + other.bytes_read,
     )
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two paths or URLs are of the same place."""
+    return resolved_name(normalize(one)) == resolved_name(normalize(other))
 
 
 def _states_in(tree: Any) -> dict[str, Any] | None:

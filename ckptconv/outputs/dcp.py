@@ -58,13 +58,14 @@ class Leaf(NamedTuple):
 class Contents:
     """What a checkpoint holds, by key: the steps of its path, joined by dots. `chosen` is the selection of the weights.
 
-    `left_out` are objects of classes known by name only, {key: class}.
+    Of the values with objects of classes known by name only, {key: class}, some are `left_out` and others `kept`.
     """
 
     chosen: Selected
     tensors: dict[str, Leaf] = field(default_factory=dict)
     values: dict[str, Leaf] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -88,7 +89,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     if options.optimizer:
         key = _path(options.optimizer_key or DEFAULT_OPTIMIZER_KEY)
         prefix = f"{dotted(key)}."
-        present = next((name for name in chain(found.tensors, found.values) if name.startswith(prefix)), "")
+        present = next((name for name in chain(found.tensors, found.values) if f"{name}.".startswith(prefix)), "")
         if present:
             raise UsageError(
                 f"{named(present)} is among the weights already, where the optimizer states were to go. Nothing was "
@@ -221,8 +222,8 @@ def _add(found: Contents, leaves: Iterable[Leaf], source: Source, options: Optio
             if cls and options.opaque == "drop":
                 found.left_out[key] = cls
                 continue
-            if cls and not options.opaque:
-                refused[key] = cls
+            if cls:
+                (found.kept if options.opaque else refused)[key] = cls
         found.values[key] = Leaf(path, value)
     if refused:
         raise refusal(source.path, refused, "a checkpoint")
@@ -262,16 +263,15 @@ def entry_name(key: str, offsets: Shape) -> str:
 
 
 def _placed(tensors: Mapping[str, Leaf], options: Options, layout: Layout | None) -> Iterator[tuple[str, Box, str]]:
-    """Yield each chunk: the key of its tensor, its box, and its file; for a rank's file without a limit, "R"."""
-    known = layout.boxes if layout and options.chunks is None else {}
-    first = min(layout.files(), default="0") if layout and known else "0"
+    """Yield each chunk: the key of its tensor, its box, and its file in the layout; without one, the rank's number."""
     for key, (_, tensor) in tensors.items():
-        found = known.get(key)
-        if found and layout and layout.shapes[key] == tensor.shape:
-            yield from ((key, box, file) for box, file in found)
+        if layout is None:
+            every = enumerate(boxes(tensor.shape, options.chunks or 1))
+            yield from ((key, box, str(rank)) for rank, box in every)
+        elif layout.boxes.get(key) and layout.shapes[key] == tensor.shape:
+            yield from ((key, box, layout.files[file]) for box, file in layout.boxes[key])
         else:
-            every = boxes(tensor.shape, options.chunks or 1)
-            yield from ((key, box, first if known else str(rank)) for rank, box in enumerate(every))
+            yield from ((key, box, layout.first) for box in boxes(tensor.shape, 1))
 
 
 def fitted(options: Options, layout: Layout, source: Source) -> Options:
@@ -289,7 +289,9 @@ def fitted(options: Options, layout: Layout, source: Source) -> Options:
             each[len(path)] for each in layout.paths.values() if each[: len(path)] == path and len(each) > len(path)
         ]
         given["optimizer_key"] = dotted(path)
-        given["flat_optimizer"] = any(type(step) is str and step.startswith("param_groups.") for step in inside)
+        given["flat_optimizer"] = options.flat_optimizer or any(
+            type(step) is str and step.startswith("param_groups.") for step in inside
+        )
     return replace(options, **given)
 
 
@@ -302,22 +304,20 @@ def unlike(tensors: Mapping[str, Leaf], layout: Layout) -> list[str]:
 
 
 def file_plans(found: Contents, options: Options, layout: Layout | None = None) -> list[FilePlan]:
-    """Plan the files that hold `found`. With `layout`, unless `chunks` are asked for, the chunks lie as they do there.
+    """Plan the files that hold `found`: with `layout` the chunks lie as they do there, else as `options.chunks` says.
 
     The file that makes the others a checkpoint is the last one. Raise UnsupportedError for what a file cannot hold.
     """
     placed = _placed(found.tensors, options, layout)
     if options.to == SHARDS:
         return _shards(found.tensors, placed)
-    limit = None if layout and options.chunks is None else options.max_shard_size or DEFAULT_FILE_SIZE
-    files = _Files(limit)
+    files = _Files(None if layout else options.max_shard_size or DEFAULT_FILE_SIZE)
     templates = _Templates()
     saved: dict[str, Saved] = {}
-    homes = layout.values if layout and options.chunks is None else {}
-    first = min(layout.files(), default="0") if layout and limit is None else "0"
     for key, leaf in found.values.items():
-        entry = templates.of_value(key, leaf.value, options.opaque)
-        saved[key] = Saved(leaf.path, None, (), [SavedChunk((), (), *files.add(homes.get(key, first), entry))])
+        home = (layout.files[layout.values[key]] if key in layout.values else layout.first) if layout else "0"
+        place = files.add(home, templates.of_value(key, leaf.value, options.opaque))
+        saved[key] = Saved(leaf.path, None, (), [SavedChunk((), (), *place)])
     for key, (path, tensor) in found.tensors.items():
         saved[key] = Saved(path, tensor.dtype.name, tensor.shape, [])
     for key, box, file in placed:
@@ -338,8 +338,8 @@ class _Entry(NamedTuple):
 class _Files:
     """The `.distcp` files so far, each a list of entries.
 
-    A rank's number stands for the last of its files, `__R_N.distcp`; the next begins where that would exceed `limit`
-    bytes. Without a limit, files have the names that they are given.
+    With a limit, files are named by a rank's number, which stands for the last of its files, `__R_N.distcp`; the next
+    begins where that would exceed `limit` bytes. Without one, by their names.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -351,10 +351,10 @@ class _Files:
     def add(self, file: str, entry: _Entry) -> tuple[str, int, int]:
         """Append `entry` to a file; return the file's name, and the offset and size of the entry."""
         name = file
-        if self._limit is not None or file.isdigit():
+        if self._limit is not None:
             number = self._last.setdefault(file, 0)
             name = f"__{file}_{number}.distcp"
-            if self._limit is not None and self._sizes.get(name, 0) and self._sizes[name] + entry.size > self._limit:
+            if self._sizes.get(name, 0) and self._sizes[name] + entry.size > self._limit:
                 self._last[file] += 1
                 name = f"__{file}_{number + 1}.distcp"
         at = self._sizes.get(name, 0)

@@ -155,6 +155,8 @@ def dcp_output(source: Source, target: Target, options: Options) -> Output:
     warnings = [*found.chosen.warnings, *found.warnings]
     if found.left_out:
         warnings.append(f"left out, as their classes are known by name only: {restore.shown(found.left_out)}")
+    if found.kept:
+        warnings.append(f"dcp.load will run what is named by: {restore.shown(found.kept)}")
     if options.to == dcp.SHARDS and found.values:
         warnings.append(f"left out, as safetensors shards hold tensors alone: {some(found.values)}")
     if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):

@@ -14,9 +14,9 @@ from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats import virtual
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
-from ckptconv.formats.dcp.locate import METADATA, is_directory
+from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
 from ckptconv.formats.source import Source
-from ckptconv.options.table import Options
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs import safetensors
 from ckptconv.storage.files import look
 from ckptconv.storage.hub import is_hub, without_revision
@@ -49,7 +49,7 @@ class Directory(NamedTuple):
 
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
 # index, the first comes last: without it, readers see that the others are no checkpoint.
-_CHECKPOINT_NAMES = re.compile(r"__\d+_\d+\.distcp|\.metadata|\.ckptconv-manifest\.json")
+_CHECKPOINT_NAMES = re.compile(rf"{FILE.pattern}|\.metadata|\.ckptconv-manifest\.json")
 _SHARDS_NAMES = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors|\.ckptconv-manifest\.json")
 MANIFEST = ".ckptconv-manifest.json"
 # By kind of output; see `Target.kind`.
@@ -185,6 +185,11 @@ def _resolve_checkpoint(place: Location, options: Options) -> Target:
 
 def check_checkpoint(output: object, options: Options) -> None:
     """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
+    for name in ("chunks", "model_key", "optimizer_key", "flat_optimizer") if not options.to else ():
+        if getattr(options, name) != OPTIONS[name].default:
+            raise UsageError(f"{name} is for a checkpoint of torch.distributed.checkpoint.", 'Say so: to="dcp".')
+    if not options.to:
+        return
     if output is None:
         raise UsageError("A checkpoint of torch.distributed.checkpoint needs an OUTPUT: a directory.")
     if options.universal:

@@ -113,7 +113,7 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
     _check_keys(path, {*want.tensors, *values}, {*described.tensors, *described.values}, asked)
     plans = dcp.file_plans(want, asked)
     if asked.chunks is None and not _is_planned(plans[-1], place):
-        plans = dcp.file_plans(want, asked, layout_of(described))  # it was made like another checkpoint
+        plans = dcp.file_plans(want, asked, layout_of(described, path))  # it was made like another checkpoint
     found = Compared(path, want, plans, {plan.name: place.join(plan.name) for plan in plans})
     _check_files(path, place, found, asked)
     for key, (steps, tensor) in want.tensors.items():

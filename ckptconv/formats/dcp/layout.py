@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.dcp.locate import METADATA, SUFFIX, locate
-from ckptconv.formats.dcp.metadata import Description, Path, Place, Shape
+from ckptconv.formats.dcp.chunks import Tile, join
+from ckptconv.formats.dcp.locate import FILE, METADATA, SUFFIX, locate
+from ckptconv.formats.dcp.metadata import Description, Path, Place, Shape, named
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
-from ckptconv.tensors.lazy import Stored
+from ckptconv.tensors.lazy import Stored, Zeros
 
 
 class Box(NamedTuple):
@@ -31,9 +33,18 @@ class Layout:
     values: Mapping[str, str]
     paths: Mapping[str, Path]
 
-    def files(self) -> set[str]:
-        """Return the names of all its files."""
-        return {*self.values.values(), *(file for found in self.boxes.values() for _, file in found)}
+    @functools.cached_property
+    def files(self) -> dict[str, str]:
+        """Its files, and what each is called in a checkpoint like it: `.distcp` files keep their names."""
+        found = {*self.values.values(), *(file for placed in self.boxes.values() for _, file in placed)}
+        if all(map(FILE.fullmatch, found)):
+            return {name: name for name in found}
+        return {name: f"__{rank}_0{SUFFIX}" for rank, name in enumerate(sorted(found))}
+
+    @functools.cached_property
+    def first(self) -> str:
+        """The file for what the checkpoint does not have."""
+        return min(self.files.values(), default=f"__0_0{SUFFIX}")
 
 
 def read_layout(place: Location) -> Layout:
@@ -46,13 +57,16 @@ def read_layout(place: Location) -> Layout:
             f"{place} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
             "Name the directory that they are in.",
         )
-    return layout_of(describe(located.directory))
+    return layout_of(describe(located.directory), str(located.directory))
 
 
-def layout_of(described: Description) -> Layout:
-    """Return the layout of a checkpoint that is described so."""
+def layout_of(described: Description, where: str) -> Layout:
+    """Return the layout of the checkpoint `where`, which is described so. Raise CorruptError if the chunks of a tensor
+    are not all of it, once."""
     boxes = {}
     for key, tensor in described.tensors.items():
+        tiles = [Tile(chunk.offsets, Zeros(tensor.dtype, chunk.sizes)) for chunk in tensor.chunks]
+        join(tensor.dtype, tensor.shape, tiles, f"{where}: {named(key)}")
         boxes[key] = [(Box(*chunk[:2]), _file(chunk.place)) for chunk in tensor.chunks]
     return Layout(
         {key: tensor.shape for key, tensor in described.tensors.items()},
