@@ -144,6 +144,8 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
 
 def _is_planned(plan: FilePlan, place: Location) -> bool:
     """Whether the file that makes the checkpoint complete begins as planned: it says how tensors are cut."""
+    if place.join(plan.name).kind != "file":
+        return False
     reader = place.join(plan.name).open_reader()
     try:
         head = _frame(plan.parts[0], {})

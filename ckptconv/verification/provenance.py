@@ -46,8 +46,8 @@ _YOURSELF = "Give the options of the conversion yourself."
 
 class Manifest(NamedTuple):
     """What an output says of how it was made. `place` is the manifest's own, by which source and output are reached
-    too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer" or
-    "universal"), the source's family, and the options that decided the output."""
+    too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer",
+    "universal" or "dcp"), the source's family, and the options that decided the output."""
 
     place: Location
     told: dict[str, Any]
