@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: help install demo test coverage test-pythons test-azure test-page test-deepspeed fuzz lint format man bench docs dist clean
+.PHONY: help install demo test coverage test-pythons test-azure test-page test-deepspeed test-dcp fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-azure   Azure's storage, as Azurite serves it: needs node and npm"
 	@echo "make test-page   the page of inspect --html in Chromium, and by axe: needs node and npm"
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
+	@echo "make test-dcp   torch trains on from checkpoints that we write, with FSDP2 and DDP"
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
 	@echo "make lint      ruff, mypy, and the order of imports"
 	@echo "make format    let ruff format and mend"
@@ -72,6 +73,9 @@ $(AXE):
 
 test-deepspeed: $(INSTALLED)
 	$(BIN)/python scripts/test_deepspeed.py $(DEEPSPEED_FLAGS)
+
+test-dcp: $(INSTALLED)
+	$(BIN)/python scripts/test_dcp.py
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -W ignore tests/fuzz.py --seconds 60 $(FUZZ_FLAGS)

@@ -10,15 +10,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.dcp.layout import read_layout
 from ckptconv.formats.detect import complete, like_reference, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.formats.states import is_same, with_states
 from ckptconv.formats.training import with_training
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
-from ckptconv.outputs.planning import Output, optimizer_output, universal_output, weights_output
+from ckptconv.outputs.planning import Output, dcp_output, optimizer_output, universal_output, weights_output
 from ckptconv.outputs.targets import (
     Target,
     beside,
+    check_checkpoint,
     check_spool,
     default_output,
     of_rank,
@@ -62,7 +65,8 @@ def convert(
     """Convert `source`, a path or an opened checkpoint, to safetensors at `output`, or from safetensors to a `.pt`.
 
     If `output` ends in ".safetensors" it is one file, else a directory; the default is beside the input. The name of a
-    file for torch.load ends in .pt, .pth, .bin or .ckpt. `options` are the fields of `Options`.
+    file for torch.load ends in .pt, .pth, .bin or .ckpt. With `to`, it is a checkpoint for torch.distributed.checkpoint
+    instead, with the optimizer's states if `optimizer` says where they are. `options` are the fields of `Options`.
 
     `progress` shows the bytes written: it is a bar of tqdm or the class of one, a `rich.progress.Progress`, True for a
     bar of tqdm's, or a function, which is called from any thread with the bytes since the last call; if that has a
@@ -85,11 +89,18 @@ def convert(
         given = OPTIONS["zero_stage" if chosen.zero_stage else "fresh_optimizer"].flags[0]
         raise UsageError(f"{given} is about a universal checkpoint, and none was asked for.", "Give --universal DIR.")
     # Check the outputs before reading a large input.
-    named = {weights_output: output, optimizer_output: chosen.optimizer, universal_output: chosen.universal}
+    named: dict[Planner, Any] = {
+        weights_output: output,
+        optimizer_output: chosen.optimizer,
+        universal_output: chosen.universal,
+    }
+    check_checkpoint(output, chosen)
+    if chosen.to:
+        named = {dcp_output: output}
     targets: dict[Planner, Target] = {
         plan: (resolve_tree if plan is universal_output else resolve_output)(normalize(path), chosen)
         for plan, path in named.items()
-        if path or (path is not None and plan is weights_output)
+        if path or (path is not None and plan in (weights_output, dcp_output))
     }
     wanted = chosen.spool_dir
     check_spool(wanted)
@@ -103,6 +114,9 @@ def convert(
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
                 targets = {weights_output: resolve_output(beside_it, chosen)}
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
+            if chosen.to:
+                sources = [_with_states(one, source, chosen) for one in sources]
+                targets, chosen = _like(sources[0], targets, chosen)
             work = _work(sources, targets, chosen)
             outputs = [plan(one, target, chosen) for one, plan, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
@@ -127,6 +141,7 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
         weights_output: "weights",
         optimizer_output: "states",
         universal_output: "universal",
+        dcp_output: "dcp",
     }
 
     def verify(places: Sequence[Mapping[str, str] | None]) -> int:
@@ -137,6 +152,25 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
         return verification.verify_outputs(staged, options, progress=progress).bytes_compared
 
     return verify
+
+
+def _with_states(source: Source, given: str | os.PathLike[str] | Source, options: Options) -> Source:
+    """Return `source`, opened as `given`, with the optimizer's states that a checkpoint of torch.distributed.checkpoint
+    is to have."""
+    if not options.optimizer:
+        return source
+    asked = source.path if isinstance(given, Source) else normalize(given)
+    return with_states(source, asked, options.optimizer, **{**options.opening(), "like": "", "map": "", "size": {}})
+
+
+def _like(source: Source, targets: Mapping[Planner, Target], options: Options) -> tuple[dict[Planner, Target], Options]:
+    """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
+    if not options.like:
+        return dict(targets), options
+    from ckptconv.outputs.dcp import fitted
+
+    layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))
+    return {plan: replace(target, layout=layout) for plan, target in targets.items()}, fitted(options, layout, source)
 
 
 def _work(
@@ -163,10 +197,13 @@ def _sources(
 
     A pipe is read now. Raises UsageError for a pipe without `targets`.
     """
+    asked = source.path if isinstance(source, Source) else normalize(source)
+    has_own_states = bool(options.to and options.optimizer) and is_same(asked, options.optimizer)
     has_weights = weights_output in targets or not targets
+    fresh = universal_output not in targets or options.fresh_optimizer
     wanted: dict[str, Any] = {
-        "key": options.key if has_weights or universal_output in targets else "",
-        "states": optimizer_output in targets or (universal_output in targets and not options.fresh_optimizer),
+        "key": options.key if has_weights or targets.keys() & {universal_output, dcp_output} else "",
+        "states": optimizer_output in targets or has_own_states or not fresh,
         "inert": options.inert,
     }
     like = options.like if has_weights else ""

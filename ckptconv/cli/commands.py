@@ -171,12 +171,51 @@ def dcp2safetensors(
     convert_one("dcp2safetensors", "dcp", directory, output, options)
 
 
+@app.command("safetensors2dcp", cls=Command)
+@taking(
+    *named("to chunks model_key optimizer_key flat_optimizer"),
+    OPTIONS["like"].explained("Cut the tensors as the checkpoint in REF is cut, with its keys, and its files."),
+    OPTIONS["optimizer"].explained(
+        "The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has "
+        "them, INPUT itself for one."
+    ),
+    *named("opaque drop_opaque raw tag exclude_frozen_parameters master unstack per_rank"),
+    *(each for each in CONVERTING if each not in named("tied copy_config like partial fill")),
+)
+def safetensors2dcp(
+    source: Annotated[
+        str, typer.Argument(metavar="INPUT", show_default=False, help="Safetensors, or a checkpoint of any format.")
+    ],
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", show_default=False, help="A directory that does not exist yet.")
+    ],
+    **options: Any,
+) -> None:
+    """Write a checkpoint that torch.distributed.checkpoint loads.
+
+    dcp.load reads OUTPUT into FSDP2, DDP and plain models, on any number of ranks. Names stay as they are; --model-key
+    model puts them where {"model": model.state_dict()} looks for them. INPUT is safetensors, or a checkpoint of any
+    other format: a .pt file, a DeepSpeed run, another checkpoint of torch. Values that are no tensors are written as
+    torch writes them. A rank reads whole chunks: --chunks N keeps these small, --like DIR makes them those of DIR.
+
+    \b
+    Examples:
+      ckptconv safetensors2dcp model/ checkpoints/step-0 --chunks 8
+      ckptconv safetensors2dcp model/ step-0 --optimizer optimizer/ --model-key model
+      ckptconv safetensors2dcp runs/7b/checkpoints step-0 --optimizer runs/7b/checkpoints --flat-optimizer
+      ckptconv safetensors2dcp model/ step-0 --like checkpoints/step-1000
+    """
+    convert_one("safetensors2dcp", "", source, output, {"to": "dcp", **options})
+
+
 @app.command("verify", cls=Command)
 @taking(
     *named("raw tag exclude_frozen_parameters master unstack"),
-    OPTIONS["optimizer"].explained("Verify the optimizer states there."),
+    OPTIONS["optimizer"].explained(
+        "Verify the optimizer states there; of a checkpoint of torch.distributed.checkpoint, what they come from."
+    ),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
-    *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
+    *named("zero_stage fresh_optimizer per_rank opaque drop_opaque to chunks model_key optimizer_key flat_optimizer"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
     *TENSORS,
     *named("spool_dir"),

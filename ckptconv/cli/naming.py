@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.outputs.targets import file_name, resolved_name
+from ckptconv.outputs.targets import file_name
 from ckptconv.storage.hub import without_revision
-from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name
 
 FIELDS = ("stem", "name", "parent", "number")
 _INDEX = ".index.json"

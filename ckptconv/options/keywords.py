@@ -70,6 +70,22 @@ class ConvertOptions(TypedDict, total=False):
     structure: bool
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
+    to: Literal["dcp", "dcp-hf"] | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf)."""
+
+    chunks: int | str | None
+    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
+
+    model_key: str | None
+    """Put the weights under KEY, such as model; . is the top of the state dict."""
+
+    optimizer_key: str | None
+    """Put the optimizer states under KEY."""
+
+    flat_optimizer: bool
+    """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
+
     jobs: int | str | None
     """Work in N threads. Default: what suits the machine."""
 
@@ -428,6 +444,22 @@ class RowsOptions(TypedDict, total=False):
 
     structure: bool
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
+
+    to: Literal["dcp", "dcp-hf"] | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf)."""
+
+    chunks: int | str | None
+    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
+
+    model_key: str | None
+    """Put the weights under KEY, such as model; . is the top of the state dict."""
+
+    optimizer_key: str | None
+    """Put the optimizer states under KEY."""
+
+    flat_optimizer: bool
+    """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
 
     jobs: int | str | None
     """Work in N threads. Default: what suits the machine."""

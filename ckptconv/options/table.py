@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ckptconv.errors import UsageError
 from ckptconv.options.kinds import (
+    CHECKPOINT,
     DTYPE,
     DTYPE_TEXT,
     FAR_MEMORY,
@@ -284,6 +285,44 @@ class Options(_Given):
         "Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
         default=True,
         group=OUTPUT,
+    )
+
+    # A checkpoint of torch.distributed.checkpoint as the output.
+    to: str = _deciding(
+        CHECKPOINT,
+        "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
+        "HuggingFaceStorageWriter (dcp-hf).",
+        metavar="dcp|dcp-hf",
+        group=OUTPUT,
+        common=True,
+        fallback={"safetensors2dcp": "dcp", "verify": "what the manifest says"},
+    )
+    chunks: int | None = _deciding(
+        counted(1, 1 << 20),
+        "Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own.",
+        metavar="N",
+        group=OUTPUT,
+        common=True,
+        fallback={"safetensors2dcp": "1, or as --like says"},
+    )
+    model_key: str = _deciding(
+        TEXT,
+        "Put the weights under KEY, such as model; . is the top of the state dict.",
+        metavar="KEY",
+        group=NAMING,
+        fallback={"safetensors2dcp": "., or as --like says"},
+    )
+    optimizer_key: str = _deciding(
+        TEXT,
+        "Put the optimizer states under KEY.",
+        metavar="KEY",
+        group=NAMING,
+        fallback={"safetensors2dcp": "optimizer, or as --like says"},
+    )
+    flat_optimizer: bool = _deciding(
+        FLAG,
+        "One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it.",
+        group=NAMING,
     )
 
     # How to work, and what to write beside the output.

@@ -13,14 +13,15 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import likeness, safetensors, selection
 from ckptconv.outputs.selected import Selected, selected, selected_states
-from ckptconv.outputs.targets import Spared, Target, check_file, resolved_name, seen_from
+from ckptconv.outputs.targets import Spared, Target, check_file, seen_from
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
 from ckptconv.result import LikeReport
-from ckptconv.storage.paths import basename, dirname, normalize
+from ckptconv.storage.paths import basename, dirname, normalize, resolved_name
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, whole
 from ckptconv.tensors.moves import File
+from ckptconv.text import some
 from ckptconv.version import __version__
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Output:
     """An output of a conversion: where it goes, its plan, and its aliases {removed: kept}.
 
     `heading` is its manifest without the files. `restored` holds further facts of a `.pt` file. `described` is the
-    number of tensors that a virtual checkpoint describes.
+    number of tensors of a virtual checkpoint, or of one whose tensors are in several chunks.
     """
 
     target: Target
@@ -79,11 +80,11 @@ class Output:
 
     @property
     def tensors(self) -> int:
-        return sum(map(self.tensors_of, self.plan.files))
+        return self.described if self.described is not None else sum(map(self.tensors_of, self.plan.files))
 
     def tensors_of(self, file: FilePlan) -> int:
         """Return the number of tensors in one of the files."""
-        if self.described is not None:
+        if self.described is not None and self.target.is_virtual:
             return self.described
         return self.restored.tensors if self.restored else file.tensors
 
@@ -149,6 +150,28 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
     source = replace(source, inputs={**source.inputs, **source.state_inputs})
     told = Told(idle=found.idle, notes=found.notes, warnings=found.warnings)
     return output_of("universal", [source], target, options, files, {}, told)
+
+
+def dcp_output(source: Source, target: Target, options: Options) -> Output:
+    """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `optimizer` the states beside them."""
+    from ckptconv.outputs import dcp, restore
+
+    if options.optimizer:
+        source = replace(source, inputs={**source.inputs, **source.state_inputs})
+    found = dcp.contents(source, options)
+    files = tuple(dcp.file_plans(found, options, target.layout))
+    warnings = [*found.chosen.warnings, *found.warnings]
+    if found.left_out:
+        warnings.append(f"left out, as their classes are known by name only: {restore.shown(found.left_out)}")
+    if found.kept:
+        warnings.append(f"dcp.load will run what is named by: {restore.shown(found.kept)}")
+    if options.to == dcp.SHARDS and found.values:
+        warnings.append(f"left out, as safetensors shards hold tensors alone: {some(found.values)}")
+    if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):
+        warnings.append(f"not in {options.like} with this shape, so written whole: {some(unlike)}")
+    told = Told(idle=_idle(found.chosen, options), kept=frozenset(), warnings=tuple(warnings))
+    made = output_of("dcp", [source], target, options, files, {}, told)
+    return replace(made, described=len(found.tensors))
 
 
 def output_of(

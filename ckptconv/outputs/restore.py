@@ -52,11 +52,11 @@ class Restored:
         """Yield the warnings for the user."""
         yield from self.unscaled
         if self.left_out:
-            yield f"left out, as their classes are known by name only: {_shown(self.left_out)}"
+            yield f"left out, as their classes are known by name only: {shown(self.left_out)}"
         if self.demoted:
-            yield f"written as plain tensors, as their classes are known by name only: {_shown(self.demoted)}"
+            yield f"written as plain tensors, as their classes are known by name only: {shown(self.demoted)}"
         if self.kept:
-            yield f"torch.load with weights_only=False will run what is named by: {_shown(self.kept)}"
+            yield f"torch.load with weights_only=False will run what is named by: {shown(self.kept)}"
 
     def overlaps(self) -> Iterator[tuple[LazyTensor, LazyTensor]]:
         """Yield pairs of tensors that are equal unless tensors that shared memory have changed since."""
@@ -88,7 +88,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
         demoted = {name: _unlisted_kind(tensors[name]) for name in chosen.names if options.structure}
         demoted = {name: kind for name, kind in demoted.items() if kind}
         if (found or demoted) and not opaque:
-            raise _refusal(source.path, found | demoted)
+            raise refusal(source.path, found | demoted, "a .pt file")
         if tensors and not chosen.names:
             raise UsageError(f"Nothing is left to write: all {len(tensors)} tensors are excluded.")
         flat = {name: chosen.cast(name) for name in chosen.names}
@@ -120,17 +120,19 @@ def _has_unlisted(tree: Any) -> bool:
     return any(_unlisted_kind(node) or writable.unlisted(node) for node in walk(tree))
 
 
-def _refusal(path: str, found: dict[str, str]) -> UnsafeError:
+def refusal(path: str, found: Mapping[str, str], output: str) -> UnsafeError:
+    """Return the error for objects, {name: class}, that `output` is not to hold unless the user says so."""
     one = "an object of a class that is" if len(found) == 1 else f"{len(found)} objects of classes that are"
     return UnsafeError(
-        f"{path} holds {one} known by name only: {_shown(found)}. Loading a .pt file with them runs what they "
+        f"{path} holds {one} known by name only: {shown(found)}. Loading {output} with them runs what they "
         "name, so they are written only on request. Nothing was written.",
         "Use --opaque keep if you trust these names, --opaque drop to write everything else, or leave them out with "
         "--exclude.",
     )
 
 
-def _shown(found: dict[str, str]) -> str:
+def shown(found: Mapping[str, str]) -> str:
+    """Return a few of the values with their classes, for a message."""
     return some(found.items(), form=lambda each: f"{each[0][:100]!r} ({each[1][:100]})")
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.storage import strict_json
+
+if TYPE_CHECKING:
+    from ckptconv.outputs.targets import Directory
 
 # At most so many bytes are read. A record has a line for every tensor of a file.
 MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20
@@ -24,7 +27,6 @@ MOST_PARTS = 10**9 - 1
 PLAN = re.compile(r"[0-9a-f]{16}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5,6})\.safetensors")
-KINDS = ("file", "directory", "tree")
 # Names in staging directories that are not output files.
 _OF_STAGING = re.compile(
     r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
@@ -35,7 +37,7 @@ _OF_STAGING = re.compile(
 class Description:
     """What `finish` must know of a plan.
 
-    `kind` is that of the output ("file", "directory" or "tree"). The files were assigned to `parts` parts with `shift`,
+    `kind` is that of the output, as `Target.kind` has it. The files were assigned to `parts` parts with `shift`,
     as in `publish.parts.assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
     tensors).
     """
@@ -59,12 +61,10 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is not UTF-8 text") from None
 
 
-def description(
-    data: bytes, plan_id: str, kinds: Collection[str], is_file: Callable[[str], bool], last: str
-) -> Description:
+def description(data: bytes, plan_id: str, kinds: Collection[str], directories: Mapping[str, Directory]) -> Description:
     """Parse the description of a plan, read from a staging directory of `plan_id`, of an output of one of `kinds`.
 
-    `is_file(name)` tells which names an output directory may have; `last` is the name of its index.
+    `directories` are the kinds that are directories, with the names that their files may have.
     """
     told = _object(parse_json(data), "it", {"plan", "kind", "parts", "shift", "heading", "files"})
     kind = _text(told["kind"], "its kind")
@@ -93,10 +93,12 @@ def description(
         raise ValueError(f"it has {len(names)} files, and the output is one")
     if kind != "tree":
         for name in names:
-            if "/" in name or (kind == "directory" and not is_file(name)):
+            if "/" in name or (kind in directories and not directories[kind].may_have(name)):
                 raise ValueError(f"{name!r} is not the name of a file of such an output")
     if kind == "directory":
-        _check_shards(names, last, gaps=told["heading"]["options"].get("partial") is True)
+        _check_shards(names, directories[kind].last, gaps=told["heading"]["options"].get("partial") is True)
+    elif kind in directories and directories[kind].last not in names:
+        raise ValueError(f"its files lack {directories[kind].last!r}")
     return Description(plan_id, kind, parts, shift, told["heading"], files)
 
 

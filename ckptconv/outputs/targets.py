@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats import virtual
 from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.dcp.layout import Layout
+from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
 from ckptconv.formats.source import Source
-from ckptconv.options.table import Options
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs import safetensors
 from ckptconv.storage.files import look
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join, real_place
+from ckptconv.storage.paths import basename, dirname, is_remote, join, real_place, resolved_name
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
 OUTPUT_NAMES = re.compile(
@@ -31,9 +34,32 @@ def is_output_name(name: str) -> bool:
     return OUTPUT_NAMES.fullmatch(name) is not None
 
 
-def may_be_output(name: str) -> bool:
-    """Whether an output can have a file of that name, of its own or copied."""
-    return is_output_name(name) or is_companion_name(name)
+class Directory(NamedTuple):
+    """A kind of output directory: the file that makes it complete, which gets its name last, and a function that tells
+    which names its own files can have. `copies`: files of the source may be copied to it."""
+
+    last: str
+    is_file: Callable[[str], bool]
+    copies: bool = False
+
+    def may_have(self, name: str) -> bool:
+        """Whether it can have a file of that name, of its own or copied."""
+        return self.is_file(name) or (self.copies and is_companion_name(name))
+
+
+# Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
+# index, the first comes last: without it, readers see that the others are no checkpoint.
+_CHECKPOINT_NAMES = re.compile(rf"{FILE.pattern}|\.metadata|\.ckptconv-manifest\.json")
+_SHARDS_NAMES = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors|\.ckptconv-manifest\.json")
+MANIFEST = ".ckptconv-manifest.json"
+# By kind of output; see `Target.kind`.
+DIRECTORIES = {
+    "directory": Directory(safetensors.INDEX, is_output_name, copies=True),
+    "dcp": Directory(METADATA, lambda name: _CHECKPOINT_NAMES.fullmatch(name) is not None),
+    "dcp-hf": Directory(
+        "shard-00001-model-00001-of-00001.safetensors", lambda name: _SHARDS_NAMES.fullmatch(name) is not None
+    ),
+}
 
 
 # A single file of a sharded set gets the name that it would have among the others.
@@ -43,6 +69,8 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 
 
+# How the hidden directories begin in which an output is made.
+_STAGING = ".ckptconv-"
 # Names of the streams and descriptors of this process.
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 
@@ -52,7 +80,9 @@ class Target:
     """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`).
 
     `is_torch`: the file is one for torch.load. `is_virtual`: it describes safetensors files, which are not written.
-    Otherwise all files are safetensors. `replaces` are files in the directory that an earlier output has copied there.
+    `to` is "dcp" or "dcp-hf" for a checkpoint of torch.distributed.checkpoint, which is cut like `layout` if that is
+    given. Otherwise all files are safetensors. `replaces` are files in the directory that an earlier output has copied
+    there.
     """
 
     path: str
@@ -61,6 +91,18 @@ class Target:
     is_torch: bool = False
     replaces: frozenset[str] = frozenset()
     is_virtual: bool = False
+    to: str = ""
+    layout: Layout | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of output: "file", "tree", or one of `DIRECTORIES`."""
+        return "file" if self.is_file else "tree" if self.is_tree else self.to or "directory"
+
+    @property
+    def index(self) -> str:
+        """The file of a directory that makes it complete; "" for other outputs."""
+        return DIRECTORIES[self.kind].last if self.kind in DIRECTORIES else ""
 
 
 def resolve_output(path: str, options: Options) -> Target:
@@ -78,6 +120,8 @@ def resolve_output(path: str, options: Options) -> Target:
         check_writable(path, options.storage_options)
     place = Location(path, dict(options.storage_options))
     entry = place.entry
+    if options.to:
+        return _resolve_checkpoint(place, options)
     is_torch = path.endswith(TORCH_SUFFIXES) and options.family in ("", safetensors_input.FAMILY)
     is_virtual = path.endswith(virtual.SUFFIX) and options.family != safetensors_input.FAMILY
     is_file = is_torch or is_virtual or path.endswith(safetensors.SUFFIX)
@@ -117,6 +161,54 @@ def resolve_tree(path: str, options: Options) -> Target:
         if "/" not in path.partition("://")[2].rstrip("/"):
             raise UsageError(f"{path}: a file is put beside this directory, so give one below it. Nothing was written.")
     return Target(real_place(path), is_file=False, is_tree=True)
+
+
+def _resolve_checkpoint(place: Location, options: Options) -> Target:
+    """Return the target of a checkpoint of torch.distributed.checkpoint. It replaces nothing but an earlier output of
+    its kind."""
+    path = place.path
+    if place.kind not in ("directory", "missing") or path.endswith((safetensors.SUFFIX, *CHECKPOINT_SUFFIXES)):
+        raise UsageError(
+            f"{path} is the name of a file, and a checkpoint of torch.distributed.checkpoint is a directory.",
+            "Give the name of a directory.",
+        )
+    names = place.names if place.kind == "directory" else {}
+    kind = DIRECTORIES[options.to]
+    others = [name for name in names if is_output_name(name) and name != MANIFEST and not kind.is_file(name)]
+    is_ours = MANIFEST in names or any(name.startswith(_STAGING) for name in names)
+    if is_directory(names) and not is_ours:
+        raise UsageError(
+            f"{path} holds a checkpoint that this program did not write, and would replace. Nothing was written.",
+            "Give a directory that does not exist yet.",
+        )
+    if others or any(is_directory({name: entry}) and not kind.is_file(name) for name, entry in names.items()):
+        other = others[0] if others else "a checkpoint of another kind"
+        raise UsageError(
+            f"{path} holds {other}: two outputs in one directory would be taken for one. Nothing was written.",
+            "Give a directory that does not exist yet.",
+        )
+    if not options.clobber and kind.last in names:
+        raise FailedError(
+            f"{join(path, kind.last)} exists, and --no-clobber forbids replacing it. Nothing was written."
+        )
+    return Target(path, is_file=False, to=options.to)
+
+
+def check_checkpoint(output: object, options: Options) -> None:
+    """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
+    for name in ("chunks", "model_key", "optimizer_key", "flat_optimizer") if not options.to else ():
+        if getattr(options, name) != OPTIONS[name].default:
+            raise UsageError(f"{name} is for a checkpoint of torch.distributed.checkpoint.", 'Say so: to="dcp".')
+    if not options.to:
+        return
+    if output is None:
+        raise UsageError("A checkpoint of torch.distributed.checkpoint needs an OUTPUT: a directory.")
+    if options.universal:
+        raise UsageError("--to and --universal are two outputs.", "Write one after the other.")
+    if options.like and options.chunks is not None:
+        raise UsageError("--chunks and --like both say how tensors are cut: give one of them.")
+    if options.to == "dcp-hf" and options.max_shard_size:
+        raise UsageError("--max-shard-size divides the files of a rank, and a shard is one file.", "Give --chunks N.")
 
 
 def check_file(path: str, option: str) -> None:
@@ -190,16 +282,17 @@ class Spared:
         A tree replaces everything in its directory; other outputs, the files in it that have names of output files.
         """
         directory = resolved_name(target.path)
+        is_ours = DIRECTORIES[target.kind if target.kind in DIRECTORIES else "directory"].is_file
         for place, path in self._paths.items():
             if target.is_tree:
                 inside = place.startswith(f"{directory}/")
             else:
-                inside = dirname(place) == directory and is_output_name(basename(place))
+                inside = dirname(place) == directory and is_ours(basename(place))
             if inside:
                 raise self._refused(path, what, path)
         if not is_remote(target.path):
             present = os.listdir(target.path) if os.path.isdir(target.path) and not target.is_tree else []
-            for name in {*names, *filter(is_output_name, present)}:
+            for name in {*names, *filter(is_ours, present)}:
                 self.check(join(target.path, name), what)
 
     def _refused(self, hit: str, what: str, path: str) -> UsageError:
@@ -209,11 +302,6 @@ class Spared:
         if hit in self._of_reference:
             message = f"{what} would replace {shown}, a file of the reference. Nothing was written."
         return UsageError(message, "Write it to another place; rename it afterwards if it is to have this name.")
-
-
-def resolved_name(path: str) -> str:
-    """Return the canonical form of a path or URL: a path with links resolved, a URL without its final slash."""
-    return path.rstrip("/") if is_remote(path) else os.path.realpath(path)
 
 
 def seen_from(target: Target, path: str) -> str:
@@ -313,7 +401,7 @@ def of_rank(target: Target, source: Source) -> Target:
     if target.is_file or target.is_tree:
         kind = "one file" if target.is_file else "one checkpoint"
         raise UsageError(f"{target.path} is {kind}, and --per-rank writes a directory for every rank.")
-    return Target(join(target.path, f"mp_rank_{source.model_rank:02d}"), is_file=False)
+    return replace(target, path=join(target.path, f"mp_rank_{source.model_rank:02d}"))
 
 
 def beside(targets: Iterable[Target]) -> str:

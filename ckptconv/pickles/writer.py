@@ -38,7 +38,8 @@ class Call:
     """An object as what makes it: `function` of `args`, then list elements, dict items, and a BUILD for each of
     `states`.
 
-    `function` is a `Global`, or, for the result of another call, the value that is written as that call.
+    `function` is a `Global`, or, for the result of another call, the value that is written as that call. With `new` it
+    is a class, whose `__new__` takes `args`.
     """
 
     function: Any
@@ -46,6 +47,23 @@ class Call:
     states: tuple[Any, ...] = ()
     appended: Iterable[Any] = ()
     items: Iterable[tuple[Any, Any]] = ()
+    new: bool = False
+
+
+class Plain(NamedTuple):
+    """A value made of calls, tuples, lists, dicts and plain values, no part of which comes again or contains itself.
+
+    It is written at once and not put into the memo.
+    """
+
+    value: Any
+
+
+class Known(NamedTuple):
+    """A call that is written once for each `key`, a tuple; where the key comes again, the object is the same."""
+
+    key: tuple[Any, ...]
+    made: Call
 
 
 # Turns a value that has no plain Python type, usually a tensor, into a `Call` or a `Global`; returns None if it cannot.
@@ -141,6 +159,10 @@ class _Pickler:
             self.out += _unicode(value.text)
         elif kind is Call:
             self.call(None, value)
+        elif kind is Plain:
+            self.plain(value[0])
+        elif kind is Known:
+            self.plain(value)
         elif id(value) in self.memo:
             self.out += self.get(self.memo[id(value)])
         elif kind is tuple:
@@ -171,8 +193,10 @@ class _Pickler:
                 self.out += self.remember(value)
             return
 
+        opcode = b"\x81" if made.new else b"R"
+
         def finish() -> None:
-            self.out += b"R" if value is None else b"R" + self.remember(value)
+            self.out += opcode if value is None else opcode + self.remember(value)
 
         count = len(made.args)
         build = [step for state in made.states for step in (_Save(state), b"b")]
@@ -194,7 +218,29 @@ class _Pickler:
         if kind is Call:
             self.named(value.function)
             self.plain(value.args)
-            self.out += b"R"
+            self.out += b"\x81" if value.new else b"R"
+            for state in value.states:
+                self.plain(state)
+                self.out += b"b"
+        elif kind is Known:
+            number = self.texts.get(value.key)
+            if number is not None:
+                self.out += self.get(number)
+                return
+            self.plain(value.made)
+            self.texts[value.key] = self.count
+            self.out += self.put()
+        elif kind is dict:
+            self.out += b"}("
+            for key, item in value.items():
+                self.plain(key)
+                self.plain(item)
+            self.out += b"u"
+        elif kind is list:
+            self.out += b"]("
+            for each in value:
+                self.plain(each)
+            self.out += b"e"
         elif kind is PersistentId:
             self.out += b"("
             for part in (value.kind, value.cls):

@@ -10,11 +10,11 @@ from ckptconv.formats import companions
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.schema import MOST_RECORD, check_manifest, parse_json
-from ckptconv.outputs.targets import Target, resolved_name
+from ckptconv.outputs.targets import Target
 from ckptconv.publish.manifest import NAME
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import dirname, is_remote
+from ckptconv.storage.paths import dirname, is_remote, resolved_name
 from ckptconv.tensors.moves import BLOCK, File
 from ckptconv.text import some
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.options.table import FINISHING, Options, checked
-from ckptconv.outputs import safetensors, universal
+from ckptconv.outputs import universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
-from ckptconv.outputs.targets import check_file, may_be_output
+from ckptconv.outputs.targets import DIRECTORIES, check_file
 from ckptconv.process import peak_rss
 from ckptconv.publish.manifest import NAME, Made, document, together
 from ckptconv.publish.parts import assign
@@ -201,7 +201,7 @@ def _planned(output: Location) -> list[_Planned]:
         )
     (each,) = found
     try:
-        told = description(each.data, each.plan_id, each.kinds, may_be_output, safetensors.INDEX)
+        told = description(each.data, each.plan_id, each.kinds, DIRECTORIES)
     except ValueError as error:
         raise CorruptError(
             f"The description of the parts in {each.place} is damaged: {error}. Nothing was put under a final name.",

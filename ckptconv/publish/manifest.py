@@ -1,10 +1,11 @@
 """The manifest of an output, and the records of its finished files. Pure.
 
 A manifest is deterministic: the same input and options give the same bytes, on any machine. It contains no absolute
-path and no time. Schema: {"ckptconv": version, "plan": id, "kind": "weights" | "optimizer" | "universal", "source":
-{"format", "family", "model_rank"?, "inputs": {relative name: {"size", "identity"}}}, "options": {name: value, where it
-is not the default}, "aliases": {removed: kept}, "like"?: the reference, relative to the output's directory or a URL, ""
-where neither tells, "files": {name: {"size", "tensors": {name: CRC-32 in hex, or null where none was computed}}}}.
+path and no time. Schema: {"ckptconv": version, "plan": id, "kind": "weights" | "optimizer" | "universal" | "dcp",
+"source": {"format", "family", "model_rank"?, "inputs": {relative name: {"size", "identity"}}}, "options": {name: value,
+where it is not the default}, "aliases": {removed: kept}, "like"?: the reference, relative to the output's directory or
+a URL, "" where neither tells, "map"?: the record of the map, "files": {name: {"size", "tensors": {name: CRC-32 in hex,
+or null where none was computed}}}}.
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.options.table import Options
-from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output
-from ckptconv.outputs.targets import Target, is_output_name
+from ckptconv.outputs.targets import DIRECTORIES, Target
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish import manifest
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
@@ -66,13 +65,9 @@ def final_path(target: Target, file: FilePlan) -> str:
 def last_path(output: Output) -> str:
     """Return the path of the file that gets its final name last: once it exists, so do the others."""
     names = [file.name for file in output.plan.files if output.target.is_tree or not is_companion_name(file.name)]
-    last = safetensors.INDEX if safetensors.INDEX in names else names[-1 if output.target.is_tree else 0]
+    index = output.target.index
+    last = index if index in names else names[-1 if output.target.is_tree else 0]
     return final_path(output.target, next(file for file in output.plan.files if file.name == last))
-
-
-def kind_of(target: Target) -> str:
-    """Return the kind of an output: "file", "directory" or "tree"."""
-    return "file" if target.is_file else "tree" if target.is_tree else "directory"
 
 
 def staging_for(
@@ -84,7 +79,7 @@ def staging_for(
     in_parts: bool = False,
     replaces: frozenset[str] = frozenset(),
 ) -> Staging:
-    """Return the staging of an output of the given `kind`, or of a file beside it.
+    """Return the staging of an output of the given `kind` (see `Target.kind`), or of a file beside it.
 
     `shared`: other processes make parts of it at the same time. `in_parts`: on a store, several processes work on it.
     `replaces` are files of an earlier output that go, beside those with an output's names.
@@ -99,7 +94,8 @@ def staging_for(
         memory = options.buffers(far=True) // 2
         place = Location(path, dict(options.storage_options))
         return TreeOnStore(place, plan_id, memory, universal.ZERO, universal.LATEST, shared)
-    index, is_ours = (safetensors.INDEX, functools.partial(_is_ours, replaces)) if kind == "directory" else ("", None)
+    index = DIRECTORIES[kind].last if kind in DIRECTORIES else ""
+    is_ours = functools.partial(_is_ours, kind, replaces) if index else None
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
     place, memory = Location(path, dict(options.storage_options)), options.buffers(far=True) // 2
@@ -112,13 +108,14 @@ def staging_for(
     return UploadStaging(place, plan_id, memory, index, is_ours)
 
 
-def _is_ours(replaces: frozenset[str], name: str) -> bool:
-    return is_output_name(name) or name in replaces
+def _is_ours(kind: str, replaces: frozenset[str], name: str) -> bool:
+    return DIRECTORIES[kind].is_file(name) or name in replaces
 
 
 def _is_one_upload(output: Output) -> bool:
     """Whether a remote output is one file: it is complete once it has its name, while shards need an index."""
-    has_index = output.target.is_tree or any(file.name == safetensors.INDEX for file in output.plan.files)
+    index = output.target.index
+    has_index = output.target.is_tree or any(file.name == index for file in output.plan.files)
     return is_remote(output.target.path) and not has_index
 
 
@@ -191,6 +188,12 @@ def publish(
             raise UsageError(f"{option} is about an output as a whole, and --part makes a part of it.", hint)
     sends = any(is_remote(output.target.path) for output in outputs)
     for output in outputs if part else ():
+        if output.target.to == "dcp-hf" and is_remote(output.target.path):
+            raise UsageError(
+                f"{output.target.path}: on a store, parts need a file that says when all are there, and safetensors "
+                "shards of torch.distributed.checkpoint have none.",
+                "Convert it without --part, or write it to a shared disk.",
+            )
         if _is_one_upload(output):
             raise UsageError(
                 f"{output.target.path}: on a store, parts are the shards of an output with an index, and this output "
@@ -219,7 +222,7 @@ def publish(
                     staging_for(
                         output.target.path,
                         output.plan.plan_id,
-                        kind_of(output.target),
+                        output.target.kind,
                         # What is not synced is trusted by its CRC-32s: a part that has none is synced.
                         options if digested or part is None else replace(options, fsync=True),
                         part is not None,
@@ -337,7 +340,7 @@ def _description(output: Output, parts: int, shift: int) -> bytes:
     return json.dumps(
         {
             "plan": output.plan.plan_id,
-            "kind": kind_of(target),
+            "kind": target.kind,
             "parts": parts,
             "shift": shift,
             "heading": output.heading,

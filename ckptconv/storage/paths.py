@@ -73,3 +73,8 @@ def _chained(url: str) -> tuple[str, str, str]:
     at = next((index for index, link in enumerate(links) if "://" in link), 0)
     before, after = links[:at], links[at + 1 :]
     return "".join(f"{link}::" for link in before), links[at], "".join(f"::{link}" for link in after)
+
+
+def resolved_name(path: str) -> str:
+    """Return the canonical form of a path or URL: a path with links resolved, a URL without its final slash."""
+    return path.rstrip("/") if is_remote(path) else os.path.realpath(path)

@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name
@@ -23,7 +23,7 @@ from ckptconv.options.kinds import Rules
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import seen_path
-from ckptconv.plan import FilePlan, Literal, identify, identity
+from ckptconv.plan import Data, FilePlan, Literal, identify, identity
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
@@ -31,6 +31,9 @@ from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.output import INDEX, SUFFIX, Written
 from ckptconv.version import __version__
+
+if TYPE_CHECKING:
+    from ckptconv.verification.dcp import Compared
 
 MANIFEST = ".ckptconv-manifest.json"
 _MAX_MANIFEST = 256 << 20
@@ -44,7 +47,7 @@ _IGNORED = frozenset({"inert"})
 # The most patterns, and characters of each, that are taken from a file.
 _MOST_PATTERNS, _LONGEST = 1000, 4096
 # The manifest's word for what an output is made of.
-_KINDS = {"weights": "weights", "states": "optimizer", "universal": "universal"}
+_KINDS = {"weights": "weights", "states": "optimizer", "universal": "universal", "dcp": "dcp"}
 _STALE = "It is of another version of these files; convert again."
 _AGAIN = "The file was damaged or changed since it was written; convert again."
 _YOURSELF = "Give the options of the conversion yourself."
@@ -52,8 +55,8 @@ _YOURSELF = "Give the options of the conversion yourself."
 
 class Manifest(NamedTuple):
     """What an output says of how it was made. `place` is the manifest's own, by which source and output are reached
-    too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer" or
-    "universal"), the source's family, and the options that decided the output."""
+    too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer",
+    "universal" or "dcp"), the source's family, and the options that decided the output."""
 
     place: Location
     told: dict[str, Any]
@@ -187,6 +190,23 @@ def check_planned(
         return "" if found == manifest.told["plan"] else manifest.told["plan"]
 
     return _check_source(manifest, source, inputs, made_of, plan_id)
+
+
+def check_checkpoint(manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], found: Compared) -> list[str]:
+    """Check the manifest of a checkpoint of torch.distributed.checkpoint likewise; its files are as planned."""
+    for name in sorted(manifest.told["files"].keys() | found.where.keys()):
+        plan = next((plan for plan in found.plans if plan.name == name), None)
+        parts = {part.name for part in plan.parts if isinstance(part, Data)} if plan else set()
+        _check_file(manifest, name, plan.size if plan else None, parts)
+        check_checksums(manifest, name, found.crcs.get(name, {}))
+    if manifest.told["aliases"]:
+        raise _not_so(manifest, "tied names", manifest.told["aliases"])
+
+    def plan_id() -> str:
+        settings = manifest.told["ckptconv"], manifest.told["kind"], source.model_rank, manifest.told["options"]
+        return identify(found.plans, inputs, settings)
+
+    return _check_source(manifest, source, inputs, "dcp", plan_id)
 
 
 def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> None:

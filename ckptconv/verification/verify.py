@@ -21,39 +21,42 @@ from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.detect import complete, like_reference, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.formats.states import with_states
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import with_training
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, torch_tree_of
-from ckptconv.outputs.targets import TORCH_SUFFIXES, resolved_name
+from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.storage import progress as bars
 from ckptconv.storage.files import is_far
-from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place
+from ckptconv.storage.location import Gathered, Location
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
 from ckptconv.structure.maps.chosen import of_record
-from ckptconv.structure.record import dump, name_of, parse, tensors_of
+from ckptconv.structure.record import dump, parse, tensors_of
 from ckptconv.tensors.compare import differing, number_of, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
 from ckptconv.text import quoted, some
-from ckptconv.verification import renaming
+from ckptconv.verification import dcp, renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file
 from ckptconv.verification.provenance import (
     MANIFEST,
     Manifest,
+    check_checkpoint,
     check_checksums,
     check_planned,
     check_safetensors,
     has_checksum,
     read_manifest,
 )
+from ckptconv.verification.records import without_storages
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -110,8 +113,8 @@ class Verification:
 
 
 class Target(NamedTuple):
-    """An output to verify, and its `place`. `made_of` is "weights", "states" (the optimizer's) or "universal". `at`
-    maps the names of files that are not yet in their place to where they are read. `manifest` is None if there is
+    """An output to verify, and its `place`. `made_of` is "weights", "states" (the optimizer's), "universal" or "dcp".
+    `at` maps the names of files that are not yet in their place to where they are read. `manifest` is None if there is
     none."""
 
     place: Location
@@ -196,7 +199,7 @@ def verify(
     targets = [] if output is None else [_target(_place(normalize(output)), asked)]
     if targets and targets[0].manifest:
         asked = _with(targets[0].manifest, asked)
-    if asked.optimizer:
+    if asked.optimizer and not asked.to:
         targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="states"))
     if asked.universal:
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
@@ -219,6 +222,10 @@ def verify(
             sources = [replace(one, map=one.map or recorded) for one in sources]
         if asked.universal:
             sources = [with_training(one, asked) for one in sources]
+        if asked.to and asked.optimizer:
+            given = source.path if isinstance(source, Source) else normalize(source)
+            settings = {**asked.opening(), "like": "", "map": "", "size": {}}
+            sources = [with_states(one, given, asked.optimizer, **settings) for one in sources]
     pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
@@ -294,6 +301,16 @@ class _Attested:
             if has_checksum(manifest, basename(home), name):
                 self._crcs[home][name] = 0
 
+    def count(self, path: str, name: str) -> None:
+        """Compute the CRC of a tensor, for `check_frames`."""
+        self._crcs.setdefault(path, {})[name] = 0
+
+    def check_frames(self, found: dcp.Compared) -> list[str]:
+        """Check what is around the tensors of a checkpoint, which have been compared."""
+        found.crcs = {name: dict(self._crcs.get(place.path, {})) for name, place in found.where.items()}
+        found.check_frames()
+        return []
+
     def add(self, pair: _Pair, data: bytes) -> None:
         """Add a tensor's next bytes to its CRC."""
         crcs = self._crcs.get(pair.path, {})
@@ -311,7 +328,8 @@ class _Attested:
         """Return warnings. Raise DifferenceError if a manifest or a checksum is wrong."""
         warnings = [warning for check in self.checks for warning in check()]
         for path, crcs in self._crcs.items():
-            check_checksums(self._manifests[path], basename(path), crcs)
+            if path in self._manifests:
+                check_checksums(self._manifests[path], basename(path), crcs)
         return warnings
 
 
@@ -390,7 +408,8 @@ def _target(path: str, asked: Options) -> Target:
     told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), path)
     if asked.manifest and told is None:
         raise UsageError(f"{asked.manifest} does not exist.")
-    return Target(place, "states" if told and told.kind == "optimizer" else "weights", manifest=told)
+    made_of = {"optimizer": "states", "dcp": "dcp"}.get(told.kind, "weights") if told else "weights"
+    return Target(place, "dcp" if asked.to else made_of, manifest=told)
 
 
 def _with(manifest: Manifest, asked: Options) -> Options:
@@ -413,7 +432,7 @@ def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
     """Return the arguments of `open_source` that have it read what `targets` are made of."""
     made_of = {target.made_of for target in targets}
     return {
-        "key": asked.key if made_of & {"weights", "universal"} else "",
+        "key": asked.key if made_of & {"weights", "universal", "dcp"} else "",
         "states": "states" in made_of or ("universal" in made_of and not asked.fresh_optimizer),
         "inert": asked.inert,
     }
@@ -484,6 +503,9 @@ def _compare(
         raise UsageError(f"{target.path} does not exist: there is no output to verify.")
     if target.made_of == "universal":
         yield from _compare_universal(source, target, asked, done, attested, wrong)
+        return
+    if target.made_of == "dcp":
+        yield from _compare_dcp(source, target, asked, done, attested)
         return
     if target.path.endswith(TORCH_SUFFIXES) and entry.kind == "file":
         yield from _compare_torch(source, _expected_tree(source, asked), target.path, here, asked, done, wrong)
@@ -731,8 +753,8 @@ def _compare_torch(
         raise _unreadable(path, error.message.replace(here.path, path)) from error
     want, want_record = keymap.flatten(tree)
     got, got_record = keymap.flatten(opened.weights)
-    expected = _Expected(want, lambda _: _without_storages(want_record, want), flat=False, metadata=lambda aliases: {})
-    found = Written(path, structure=_without_storages(got_record, got), structure_path=path)
+    expected = _Expected(want, lambda _: without_storages(want_record, want), flat=False, metadata=lambda aliases: {})
+    found = Written(path, structure=without_storages(got_record, got), structure_path=path)
     found.tensors = got
     found.homes = dict.fromkeys(got, path)
     pairs = _compare_names(source, expected, found, asked, wrong)
@@ -792,6 +814,29 @@ def _compare_universal(
         attested.checks.append(functools.partial(check_planned, *told))
 
 
+def _compare_dcp(
+    source: Source, target: Target, asked: Options, done: Verification, attested: _Attested
+) -> Iterator[_Pair]:
+    """Compare a checkpoint of torch.distributed.checkpoint."""
+    if asked.optimizer:
+        source = replace(source, inputs={**source.inputs, **source.state_inputs})
+    place = target.place if target.at is None else Gathered(target.path, target.place.options, places=target.at)
+    found = dcp.compare(source, place, target.path, asked, _rename(asked))
+    done.outputs.extend(VerifiedFile(join(target.path, plan.name), plan.size, plan.tensors) for plan in found.plans)
+    done.tensors += len(found.contents.tensors)
+    attested.checks.append(functools.partial(attested.check_frames, found))
+    if target.manifest:
+        told = target.manifest, source, dict(source.inputs), found
+        attested.checks.append(functools.partial(check_checkpoint, *told))
+    for want, got, home, name in found.pairs:
+        pair = _Pair(want, got, home, name)
+        error = _other_kind(pair)
+        if error:
+            raise error
+        attested.count(home, name)
+        yield pair
+
+
 def _check_no_more(directory: Location, names: set[str], above: str = "") -> None:
     """Raise DifferenceError for a file in `directory` that is not one of `names`, to which `above` leads."""
     for name, entry in directory.names.items():
@@ -820,21 +865,6 @@ def _without_classes(record: str) -> str:
         if type(kind) is not str or (kind not in writable.KINDS and writable.is_unlisted_kind(kind)):
             del leaf["kind"]
     return dump(parsed.root, parsed.nodes, parsed.storages)
-
-
-def _without_storages(record: str | None, names: Iterable[str]) -> str:
-    """Return the record with, instead of each tensor's place in its storage, the groups of names that share storage.
-
-    The places may change: parts of a storage that no tensor covers are not written.
-    """
-    parsed = parse(record or keymap.plain_record(names))
-    groups: dict[int, list[str]] = {}
-    for leaf, implied in tensors_of(parsed):
-        leaf.pop("dtype", None)
-        if "storage" in leaf:
-            groups.setdefault(leaf.pop("storage")[0], []).append(name_of(leaf, implied))
-    shared = sorted(sorted(group) for group in groups.values() if len(group) > 1)
-    return dump(parsed.root, parsed.nodes, shared)
 
 
 def _check_archive(path: str, here: str) -> None:

@@ -114,6 +114,15 @@ class Entries:
 
         Raise CorruptError if a chunk is not what the metadata says, or if the chunks do not cover a tensor exactly.
         """
+        found = self.chunks(saved)
+        return {
+            name: join_tiles(tensor.dtype, tensor.shape, found[name], f"{self.place}: {named(name)}")
+            for name, tensor in saved.items()
+        }
+
+    def chunks(self, saved: Mapping[str, SavedTensor]) -> dict[str, list[Tile]]:
+        """Return the chunks of each tensor, in the order of their description. Raise CorruptError if one is not what
+        the metadata says."""
         work = [
             (chunk.place, (name, index))
             for name, tensor in saved.items()
@@ -124,14 +133,13 @@ class Entries:
         for (name, index), place, reader in self._in_order(work):
             tensor = saved[name]
             found[name, index] = self._chunk(name, tensor, tensor.chunks[index], place, reader)
-        made: dict[str, LazyTensor] = {}
-        for name, tensor in saved.items():
-            tiles = []
-            for index, chunk in enumerate(tensor.chunks):
-                data = chunk.place if isinstance(chunk.place, Stored) else found.pop((name, index))
-                tiles.append(Tile(chunk.offsets, data))
-            made[name] = join_tiles(tensor.dtype, tensor.shape, tiles, f"{self.place}: {named(name)}")
-        return made
+        return {
+            name: [
+                Tile(chunk.offsets, chunk.place if isinstance(chunk.place, Stored) else found.pop((name, index)))
+                for index, chunk in enumerate(tensor.chunks)
+            ]
+            for name, tensor in saved.items()
+        }
 
     def values(self, places: Mapping[str, Place]) -> Iterator[tuple[str, TorchFile | None]]:
         """Yield each other value by name; None for one that torch.save did not write."""

@@ -21,6 +21,8 @@ METADATA = ".metadata"
 _CLASS = b"torch.distributed.checkpoint.metadata"
 SUFFIX = ".distcp"
 RANK = re.compile(r"__(\d{1,9})\.metadata")
+# What torch calls the files of a rank.
+FILE = re.compile(r"__\d+_\d+\.distcp")
 SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
 # Bytes of a file that tell whether it is metadata.
 BEGINNING = 64

@@ -67,8 +67,8 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 
 def _read(path: str, place: Located, wanted: Wanted) -> Source:
-    checkpoint = _Checkpoint.open(place.directory)
-    other = _Checkpoint.open(place.optimizer) if place.optimizer else None
+    checkpoint = Checkpoint.open(place.directory)
+    other = Checkpoint.open(place.optimizer) if place.optimizer else None
     described, roles = checkpoint.described, checkpoint.roles
     chosen = [name for name, way in described.paths.items() if roles.is_model(way)]
     if not any(name in described.tensors for name in chosen) and not roles.models:
@@ -127,7 +127,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     )
 
 
-def _optimizer(model: _Checkpoint, checkpoint: _Checkpoint) -> dict[str, Any] | None:
+def _optimizer(model: Checkpoint, checkpoint: Checkpoint) -> dict[str, Any] | None:
     """Return the states by parameter, and the groups, of the optimizers in `checkpoint`; None if there are none."""
     described, roles = checkpoint.described, checkpoint.roles
     names: dict[Path, list[str]] = {}
@@ -145,7 +145,7 @@ def _optimizer(model: _Checkpoint, checkpoint: _Checkpoint) -> dict[str, Any] | 
     return dcp_names.optimizer_state(trees, model.parameters(), checkpoint.directory)
 
 
-def _facts(path: str, checkpoint: _Checkpoint) -> dict[str, Any]:
+def _facts(path: str, checkpoint: Checkpoint) -> dict[str, Any]:
     described = checkpoint.described
     chunks = sum(len(tensor.chunks) for tensor in described.tensors.values())
     facts: dict[str, Any] = {
@@ -169,7 +169,7 @@ class _Left:
     optimizers: set[str] = field(default_factory=set)
 
     @classmethod
-    def beside(cls, chosen: set[str], checkpoint: _Checkpoint) -> _Left:
+    def beside(cls, chosen: set[str], checkpoint: Checkpoint) -> _Left:
         left = cls()
         for name, way in checkpoint.described.paths.items():
             if name not in chosen:
@@ -211,7 +211,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 @dataclass
-class _Checkpoint:
+class Checkpoint:
     """A checkpoint whose description was read: what it holds, its format's name, and how its entries are opened."""
 
     directory: str
@@ -230,25 +230,14 @@ class _Checkpoint:
         return dcp_names.Roles.of(paths.values(), [paths[name] for name in self.described.tensors])
 
     @classmethod
-    def open(cls, place: Location) -> _Checkpoint:
-        directory, names = place.path, place.names
+    def open(cls, place: Location) -> Checkpoint:
+        """Open the checkpoint in the directory `place` itself."""
         entries = Entries(place)
         inputs: dict[str, Any] = {}
-        if _is_described(names):
-            pickles = _pickles(place, entries, inputs)
-            found = cls(
-                directory,
-                read_description(pickles, of_ranks=METADATA not in names),
-                entries,
-                "torch.distributed.checkpoint",
-                inputs,
-            )
-        elif any(map(SHARD.fullmatch, names)):
-            described = _read_shards(place, entries, inputs)
-            return cls(directory, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
-        else:
-            megatron.check_backend(place)
-            raise _not_described(place)
+        described = _described(place, entries, inputs)
+        if not _is_described(place.names):
+            return cls(place.path, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
+        found = cls(place.path, described, entries, "torch.distributed.checkpoint", inputs)
         entries.described = found.described
         found.read_values()
         return found
@@ -329,6 +318,21 @@ class _Checkpoint:
 def _is_plain(value: Any) -> bool:
     """Whether there is no tensor in `value`."""
     return not any(isinstance(node, (LazyTensor, Composite)) for node in walk(value))
+
+
+def describe(place: Location) -> Description:
+    """Return what the checkpoint in the directory `place` itself says it holds. Raise as `read` does."""
+    return _described(place, Entries(place), {})
+
+
+def _described(place: Location, entries: Entries, inputs: dict[str, Any]) -> Description:
+    """Read the description, count in `entries` what is read, and put what identifies it into `inputs`."""
+    if _is_described(place.names):
+        return read_description(_pickles(place, entries, inputs), of_ranks=METADATA not in place.names)
+    if any(map(SHARD.fullmatch, place.names)):
+        return _read_shards(place, entries, inputs)
+    megatron.check_backend(place)
+    raise _not_described(place)
 
 
 def _is_described(names: Iterable[str]) -> bool:

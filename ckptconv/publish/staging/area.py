@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.outputs.schema import MOST_DESCRIPTION
+from ckptconv.outputs.targets import DIRECTORIES
 from ckptconv.storage.handles import ForeignError, Handle, resolved
 from ckptconv.storage.writing import BusyError, is_locked, lock
 
@@ -99,7 +100,7 @@ def described(path: str) -> list[Described]:
     parent, name = os.path.split(path)
     all_found: list[Described] = []
     foreign: list[ForeignError] = []
-    for directory, prefix, kinds in ((path, PREFIX, ("directory",)), (parent, hidden(name), ("file", "tree"))):
+    for directory, prefix, kinds in ((path, PREFIX, tuple(DIRECTORIES)), (parent, hidden(name), ("file", "tree"))):
         with contextlib.suppress(OSError), Handle.open(directory) as home:
             for token in sorted(name for name in home.names() if is_sibling(name, prefix)):
                 try:

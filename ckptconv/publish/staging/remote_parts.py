@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.formats.dcp.locate import SUFFIX
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
+from ckptconv.outputs.targets import DIRECTORIES
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import NAME, record
 from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, Described, is_sibling, record_of
@@ -39,7 +41,7 @@ def described(output: Location) -> list[Described]:
             place = output.join(name)
             data = _get(place.join(DESCRIPTION), MOST_DESCRIPTION)
             if data is not None:
-                found.append(Described(place.path, name[len(PREFIX) :], ("directory", "tree"), data, published=False))
+                found.append(Described(place.path, name[len(PREFIX) :], (*DIRECTORIES, "tree"), data, published=False))
     return found
 
 
@@ -87,7 +89,7 @@ class PartsOnStore(UploadStaging):
 
     def _is_shard(self, name: str) -> bool:
         """Whether a file of an output is a shard, not a small file that declares the others to be a model."""
-        return name.endswith(safetensors.SUFFIX)
+        return name.endswith((safetensors.SUFFIX, SUFFIX))
 
     def _at(self, name: str) -> Location:
         # The files that declare the shards to be a model wait until all shards are there.

@@ -1,0 +1,80 @@
+"""Read how a checkpoint of torch.distributed.checkpoint is cut: the chunks of its tensors, and their files."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckptconv.errors import UsageError
+from ckptconv.formats.dcp.chunks import Tile, join
+from ckptconv.formats.dcp.locate import FILE, METADATA, SUFFIX, locate
+from ckptconv.formats.dcp.metadata import Description, Path, Place, Shape, named
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
+from ckptconv.tensors.lazy import Stored, Zeros
+
+
+class Box(NamedTuple):
+    """A part of a tensor: where it begins, and its extent in each dimension."""
+
+    offsets: Shape
+    sizes: Shape
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a checkpoint is cut, by key: the shapes of its tensors, their boxes with the file of each, and the files of
+    its other values. `paths` are the paths of all of them in the state dict."""
+
+    shapes: Mapping[str, Shape]
+    boxes: Mapping[str, list[tuple[Box, str]]]
+    values: Mapping[str, str]
+    paths: Mapping[str, Path]
+
+    @functools.cached_property
+    def files(self) -> dict[str, str]:
+        """Its files, and what each is called in a checkpoint like it: `.distcp` files keep their names."""
+        found = {*self.values.values(), *(file for placed in self.boxes.values() for _, file in placed)}
+        if all(map(FILE.fullmatch, found)):
+            return {name: name for name in found}
+        return {name: f"__{rank}_0{SUFFIX}" for rank, name in enumerate(sorted(found))}
+
+    @functools.cached_property
+    def first(self) -> str:
+        """The file for what the checkpoint does not have."""
+        return min(self.files.values(), default=f"__0_0{SUFFIX}")
+
+
+def read_layout(place: Location) -> Layout:
+    """Read the layout of the checkpoint in the directory `place`, or below it. Raise UsageError if there is none."""
+    from ckptconv.formats.dcp.read import describe
+
+    located = locate(place) if place.kind == "directory" else None
+    if located is None:
+        raise UsageError(
+            f"{place} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
+            "Name the directory that they are in.",
+        )
+    return layout_of(describe(located.directory), str(located.directory))
+
+
+def layout_of(described: Description, where: str) -> Layout:
+    """Return the layout of the checkpoint `where`, which is described so. Raise CorruptError if the chunks of a tensor
+    are not all of it, once."""
+    boxes = {}
+    for key, tensor in described.tensors.items():
+        tiles = [Tile(chunk.offsets, Zeros(tensor.dtype, chunk.sizes)) for chunk in tensor.chunks]
+        join(tensor.dtype, tensor.shape, tiles, f"{where}: {named(key)}")
+        boxes[key] = [(Box(*chunk[:2]), _file(chunk.place)) for chunk in tensor.chunks]
+    return Layout(
+        {key: tensor.shape for key, tensor in described.tensors.items()},
+        boxes,
+        {key: place.name for key, place in described.values.items()},
+        described.paths,
+    )
+
+
+def _file(place: Place | Stored) -> str:
+    return place.name if isinstance(place, Place) else basename(place.file.path)

@@ -1,0 +1,61 @@
+"""Arrange an optimizer's states as torch's `get_optimizer_state_dict` does. Pure.
+
+Source: torch/distributed/checkpoint/state_dict.py, and torch/optim/adam.py for the settings of a group.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Inline
+
+# The settings of torch's Adam and AdamW that other implementations do not have. `dcp.load` asks for each of them.
+_ADAM = {
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "decoupled_weight_decay": True,
+}
+_OF_ADAM = frozenset({"exp_avg", "exp_avg_sq"})
+_STEP, _PARAMS = "step", "params"
+
+
+def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
+    """Return {"state": {parameter: {key: value}}, "param_groups": [group]} as torch's optimizers have it.
+
+    A step that is a number becomes a tensor, as torch keeps it. Groups of Adam get the settings that torch's has and
+    others lack, at torch's defaults. With `flat`, the result is one dict with a key for each state and each setting of
+    a parameter, as `flatten_optimizer_state_dict` makes it: state.<parameter>.exp_avg, param_groups.<parameter>.lr.
+    """
+    states = {str(name): _with_step(state) for name, state in tree["state"].items()}
+    is_adam = any(state.keys() >= _OF_ADAM for state in states.values() if isinstance(state, Mapping))
+    groups = [_completed(group) if is_adam else dict(group) for group in tree.get("param_groups", ())]
+    if not flat:
+        return {"state": states, "param_groups": groups}
+    found = {f"state.{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+    for group in groups:
+        settings = [(key, value) for key, value in group.items() if key != _PARAMS]
+        found.update((f"param_groups.{name}.{key}", value) for name in group[_PARAMS] for key, value in settings)
+    return found
+
+
+def _with_step(state: Any) -> Any:
+    step = state.get(_STEP) if isinstance(state, Mapping) else None
+    if type(step) not in (int, float):
+        return state
+    return {**state, _STEP: Inline(struct.pack("<f", step), DTYPES["float32"], ())}
+
+
+def _completed(group: Mapping[str, Any]) -> dict[str, Any]:
+    params = group.get(_PARAMS, [])
+    return {**{key: value for key, value in group.items() if key != _PARAMS}, **_missing(group), _PARAMS: params}
+
+
+def _missing(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in _ADAM.items() if key not in group} if "betas" in group else {}

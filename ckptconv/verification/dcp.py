@@ -1,0 +1,199 @@
+"""Compare a checkpoint of torch.distributed.checkpoint with its source.
+
+The reader of that format says which chunks it holds and where. Every chunk is compared with what the source gives for
+its box, every other value with the source's. What is between them in the files, down to the checksums, must be what a
+conversion plans: so no byte goes unchecked.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ckptconv.errors import CkptconvError, DifferenceError
+from ckptconv.formats.dcp.chunks import join as join_tiles
+from ckptconv.formats.dcp.layout import Box, layout_of
+from ckptconv.formats.dcp.locate import METADATA
+from ckptconv.formats.dcp.metadata import named
+from ckptconv.formats.dcp.read import Checkpoint
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs import dcp
+from ckptconv.outputs.selected import Rename
+from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
+from ckptconv.pickles.children import ATOMS
+from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
+from ckptconv.storage.files import Reader
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import join
+from ckptconv.structure import keymap
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.moves import BLOCK
+from ckptconv.text import some
+from ckptconv.verification.records import without_storages
+
+_AGAIN = "The file was damaged or changed since it was written; convert again."
+_STATES = "If the optimizer states were taken from somewhere (--optimizer), say so here too."
+# Compared pieces: a want and a got tensor, the path of the file, and the name in the manifest.
+Pair = tuple[LazyTensor, LazyTensor, str, str]
+
+
+@dataclass
+class Compared:
+    """A checkpoint all of whose names, kinds and values are those of its source.
+
+    `pairs` are the tensors whose elements are still to be compared. `plans` are its files as a conversion plans them,
+    `where` the paths at which they are read. `crcs` are the CRC-32 of the chunks by file and name, as far as known.
+    """
+
+    path: str
+    contents: dcp.Contents
+    plans: list[FilePlan]
+    where: dict[str, Location]
+    pairs: list[Pair] = field(default_factory=list)
+    crcs: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def check_frames(self) -> None:
+        """Raise DifferenceError unless all that is not data is as planned. The chunks have been compared, and their CRC
+        is in `crcs`; what else is data is read for its CRC."""
+        for plan in self.plans:
+            reader = self.where[plan.name].open_reader()
+            try:
+                self._check(plan, reader)
+            finally:
+                reader.close()
+
+    def _check(self, plan: FilePlan, reader: Reader) -> None:
+        path, known = join(self.path, plan.name), self.crcs.setdefault(plan.name, {})
+        if reader.file.size != plan.size:
+            _differs(path, f"it has {reader.file.size} bytes, where {plan.size} were expected")
+        for part in plan.parts:
+            if isinstance(part, Data) and part.name not in known:
+                known[part.name] = _crc(reader, part)
+        for part in plan.parts:
+            want = _frame(part, known)
+            if want and reader.read_at(part.offset, len(want)) != want:
+                _differs(path, f"what is around its tensors, from byte {part.offset} on, is not as it was written")
+
+
+def _frame(part: Part, crcs: Mapping[str, int]) -> bytes:
+    """Return the bytes of a part that is no data."""
+    if isinstance(part, Literal):
+        return part.data
+    return part.make(crcs) if isinstance(part, Trailer) else b""
+
+
+def _crc(reader: Reader, part: Part) -> int:
+    crc = 0
+    for at in range(part.offset, part.offset + part.nbytes, BLOCK):
+        crc = zlib.crc32(reader.read_at(at, min(BLOCK, part.offset + part.nbytes - at)), crc)
+    return crc
+
+
+def compare(source: Source, place: Location, path: str, asked: Options, rename: Rename) -> Compared:
+    """Compare the checkpoint `path`, read at `place`, with the source. Raise DifferenceError for the first difference.
+
+    Neither elements nor what is between the tensors are compared yet: see `Compared`.
+    """
+    want = dcp.contents(source, asked, rename)
+    try:
+        got = Checkpoint.open(place)
+        described = got.described
+        chunks = got.entries.chunks(described.tensors)
+        for key, saved in described.tensors.items():
+            join_tiles(saved.dtype, saved.shape, chunks[key], f"{path}: {named(key)}")  # they cover all of it, once
+    except CkptconvError as error:
+        message = error.message
+        for name in place.names:
+            message = message.replace(place.join(name).path, join(path, name))
+        raise DifferenceError(f"{path} cannot be read: {message}", _AGAIN, what="file", file=path) from error
+    values = {} if asked.to == dcp.SHARDS else want.values
+    _check_keys(path, {*want.tensors, *values}, {*described.tensors, *described.values}, asked)
+    plans = dcp.file_plans(want, asked)
+    if asked.chunks is None and not _is_planned(plans[-1], place):
+        plans = dcp.file_plans(want, asked, layout_of(described, path))  # it was made like another checkpoint
+    found = Compared(path, want, plans, {plan.name: place.join(plan.name) for plan in plans})
+    _check_files(path, place, found, asked)
+    for key, (steps, tensor) in want.tensors.items():
+        if key not in described.tensors:
+            _differs(join(path, METADATA), f"{named(key)} is described as a value, and it is a tensor")
+        saved = described.tensors[key]
+        if asked.to != dcp.SHARDS and described.paths[key] != steps:
+            _differs(join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r} in it, not {steps!r}")
+        if saved.shape != tensor.shape:
+            raise DifferenceError(
+                f"{path}: {named(key)} has shape {list(saved.shape)}, and the source gives shape {list(tensor.shape)}.",
+                what="shape",
+                tensor=key,
+                file=path,
+            )
+        for tile in chunks[key]:
+            box = Box(tile.offsets, tile.tensor.shape)
+            home = next(iter(tile.tensor.inputs())).path
+            name = key if asked.to == dcp.SHARDS else dcp.entry_name(key, box.offsets)
+            found.pairs.append((dcp.cut(tensor, box), tile.tensor, home, name))
+    for key, (steps, value) in values.items():
+        if key not in described.values or described.paths[key] != steps:
+            _differs(join(path, METADATA), f"{named(key)} is not described as a value at {steps!r}")
+        home = place.join(described.values[key].name).path
+        found.pairs.extend(_compare_values(path, key, value, got.values.get(key, got.hidden.get(key)), home))
+    return found
+
+
+def _is_planned(plan: FilePlan, place: Location) -> bool:
+    """Whether the file that makes the checkpoint complete begins as planned: it says how tensors are cut."""
+    if place.join(plan.name).kind != "file":
+        return False
+    reader = place.join(plan.name).open_reader()
+    try:
+        head = _frame(plan.parts[0], {})
+        return reader.file.size == plan.size and reader.read_at(0, len(head)) == head
+    finally:
+        reader.close()
+
+
+def _check_keys(path: str, want: set[str], got: set[str], asked: Options) -> None:
+    missing, more = sorted(want - got), sorted(got - want)
+    if missing:
+        raise DifferenceError(
+            f"{path} lacks {some(missing)}, which the source gives.",
+            "If the conversion left them out (--exclude, --include, --key), say so here too.",
+            what="missing",
+            tensor=missing[0],
+        )
+    if more:
+        raise DifferenceError(
+            f"{path} holds {some(more)}, which the source does not give.",
+            "" if asked.optimizer else _STATES,
+            what="unexpected",
+            tensor=more[0],
+        )
+
+
+def _check_files(path: str, place: Location, found: Compared, asked: Options) -> None:
+    """Check that the files are those that a conversion writes, and no more."""
+    present = {name for name in place.names if DIRECTORIES[asked.to].is_file(name)} - {MANIFEST}
+    odd = sorted(present ^ found.where.keys())
+    if odd:
+        what = "is not part of the output" if odd[0] in present else "is missing"
+        raise DifferenceError(f"{join(path, odd[0])} {what}.", _AGAIN, what="file", file=join(path, odd[0]))
+
+
+def _compare_values(path: str, key: str, want: Any, got: Any, home: str) -> Iterator[Pair]:
+    """Yield the tensors in two values, which are equal but for the elements of these."""
+    if type(want) in ATOMS and type(got) is type(want) and repr(want) == repr(got):
+        return
+    (one, record), (other, found) = keymap.flatten({"": want}), keymap.flatten({"": got})
+    kinds = [{name: (each.dtype, each.shape) for name, each in flat.items()} for flat in (one, other)]
+    if without_storages(record, one) != without_storages(found, other) or kinds[0] != kinds[1]:
+        _differs(path, f"the value {named(key)} is not the source's", what="value", tensor=key)
+    for number, name in enumerate(one):
+        yield one[name], other[name], home, f"{key} [{number}]"
+
+
+def _differs(path: str, reason: str, **more: Any) -> NoReturn:
+    raise DifferenceError(
+        f"{path} is not as it was written: {reason}.", _AGAIN, **{"what": "file", "file": path, **more}
+    )

@@ -1,0 +1,259 @@
+"""Trains on from checkpoints that we write for torch.distributed.checkpoint, on one, two and three ranks.
+
+    test_dcp.py [--directory build/dcp]
+
+Two ranks train a model with FSDP2 and AdamW on the CPU, save it with dcp.save, and train on. The checkpoint becomes
+safetensors and back again, in the layouts of torch's tutorials and of torchtitan, and as safetensors shards. dcp.load
+reads these into FSDP2 on one, two and three ranks, and into DDP. Every tensor must be the one that was saved, bit for
+bit; after as many further steps, the one that the first run has then. The exit code is 1 if one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 2
+WORLDS = (1, 2, 3)
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+class Model(nn.Module):
+    """Odd shapes, tensors of one element, and a buffer that is no float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(13, 6)
+        self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, 5, bias=False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found = self.embedding(words)
+        for layer in self.layers:
+            found = torch.relu(layer(found)) + found
+        made: torch.Tensor = self.head(self.norm(found)) * self.scale
+        return made
+
+
+def built(seed: int, wrap: Callable[[Model], nn.Module]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = wrap(Model())
+    return model, torch.optim.AdamW(model.parameters(), lr=3e-2, betas=(0.8, 0.95), weight_decay=0.1)
+
+
+def sharded(model: Model) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for each in model.modules():
+        # Gradients are added up, and only the first rank has any: so the sum does not depend on the number of ranks.
+        if isinstance(each, FSDPModule):
+            each.set_gradient_divide_factor(1.0)
+            each.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def replicated(model: Model) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> None:
+    share = float(dist.get_rank() == 0)
+    if isinstance(model, DistributedDataParallel):
+        share *= dist.get_world_size()  # it divides by the number of ranks, here by two, which is exact
+    for step in range(first, first + STEPS):
+        torch.manual_seed(step)
+        words, wanted = torch.randint(13, (4, 7)), torch.randn(4, 7, 5)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(words), wanted) * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in a state dict, whole ones, by dotted name. All ranks have to take part."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from leaves(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(tree, torch.Tensor):
+        yield name, (tree.full_tensor() if isinstance(tree, DTensor) else tree).detach().clone()
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the weights and the optimizer's states by name."""
+    both = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)["state"]}
+    return dict(leaves(both))
+
+
+# ------------------------------------------------------------------------------------------------- what the ranks do
+
+
+def first_run(directory: Path) -> None:
+    model, optimizer = built(0, sharded)
+    model.seen += torch.tensor([3, 1, 4])  # type: ignore[operator]
+    train(model, optimizer, 0)
+    saved = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
+    save(saved, checkpoint_id=directory / "saved")
+    before = state_of(model, optimizer)
+    train(model, optimizer, STEPS)
+    after = state_of(model, optimizer)
+    if dist.get_rank() == 0:
+        torch.save({"before": before, "after": after}, directory / "notes.pt")
+
+
+def as_in_tutorials(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """{"model": …, "optim": …}"""
+    weights, states = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
+    load({"model": weights, "optim": states}, checkpoint_id=directory)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
+
+
+def as_in_torchtitan(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """The weights at the top, and the optimizer with one key for each state of a parameter."""
+    weights = get_model_state_dict(model)
+    states = get_optimizer_state_dict(model, optimizer, options=FLAT)
+    load({**weights, "optimizer": states}, checkpoint_id=directory)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states, options=FLAT)
+
+
+def weights_alone(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """Safetensors shards, by torch's reader for these."""
+    weights = get_model_state_dict(model)
+    load(weights, storage_reader=HuggingFaceStorageReader(str(directory)))
+    set_model_state_dict(model, weights)
+
+
+LOADERS: dict[str, Callable[..., None]] = {
+    "tutorial": as_in_tutorials,
+    "tutorial-ddp": as_in_tutorials,
+    "like": as_in_tutorials,
+    "torchtitan": as_in_torchtitan,
+    "shards": weights_alone,
+}
+
+
+def second_run(directory: Path, case: str) -> None:
+    model, optimizer = built(1, replicated if case.endswith("ddp") else sharded)
+    LOADERS[case](model, optimizer, directory / case.removesuffix("-ddp"))
+    notes = torch.load(directory / "notes.pt")
+    weights_only = case == "shards"
+    compare(
+        dict(leaves({"model": get_model_state_dict(model)})) if weights_only else state_of(model, optimizer),
+        notes["before"],
+    )
+    if not weights_only:
+        train(model, optimizer, STEPS)
+        compare(state_of(model, optimizer), notes["after"])
+
+
+def compare(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    missing = {name for name in wanted if name.startswith("model.") or any(key.startswith("optim.") for key in found)}
+    assert missing == found.keys(), missing ^ found.keys()
+    for name, tensor in found.items():
+        one, other = (each.contiguous().reshape(-1).view(torch.uint8) for each in (tensor, wanted[name]))
+        assert torch.equal(one, other), f"{name}: {tensor.flatten()[:4]} and not {wanted[name].flatten()[:4]}"
+
+
+def rank(number: int, world: int, job: Callable[[], None], meeting: str, errors: Any) -> None:
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=world)
+        job()
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        errors.put(traceback.format_exc())
+        raise
+
+
+def run(world: int, job: Callable[[], None]) -> str:
+    """Run `job` on so many ranks; return the error of one of them, "" if there was none."""
+    spawn = torch.multiprocessing.get_context("spawn")
+    errors = spawn.SimpleQueue()
+    with tempfile.TemporaryDirectory() as place:
+        arguments = world, job, f"{place}/meeting", errors
+        ranks = [spawn.Process(target=rank, args=(number, *arguments)) for number in range(world)]
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join()
+    if not errors.empty():
+        return str(errors.get())
+    return "" if all(each.exitcode == 0 for each in ranks) else "a rank ended"
+
+
+# ------------------------------------------------------------------------------------------------------- the program
+
+
+def ckptconv(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "ckptconv", *map(str, arguments), "--quiet"], check=True, cwd=ROOT)
+
+
+def convert(at: Path) -> None:
+    """Make safetensors of what was saved, and of these everything that is loaded."""
+    ckptconv("dcp2safetensors", at / "saved", at / "model", "--optimizer", at / "optimizer")
+    back = "safetensors2dcp", at / "model"
+    states = "--optimizer", at / "optimizer"
+    ckptconv(
+        *back, at / "tutorial", *states, "--model-key", "model", "--optimizer-key", "optim", "--chunks", 3, "--verify"
+    )
+    ckptconv(*back, at / "torchtitan", *states, "--flat-optimizer", "--chunks", 2, "--verify")
+    ckptconv(*back, at / "like", *states, "--like", at / "saved", "--verify")
+    ckptconv(*back, at / "shards", "--to", "dcp-hf", "--chunks", 4, "--verify")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "dcp")
+    at: Path = parser.parse_args().directory.resolve()
+    shutil.rmtree(at, ignore_errors=True)
+    at.mkdir(parents=True)
+    failed = run(2, functools.partial(first_run, at))
+    if failed:
+        print(failed)
+        return 1
+    convert(at)
+    wrong = 0
+    for case in LOADERS:
+        for world in (2,) if case.endswith("ddp") else WORLDS:
+            error = run(world, functools.partial(second_run, at, case))
+            wrong += bool(error)
+            print(f"{case} on {world}: {'wrong' if error else 'right'}", flush=True)
+            if error:
+                print(error)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

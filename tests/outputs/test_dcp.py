@@ -1,0 +1,454 @@
+"""Checkpoints for torch.distributed.checkpoint: torch reads them, and they hold what the source has."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import pickle
+import pickletools
+import random
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases
+from dcp_checkpoints import DCP, checkpoint_of
+from dcp_writer import one, shards
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+import ckptconv
+from ckptconv.errors import CkptconvError, DifferenceError, UnsupportedError, UsageError
+from ckptconv.outputs.dcp import boxes
+
+NESTED = checkpoint_of("fsdp2_w2_nested")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+def loaded(directory: Path) -> dict[str, Any]:
+    """The whole state dict, as torch rebuilds it without knowing what is in it."""
+    found: dict[str, Any] = {}
+    reader = FileSystemReader(directory)
+    _load_state_dict(found, reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    return found
+
+
+def described(directory: Path) -> Any:
+    return pickle.loads((directory / ".metadata").read_bytes())
+
+
+def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(tree, (dict, list)) and tree:
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, (*path, key))
+    else:
+        yield path, tree
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Two state dicts with the same paths, types, dtypes and bits."""
+    mine, theirs = dict(leaves(one)), dict(leaves(other))
+    assert mine.keys() == theirs.keys()
+    tensors = {path for path, value in mine.items() if isinstance(value, torch.Tensor)}
+    assert_same({str(path): mine[path] for path in tensors}, {str(path): theirs[path] for path in tensors})
+    for path in mine.keys() - tensors:
+        assert type(mine[path]) is type(theirs[path]), path
+        assert mine[path] == theirs[path], path
+
+
+def made(source: object, output: Path, *options: object) -> Path:
+    run = ckptconv_here("safetensors2dcp", source, output, *options, "--no-fsync")
+    assert run.code == 0, run.err
+    return output
+
+
+def a_model(path: Path) -> dict[str, torch.Tensor]:
+    tensors = {
+        "emb.weight": torch.randn(13, 4),
+        "emb.bias": torch.randn(3).bfloat16(),
+        "norm.count": torch.tensor(7),
+        "empty": torch.zeros(0, 5),
+        "mask": torch.tensor([True, False]),
+        "low": torch.randn(6, 2).to(torch.float8_e4m3fn),
+    }
+    save_file(tensors, path)
+    return tensors
+
+
+# --------------------------------------------------------------------------------------------------------- the layout
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5, 40])
+def test_dcp_load_fills_a_state_dict(chunks: int, tmp_path: Path) -> None:
+    tensors = a_model(tmp_path / "m.safetensors")
+    made(tmp_path / "m.safetensors", tmp_path / "out", "--model-key", "model", "--chunks", chunks, "--verify")
+    found = {"model": {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}}
+    dcp.load(found, checkpoint_id=tmp_path / "out")
+    assert_same(found["model"], tensors)
+
+
+def test_without_a_key_names_are_at_the_top(tmp_path: Path) -> None:
+    tensors = a_model(tmp_path / "m.safetensors")
+    out = made(tmp_path / "m.safetensors", tmp_path / "out")
+    assert described(out).planner_data == {name: (name,) for name in tensors}
+    assert_same(loaded(out), tensors)
+
+
+@given(st.integers(0, 40), st.integers(1, 50))
+def test_chunks_are_those_of_ranks(extent: int, ranks: int) -> None:
+    if extent:
+        kept = [box for box in shards((extent, 3), 0, ranks) if 0 not in box[1]]
+        assert list(boxes((extent, 3), ranks)) == kept
+    else:
+        assert list(boxes((extent, 3), ranks)) == [((0, 0), (0, 3))]
+
+
+def test_every_rank_has_files_and_none_is_larger_than_asked(tmp_path: Path) -> None:
+    save_file({f"w{n}": torch.randn(8, 500) for n in range(4)}, tmp_path / "m.safetensors")
+    out = made(tmp_path / "m.safetensors", tmp_path / "out", "--chunks", 2, "--max-shard-size", "20KB")
+    sizes = {path.name: path.stat().st_size for path in out.glob("*.distcp")}
+    assert sizes.keys() == {"__0_0.distcp", "__0_1.distcp", "__1_0.distcp", "__1_1.distcp"}
+    assert max(sizes.values()) <= 20_000
+    assert_same(loaded(out), load_file(tmp_path / "m.safetensors"))
+
+
+LIKE = ["fsdp2_w2_nested", "fsdp2_w4_bf16", "tp_fsdp_2x2", "hsdp_2x2", "torch2.3.1_dtensor_w2", "file_per_item_w2"]
+
+
+@pytest.mark.parametrize("case", LIKE)
+def test_like_another_checkpoint_it_has_the_same_keys_chunks_and_files(case: str, tmp_path: Path) -> None:
+    like = checkpoint_of(case)
+    with_states = ["--optimizer", like] if any("optim" in key for key in described(like).state_dict_metadata) else []
+    out = made(like, tmp_path / "out", "--like", like, *with_states, "--verify")
+    theirs, ours = described(like), described(out)
+    for key, saved in ours.state_dict_metadata.items():
+        if hasattr(saved, "size"):
+            other = theirs.state_dict_metadata[key]
+            full = sorted((tuple(c.offsets), tuple(c.sizes)) for c in other.chunks if 0 not in c.sizes)
+            assert sorted((tuple(c.offsets), tuple(c.sizes)) for c in saved.chunks) == full
+    # Until 2.3, torch saved the groups as one value.
+    for index in ours.storage_data.keys() & theirs.storage_data.keys():
+        assert ours.storage_data[index].relative_path == theirs.storage_data[index].relative_path
+    assert ckptconv_here("verify", like, out, *with_states).code == 0
+
+
+def test_what_the_other_checkpoint_lacks_is_written_whole_and_told(tmp_path: Path) -> None:
+    tensors = a_model(tmp_path / "m.safetensors")
+    run = ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", tmp_path / "out", "--like", NESTED, "--verify")
+    assert run.code == 0
+    assert "not in" in run.err
+    assert_same(loaded(tmp_path / "out")["model"], tensors)
+
+
+def test_like_safetensors_shards_files_have_the_names_of_torch(tmp_path: Path) -> None:
+    like = checkpoint_of("hf_sharded_w2")
+    out = made(like, tmp_path / "out", "--like", like, "--verify")
+    count = len(list(like.glob("shard-*")))
+    assert {path.name for path in out.glob("*.distcp")} == {f"__{rank}_0.distcp" for rank in range(count)}
+    again = made(like, tmp_path / "shards", "--like", like, "--to", "dcp-hf", "--verify")
+    assert len(list(again.glob("shard-*"))) == count
+
+
+def test_a_checkpoint_that_lacks_a_chunk_is_no_example(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.ones(6, 2)}}, tmp_path / "m.pt")
+    like = one(torch.ones(6, 2), shards((6, 2), 0, 3)[:2]).write(tmp_path / "like")
+    run = ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out", "--like", like)
+    run.refused(4, "lack 4 of them")
+    assert not (tmp_path / "out").exists()
+
+
+# --------------------------------------------------------------------------------------------------------- the format
+
+
+def test_each_entry_is_a_file_of_torch_save(tmp_path: Path) -> None:
+    out = made(NESTED, tmp_path / "out", "--optimizer", NESTED, "--chunks", 2)
+    told = described(out)
+    for index, info in told.storage_data.items():
+        data = (out / info.relative_path).read_bytes()[info.offset : info.offset + info.length]
+        found = torch.load(io.BytesIO(data), weights_only=True)
+        assert isinstance(found, torch.Tensor) is (index.offset is not None)
+    places = sorted((info.relative_path, info.offset, info.length) for info in told.storage_data.values())
+    ends: dict[str, int] = {}
+    for name, offset, length in places:
+        assert offset == ends.get(name, 0)
+        ends[name] = offset + length
+    assert ends == {path.name: path.stat().st_size for path in out.glob("*.distcp")}
+
+
+def names_in(data: bytes) -> set[str]:
+    """The classes and functions that a pickle names."""
+    found, texts = set(), []
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name == "GLOBAL":
+            found.add(argument.replace(" ", "."))
+        elif opcode.name == "STACK_GLOBAL":
+            found.add(".".join(texts[-2:]))
+        elif "UNICODE" in opcode.name:
+            texts.append(argument)
+        elif opcode.name in ("BINGET", "LONG_BINGET"):
+            texts.append("torch.distributed.checkpoint.metadata")  # all that comes again as a module's name
+    return found
+
+
+@pytest.mark.parametrize("case", ["fsdp2_w2_nested", "torch2.3.1_dtensor_w2", "torch2.15src_fsdp2_w2"])
+def test_the_description_names_only_what_every_release_names(case: str, tmp_path: Path) -> None:
+    like = checkpoint_of(case)
+    out = made(like, tmp_path / "out", "--key", ".")
+    ours = {name.rpartition(".")[2] for name in names_in((out / ".metadata").read_bytes())}
+    theirs = {name.rpartition(".")[2] for name in names_in((like / ".metadata").read_bytes())}
+    assert ours <= theirs | {"BytesStorageMetadata"}
+
+
+def test_the_description_has_the_fields_of_torch_2_4(tmp_path: Path) -> None:
+    told = described(made(NESTED, tmp_path / "out", "--key", "."))
+    assert vars(told).keys() == {"state_dict_metadata", "planner_data", "storage_data"}
+    assert {frozenset(vars(info)) for info in told.storage_data.values()} == {
+        frozenset({"relative_path", "offset", "length"})
+    }
+    assert {frozenset(vars(index)) for index in told.storage_data} == {
+        frozenset({"fqn", "index", "offset"}),
+        frozenset({"fqn", "index"}),
+    }
+
+
+# -------------------------------------------------------------------------------------------------- values and states
+
+
+def test_a_nested_state_is_what_torch_makes_of_it(tmp_path: Path) -> None:
+    state = {
+        "model": OrderedDict({"a.weight": torch.randn(4, 3), "a.bias": torch.randn(4)}),
+        "epoch": 3,
+        "losses": [0.5, float("inf"), -0.0],
+        "mixed": [{"x": torch.ones(2)}, "text", None],
+        "pair": (torch.arange(3), "kept together"),
+        "numbered": {0: {"step": torch.tensor(2.0)}, 10: "ten"},
+        "array": np.arange(3),
+    }
+    torch.save(state, tmp_path / "state.pt")
+    torch_save_to_dcp(tmp_path / "state.pt", tmp_path / "theirs")
+    out = made(tmp_path / "state.pt", tmp_path / "ours", "--verify")
+    theirs, ours = described(tmp_path / "theirs"), described(out)
+    assert ours.planner_data == theirs.planner_data
+    for key, saved in theirs.state_dict_metadata.items():
+        assert ours.state_dict_metadata[key] == saved
+    found, wanted = loaded(out), loaded(tmp_path / "theirs")
+    pairs = found.pop("pair"), wanted.pop("pair")
+    assert torch.equal(pairs[0][0], pairs[1][0])
+    assert np.array_equal(found.pop("array"), wanted.pop("array"))
+    assert_equal(found, wanted)
+
+
+def test_through_safetensors_and_back_torch_has_the_same_state(tmp_path: Path) -> None:
+    states = tmp_path / "optimizer"
+    assert ckptconv_here("dcp2safetensors", NESTED, tmp_path / "model", "--optimizer", states).code == 0
+    keys = "--model-key", "model", "--optimizer-key", "optim"
+    out = made(tmp_path / "model", tmp_path / "out", "--optimizer", states, *keys, "--chunks", 3, "--verify")
+    assert_equal(loaded(out), loaded(NESTED))
+    assert ckptconv_here("dcp2safetensors", out, tmp_path / "again", "--optimizer", tmp_path / "states").code == 0
+    assert_same(load_with_aliases(tmp_path / "again"), load_with_aliases(tmp_path / "model"))
+    assert_same(load_with_aliases(tmp_path / "states"), load_with_aliases(states))
+
+
+def test_a_flat_optimizer_has_a_key_for_each_setting_of_a_parameter(tmp_path: Path) -> None:
+    out = made(NESTED, tmp_path / "out", "--optimizer", NESTED, "--flat-optimizer")
+    found, nested = loaded(out)["optimizer"], loaded(NESTED)["optim"]
+    (group,) = nested["param_groups"]
+    wanted = {f"state.{name}.{key}": value for name, state in nested["state"].items() for key, value in state.items()}
+    settings = {key: value for key, value in group.items() if key != "params"}
+    wanted |= {f"param_groups.{name}.{key}": value for name in group["params"] for key, value in settings.items()}
+    assert_equal(found, wanted)
+
+
+def test_states_of_other_optimizers_get_what_torch_asks_for(tmp_path: Path) -> None:
+    group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "params": ["w"]}
+    state = {"w": {"step": 4, "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}}
+    torch.save({"w": torch.zeros(2)}, tmp_path / "model.pt")
+    torch.save({"state": state, "param_groups": [group]}, tmp_path / "optimizer.pt")
+    out = made(tmp_path / "model.pt", tmp_path / "out", "--optimizer", tmp_path / "optimizer.pt", "--verify")
+    found = loaded(out)["optimizer"]
+    step = found["state"]["w"]["step"]
+    assert (step.dtype, step.shape, step.item()) == (torch.float32, (), 4.0)
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+    asked = torch.optim.AdamW(weights).state_dict()["param_groups"][0]
+    assert found["param_groups"][0].keys() == asked.keys()
+    assert found["param_groups"][0]["betas"] == (0.9, 0.99)
+
+
+@pytest.mark.parametrize("case", ["z3_fp32_w4", "z2_bf16_frozen_w2", "z1_bf16_w2"])
+def test_from_deepspeed_it_is_what_becomes_safetensors(case: str, tmp_path: Path) -> None:
+    source = ZERO / case / "checkpoint"
+    assert ckptconv_here("zero-to-fp32", source, tmp_path / "direct", "--optimizer", tmp_path / "states").code == 0
+    out = made(source, tmp_path / "out", "--optimizer", source, "--chunks", 2, "--verify")
+    assert ckptconv_here("dcp2safetensors", out, tmp_path / "through", "--optimizer", tmp_path / "again").code == 0
+    assert_same(load_with_aliases(tmp_path / "through"), load_with_aliases(tmp_path / "direct"))
+    assert_same(load_with_aliases(tmp_path / "again"), load_with_aliases(tmp_path / "states"))
+
+
+@pytest.mark.parametrize("case", [case.name for case in sorted(DCP.iterdir()) if case.name != "olmocore_fsdp2_w2"])
+def test_cut_in_another_way_it_is_the_same(case: str, tmp_path: Path) -> None:
+    source = checkpoint_of(case)
+    left = "--exclude", "*float4*", "--exclude", "*complex32*"
+    out = made(source, tmp_path / "out", "--chunks", 3, *left, "--opaque", "drop")
+    flags = *left, "--no-structure"
+    for name, place in (("one", source), ("other", out)):
+        assert ckptconv_here("dcp2safetensors", place, tmp_path / name, *flags).code == 0
+    assert_same(load_with_aliases(tmp_path / "one"), load_with_aliases(tmp_path / "other"))
+
+
+def test_names_and_dtypes_are_changed_as_elsewhere(tmp_path: Path) -> None:
+    torch.save({"net": {"module.w": torch.ones(2), "b": torch.ones(1)}, "epoch": 1}, tmp_path / "m.pt")
+    options = "--rename", r"^net\.(module\.)?=", "--dtype", "bf16", "--exclude", "*.b"
+    run = ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out", *options, "--verify", "--no-fsync")
+    assert run.code == 0, run.err
+    assert_equal(loaded(tmp_path / "out"), {"w": torch.ones(2).bfloat16(), "epoch": 1})
+    run = ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "bare", "--no-structure", "--no-fsync")
+    assert loaded(tmp_path / "bare").keys() == {"net.module.w", "net.b"}
+
+
+# ------------------------------------------------------------------------------------------------- safetensors shards
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_safetensors_shards_are_read_by_torch_and_by_us(chunks: int, tmp_path: Path) -> None:
+    tensors = {name: each for name, each in a_model(tmp_path / "m.safetensors").items() if name != "empty"}
+    options = "--to", "dcp-hf", "--chunks", chunks, "--exclude", "empty", "--verify"
+    out = made(tmp_path / "m.safetensors", tmp_path / "out", *options)
+    assert len(list(out.glob("shard-*-model-00001-of-00001.safetensors"))) == chunks
+    found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(str(out)))
+    assert_same(found, tensors)
+    assert ckptconv_here("dcp2safetensors", out, tmp_path / "again.safetensors").code == 0
+    assert_same(load_file(tmp_path / "again.safetensors"), tensors)
+
+
+# ------------------------------------------------------------------------------------------ publishing and verifying
+
+
+def test_in_parts_it_is_the_same(tmp_path: Path) -> None:
+    whole = made(NESTED, tmp_path / "whole", "--chunks", 3, "--key", ".")
+    for part in ("0/2", "1/2"):
+        made(NESTED, tmp_path / "parts", "--chunks", 3, "--key", ".", "--part", part)
+        assert not (tmp_path / "parts" / ".metadata").exists()
+    assert ckptconv_here("finish", tmp_path / "parts", "--checksum").code == 0
+    assert contents(tmp_path / "parts") == contents(whole)
+
+
+def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
+    out = made(NESTED, tmp_path / "out", "--chunks", 4)
+    made(NESTED, out, "--chunks", 2)
+    assert sorted(path.name for path in out.glob("*.distcp")) == ["__0_0.distcp", "__1_0.distcp"]
+    assert ckptconv_here("verify", NESTED, out).code == 0
+    ckptconv_here("safetensors2dcp", NESTED, out, "--no-clobber").refused(1, "--no-clobber")
+
+
+@pytest.mark.parametrize("to", ["dcp", "dcp-hf"])
+def test_no_changed_byte_goes_unnoticed(to: str, tmp_path: Path) -> None:
+    states = str(NESTED) if to == "dcp" else ""
+    settings: dict[str, Any] = {"to": to, "optimizer": states}
+    ckptconv.convert(NESTED, tmp_path / "out", chunks=2, fsync=False, **settings)
+    dice = random.Random(1)
+    for path in sorted((tmp_path / "out").iterdir()):
+        data = path.read_bytes()
+        for at in dice.sample(range(len(data)), 6):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1 :])
+            with pytest.raises(CkptconvError) as error:
+                ckptconv.verify(NESTED, tmp_path / "out", **settings)
+            assert isinstance(error.value, (DifferenceError, UsageError)), (path.name, at)
+        path.write_bytes(data)
+    assert ckptconv.verify(NESTED, tmp_path / "out", **settings).tensors == (40 if states else 16)
+
+
+def test_verify_says_what_differs(tmp_path: Path) -> None:
+    out = made(NESTED, tmp_path / "out", "--optimizer", NESTED)
+    ckptconv_here("verify", NESTED, out).refused(1, "--optimizer", "which the source does not give")
+    assert ckptconv_here("verify", NESTED, out, "--optimizer", NESTED).code == 0
+    (out / "__9_0.distcp").write_bytes(b"")
+    ckptconv_here("verify", NESTED, out, "--optimizer", NESTED).refused(1, "__9_0.distcp", "not part of the output")
+
+
+def test_a_dry_run_tells_the_files_and_writes_none(tmp_path: Path) -> None:
+    run = ckptconv_here("safetensors2dcp", NESTED, tmp_path / "out", "--chunks", 2, "--dry-run", "--json")
+    names = [Path(each["path"]).name for each in json.loads(run.out)["outputs"]]
+    assert names == ["__0_0.distcp", "__1_0.distcp", ".metadata"]
+    assert json.loads(run.out)["tensors"] == 16
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- the refusals
+
+
+def test_a_checkpoint_of_training_is_never_replaced(tmp_path: Path) -> None:
+    there = Path(shutil.copytree(NESTED, tmp_path / "step-1"))
+    before = contents(there)
+    a_model(tmp_path / "m.safetensors")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "this program did not write")
+    assert ckptconv_here("dcp2safetensors", there, there).code == 0  # which leaves a manifest of ours
+    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "two outputs in one directory")
+    assert contents(there).items() >= before.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--chunks", "2", "--like", NESTED], "--chunks and --like"),
+        (["--to", "dcp-hf", "--max-shard-size", "1GB"], "--max-shard-size"),
+        (["--optimizer", DCP / "nowhere"], "does not exist"),
+        (["--like", DCP], "no checkpoint of torch.distributed.checkpoint"),
+        (["--to", "pt"], "dcp"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(options: list[object], words: str, tmp_path: Path) -> None:
+    ckptconv_here("safetensors2dcp", NESTED, tmp_path / "out", *options).refused(2, words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_path_without_states_has_none_to_give(tmp_path: Path) -> None:
+    a_model(tmp_path / "m.safetensors")
+    model = tmp_path / "m.safetensors"
+    ckptconv_here("safetensors2dcp", model, tmp_path / "out", "--optimizer", model).refused(2, "no optimizer states")
+
+
+def test_what_is_no_directory_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for name in ("file", "out.pt", "out.safetensors"):
+        ckptconv_here("safetensors2dcp", NESTED, tmp_path / name).refused(2, "is a directory")
+
+
+class Surprise:
+    """A class that nothing knows to be data."""
+
+
+def test_objects_known_by_name_only_are_written_on_request(tmp_path: Path) -> None:
+    state = {"w": torch.ones(2), "args": argparse.Namespace(lr=1), "odd": Surprise()}
+    torch.save(state, tmp_path / "m.pt")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out").refused(3, "Surprise", "--opaque")
+    out = made(tmp_path / "m.pt", tmp_path / "out", "--opaque", "drop", "--verify")
+    assert_equal(loaded(out), {"w": torch.ones(2), "args": argparse.Namespace(lr=1)})
+    kept = made(tmp_path / "m.pt", tmp_path / "kept", "--opaque", "keep")
+    assert type(loaded(kept)["odd"]) is Surprise
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.eye(2).to_sparse()}, tmp_path / "m.pt")
+    with pytest.raises(UnsupportedError, match="only dense ones"):
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", to="dcp")
+    torch.save({"a.b": torch.ones(1), "a": {"b": 2}}, tmp_path / "m.pt")
+    with pytest.raises(UsageError, match="would have the key"):
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", to="dcp")
+    with pytest.raises(UsageError, match="needs an OUTPUT"):
+        ckptconv.convert(tmp_path / "m.pt", to="dcp")
+    with pytest.raises(UsageError, match="chunks is for a checkpoint"):
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", chunks=3)
+    assert not (tmp_path / "out").exists()
