@@ -71,12 +71,13 @@ def scan(
     if missing:
         raise UsageError(f"{missing} does not exist.")
     seen: set[str] = set()
-    with attacks.refused(), no_garbage():
+    with attacks.refused():
         for found in (each for place in places for each in _files_in(place, report)):
             if found.path in seen:
                 continue
             seen.add(found.path)
-            scanned = found if isinstance(found, ScannedFile) else _scanned(found)
+            with no_garbage():
+                scanned = found if isinstance(found, ScannedFile) else _scanned(found)
             if scanned is None:
                 report.skipped += 1
                 continue
