@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.errors import CkptconvError, UnsupportedError, UsageError
 from ckptconv.formats.dcp.paths import listed
 from ckptconv.formats.ranks.optimizer import matched
 from ckptconv.formats.source import Source
@@ -21,6 +21,8 @@ from ckptconv.text import some
 _WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
 _STATE, _GROUPS = "state", "param_groups"
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
+# The name under which an optimizer is, and its state dict.
+_Optimizer: TypeAlias = tuple[str, Mapping[str, Any]]
 FRESH = "Give --fresh-optimizer for zero moments in their place."
 
 
@@ -38,43 +40,52 @@ def with_training(source: Source, options: Options) -> Source:
     `options` do not ask for a fresh one. A ZeRO checkpoint has them already, unless it is for another stage.
 
     In a file that torch.save wrote, the optimizer is beside the weights. Read one value: the step. Raise
-    UnsupportedError if nothing tells which states are of which parameter.
+    UnsupportedError if nothing tells which states are of which parameter, UsageError if nothing tells where the weights
+    are.
     """
-    if options.fresh_optimizer or (source.training is not None and not options.zero_stage):
+    if source.training is not None and not options.zero_stage:
+        return source
+    key = options.key or weights_key(source.weights)
+    beside = _optimizers(source.weights, key) if isinstance(source.weights, Mapping) else []
+    if beside and key in ("", "."):
+        raise UsageError(
+            f"{source.path} holds an optimizer under {beside[0][0]!r}, and nothing tells where its model is. Nothing "
+            "was written.",
+            f"Name the model with --key; there are: {some(list(map(str, source.weights)))}.",
+        )
+    if options.fresh_optimizer:
         return source
     try:
         optimizer = source.states()
     except CkptconvError as error:
         error.hint = error.hint if FRESH in error.hint else f"{error.hint} {FRESH}".strip()
         raise
-    if optimizer is None and isinstance(source.weights, Mapping):
-        optimizer = _beside_weights(source, options.key or weights_key(source.weights))
+    if optimizer is None and beside:
+        optimizer = _named(beside, keymap.flatten(_below(source.weights, key))[0], source.path)
     if optimizer is None:
         return source
     step = next((state["step"] for state in optimizer[_STATE].values() if "step" in state), None)
     return replace(source, optimizer=optimizer, step=_number(step, options.storage_options))
 
 
-def _beside_weights(source: Source, key: str) -> dict[str, Any] | None:
-    """Return the states, by name, of the optimizer that a training checkpoint holds beside the weights under `key`."""
-    found = {
-        name: optimizer
-        for name, value in source.weights.items()
+def _optimizers(tree: Mapping[Any, Any], key: str) -> list[_Optimizer]:
+    """Return the optimizers in a training checkpoint whose weights are under `key`."""
+    return [
+        (str(name), optimizer)
+        for name, value in tree.items()
         if name != key
-        for optimizer in (listed(value) if isinstance(value, (list, tuple)) else [value])
+        for optimizer in (value if isinstance(value, (list, tuple)) else [value])
         if _is_optimizer(optimizer)
-    }
-    if not key or not found:
-        return None
-    where = f"{source.path}: the optimizer under {next(iter(found))!r}"
-    if len(found) > 1:
-        raise UnsupportedError(
-            f"{source.path} holds {len(found)} optimizers ({some(list(map(str, found)))}), and a universal checkpoint "
-            "has one. Nothing was written.",
-            FRESH,
-        )
-    model, _ = keymap.flatten(source.weights.get(key))
-    return _named(next(iter(found.values())), model, where)
+    ]
+
+
+def _below(tree: Any, key: str) -> Any:
+    """Return what is under `key`, a name or names joined with dots; {} if there is nothing."""
+    if isinstance(tree, Mapping) and key in tree:
+        return tree[key]
+    for name in key.split("."):
+        tree = tree.get(name, {}) if isinstance(tree, Mapping) else {}
+    return tree
 
 
 def _is_optimizer(value: Any) -> bool:
@@ -84,13 +95,20 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(groups, list) and bool(groups) and all(isinstance(group, Mapping) for group in groups)
 
 
-def _named(optimizer: Mapping[str, Any], model: Mapping[str, LazyTensor], where: str) -> dict[str, Any]:
-    """Return a state dict of torch.optim with names in the place of numbers.
+def _named(found: list[_Optimizer], model: Mapping[str, LazyTensor], path: str) -> dict[str, Any]:
+    """Return the state dict of the only optimizer in the file at `path`, with names in the place of numbers.
 
     torch numbers parameters in the order in which they were given to the optimizer; since release 2.6 it can name them
     too. Numbers are believed if there is one assignment to the `model`'s tensors, and no other, by which all states
     have the shapes of their parameters.
     """
+    if len(found) > 1:
+        raise UnsupportedError(
+            f"{path} holds {len(found)} optimizers ({some([name for name, _ in found])}), and a universal checkpoint "
+            "has one. Nothing was written.",
+            FRESH,
+        )
+    ((at, optimizer),) = found
     groups = [dict(group) for group in optimizer[_GROUPS]]
     states = {key: value for key, value in optimizer[_STATE].items() if isinstance(value, Mapping)}
     numbers = [[each if type(each) is int else str(each) for each in listed(group.get("params"))] for group in groups]
@@ -104,15 +122,15 @@ def _named(optimizer: Mapping[str, Any], model: Mapping[str, LazyTensor], where:
                 key = same_bytes(tensor)
                 known.setdefault(name if key is None else key, name)
         shapes = [[_shape(states.get(number)) for number in own] for own in numbers]
-        found = matched(shapes, [(name, model[name].shape) for name in known.values()])
-        if found is None:
+        fitting = matched(shapes, [(name, model[name].shape) for name in known.values()])
+        if fitting is None:
             raise UnsupportedError(
-                f"{where} numbers its {sum(map(len, numbers))} parameters, and their shapes are not those of the "
-                f"model's {len(known)} tensors in this order and no other: nothing tells which states are of which "
-                "parameter. Nothing was written.",
+                f"{path}: the optimizer under {at!r} numbers its {sum(map(len, numbers))} parameters, and their shapes "
+                f"are not those of the model's {len(known)} tensors in this order and no other: nothing tells which "
+                "states are of which parameter. Nothing was written.",
                 "Name the parameters in the training run: torch.optim.AdamW(model.named_parameters()). " + FRESH,
             )
-        names = found
+        names = fitting
     texts = [list(map(str, own)) for own in names]
     every = [name for own in texts for name in own]
     by_number = dict(zip([number for own in numbers for number in own], every, strict=True))

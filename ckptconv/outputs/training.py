@@ -61,9 +61,9 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
         return _derived(source, options, rename)
     states = (source.states() or {}).get("state", {})
     renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
-    idle = dict.fromkeys([*_given(options, {"strip_prefix", "rename"}), *renaming], "changes nothing in a universal "
-                         "checkpoint, which holds all as it is")  # fmt: skip
-    return Resumable(source.training, source.weights, states, idle)
+    given = [*_given(options, {"strip_prefix", "rename"}), *renaming]
+    reason = "changes nothing in a universal checkpoint, which holds all as it is"
+    return Resumable(source.training, source.weights, states, dict.fromkeys(given, reason))
 
 
 def _given(options: Options, without: set[str] | frozenset[str]) -> list[str]:

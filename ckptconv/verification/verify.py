@@ -837,14 +837,20 @@ def _compare_dcp(
         yield pair
 
 
-def _check_no_more(directory: Location, names: set[str], above: str = "") -> None:
-    """Raise DifferenceError for a file in `directory` that is not one of `names`, to which `above` leads."""
-    for name, entry in directory.names.items():
-        if entry.kind == "directory":
-            _check_no_more(directory.join(name), names, f"{above}{name}/")
-        elif above + name not in names:
-            path = join(directory.path, name)
-            raise DifferenceError(f"{path} is not part of the output.", "Remove it.", what="file", file=path)
+def _check_no_more(directory: Location, names: set[str]) -> None:
+    """Raise DifferenceError for what is in `directory` and not one of `names`, but for empty directories."""
+    parents = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        place = directory.join(*above.split("/")) if above else directory
+        for name, entry in place.names.items():
+            inner = f"{above}/{name}" if above else name
+            if entry.kind == "directory" and inner in parents:
+                waiting.append(inner)
+            elif inner not in names and (entry.kind != "directory" or place.join(name).names):
+                path = place.join(name).path
+                raise DifferenceError(f"{path} is not part of the output.", "Remove it.", what="file", file=path)
 
 
 def _expected_tree(source: Source, asked: Options) -> Any:

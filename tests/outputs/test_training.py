@@ -263,8 +263,20 @@ def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
     refused(run, 5, "'exp_avg' of '0.weight' is no plain tensor")
-    saved(tmp_path / "t.pt", other=trained()[1].state_dict())
+    both = [each.state_dict() for _, each in (trained(), trained())]
+    saved(tmp_path / "t.pt", optimizer=both)
     refused(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u"), 5, "holds 2 optimizers")
+
+
+def test_a_model_beside_an_optimizer_is_named_if_its_key_is_not_a_usual_one(tmp_path: Path) -> None:
+    state = saved(tmp_path / "t.pt")
+    torch.save({"nets": {"main": state["model"]}, "optimizer": state["optimizer"]}, tmp_path / "t.pt")
+    for options in ([], ["--fresh-optimizer"], ["--key", "."]):
+        run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options)
+        refused(run, 2, "an optimizer under 'optimizer'", "Name the model with --key; there are: 'nets', 'optimizer'")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--key", "nets.main")
+    assert run.code == 0, run.err
+    assert_same(read_back(tmp_path / "u")[1], by_name(state))
 
 
 @pytest.mark.parametrize(
@@ -287,6 +299,19 @@ def test_an_optimizer_that_makes_no_sense_is_an_error_of_one_sentence(key: str, 
     assert (run.code in (0, 2, 3, 4, 5), "Traceback" in run.err) == (True, False), run.err
     if run.code:
         assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
+
+
+def test_what_does_not_belong_to_it_is_found(tmp_path: Path) -> None:
+    hugging_face(tmp_path / "hf")
+    assert ckptconv_here("convert", tmp_path / "hf", "--universal", tmp_path / "u").code == 0
+    (tmp_path / "u" / "empty").mkdir()
+    assert ckptconv_here("verify", tmp_path / "hf", "--universal", tmp_path / "u").code == 0
+    for more in ("zero/0.weight/more.pt", "zero/0.weight/deep/down", "other/deep/down"):
+        (tmp_path / "u" / more).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "u" / more).write_text("x")
+        run = ckptconv_here("verify", tmp_path / "hf", "--universal", tmp_path / "u")
+        refused(run, 1, "is not part of the output", "/".join(more.split("/")[: 1 if more[0] == "o" else 3]))
+        (tmp_path / "u" / more).unlink()
 
 
 def test_what_has_no_parameters_is_refused(tmp_path: Path) -> None:
