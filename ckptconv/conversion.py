@@ -208,7 +208,12 @@ def _sources(
     }
     like = options.like if has_weights else ""
     if isinstance(source, Source):
-        return [like_reference(complete(source, **wanted), like, **options.reaching())]
+        source = complete(source, **wanted)
+        if options.map:
+            from ckptconv.formats.chosen_map import with_map
+
+            source = with_map(source, options.map, options.size, options.storage_options)
+        return [like_reference(source, like, **options.reaching())]
     place = Location(normalize(source), dict(options.storage_options))
     path = pinned(place.path, place.options)
     if is_pipe(path) and not targets:

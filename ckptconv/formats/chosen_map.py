@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import companions
 from ckptconv.formats.source import Source
+from ckptconv.options.table import NO_MAP
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure.maps.chosen import ChosenMap, of_record
 from ckptconv.structure.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
 from ckptconv.structure.record import MAP_KEY
+
+
+def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:
+    """Return `source` with the map called `named`; as it is without one."""
+    if named and named != NO_MAP:
+        return replace(source, map=choose_map(named, sizes, source, options))
+    if sizes:
+        return replace(source, warnings=[*source.warnings, "--size is of no use without --map."])
+    return source
 
 
 def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Mapping[str, object]) -> ChosenMap:

@@ -24,7 +24,7 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import megatron, sharded
 from ckptconv.formats.torch.zip import what_it_is
-from ckptconv.options.table import NO_MAP, OPENING, checked
+from ckptconv.options.table import OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
@@ -98,12 +98,10 @@ def open_source(
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = ranks.joined(place, chosen.read(guess.place or place, wanted), wanted)
-    if map and map != NO_MAP:
-        from ckptconv.formats.chosen_map import choose_map
+    if map or size:
+        from ckptconv.formats.chosen_map import with_map
 
-        source = replace(source, map=choose_map(os.fspath(map), size or {}, source, place.options))
-    elif size:
-        source = replace(source, warnings=[*source.warnings, "--size is of no use without --map."])
+        source = with_map(source, os.fspath(map), size or {}, place.options)
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
@@ -152,7 +150,7 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     if source.reread is None or wanted == source.wanted:
         return source
     with attacks.refused(not inert):
-        return replace(source.reread(wanted), reference=source.reference)
+        return replace(source.reread(wanted), map=source.map, reference=source.reference)
 
 
 def ranks_to_convert(place: Location, tag: str, *, inert: bool = False) -> list[int]:

@@ -59,6 +59,10 @@ def inspect(
     with no_garbage():
         if isinstance(opened, Source):
             opened = complete(opened, key=asked["key"], inert=asked["inert"])
+            if asked["map"]:
+                from ckptconv.formats.chosen_map import with_map
+
+                opened = with_map(opened, asked["map"], asked["size"], asked["storage_options"])
         else:
             path = os.fspath(opened)
             opened = open_source(normalize(path), **asked)

@@ -211,11 +211,14 @@ def _ties(chosen: Selected) -> dict[str, str]:
     return {alias: kept for alias, kept in chosen.aliases().items() if alias not in RESERVED}
 
 
-def mapped(chosen: Selected, map_: ChosenMap) -> Selected:
-    """Return `chosen` with the names and layouts that `map_` gives. The structure record is not kept."""
+def mapped(chosen: Selected, map_: ChosenMap, shapes: Mapping[str, Sequence[int]] | None = None) -> Selected:
+    """Return `chosen` with the names and layouts that `map_` gives. The structure record is not kept.
+
+    `shapes` are known shapes of the tensors to make: sizes may follow from them.
+    """
     # Names that the source ties are tied to what their owners become.
     tensors = {name: chosen.tensors[chosen.owners.get(name, name)] for name in chosen.tensors}
-    applied = map_.apply(tensors)
+    applied = map_.apply(tensors, shapes)
     made = applied.tensors
     fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
     return replace(
@@ -367,7 +370,17 @@ def selected_tree(source: Source, tree: Any, options: Options) -> Selected:
     )
     if applied and map_:
         return replace(chosen, applied=applied, map_record=map_.record(applied), equal=tuple(equal))
-    return mapped(chosen, map_) if map_ else chosen
+    if map_ is None:
+        return chosen
+    try:
+        return mapped(chosen, map_)
+    except UsageError as error:
+        if source.map:
+            raise
+        raise UsageError(
+            f"{source.path} was made by a map, and its reverse does not fit. {error.message}",
+            "--map none writes the tensors as they are.",
+        ) from error
 
 
 def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:

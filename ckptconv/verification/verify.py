@@ -38,7 +38,6 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
-from ckptconv.structure.maps.chosen import of_record
 from ckptconv.structure.record import dump, parse, tensors_of
 from ckptconv.tensors.compare import differing, number_of, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
@@ -213,11 +212,17 @@ def verify(
     with no_garbage():
         if isinstance(source, Source):
             opened = complete(source, **_wanted(targets, asked))
+            if asked.map:
+                from ckptconv.formats.chosen_map import with_map
+
+                opened = with_map(opened, asked.map, asked.size, asked.storage_options)
             sources = [like_reference(opened, _reference(targets, asked), **asked.reaching())]
         else:
             sources = _open(normalize(source), targets, asked)
         told = next((each.manifest.told.get("map") for each in targets[:1] if each.manifest), None)
         if told and not asked.map:
+            from ckptconv.structure.maps.chosen import of_record
+
             recorded = of_record(told, f"The manifest of {targets[0].path}")
             sources = [replace(one, map=one.map or recorded) for one in sources]
         if asked.universal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,7 @@ def test_verify_knows_the_map_by_the_manifest(place: Path) -> None:
     with safe_open(sorted(Path("hf").glob("*.safetensors"))[0], "pt") as opened:
         record = json.loads(opened.metadata()["ckptconv.map"])
     assert (record["name"], record["from"], record["to"], record["text"]) == ("my.toml", "megatron", "hf", MAP)
+    assert record["sha256"] == hashlib.sha256(MAP.encode()).hexdigest()
     assert record["sizes"]["g"] == G
     assert record["sizes"]["3._"] == 2
 
@@ -172,6 +174,17 @@ def test_a_dry_run_lists_what_is_made_of_what(place: Path) -> None:
 def test_an_opened_checkpoint_has_the_names_of_the_map(place: Path) -> None:
     with ckptconv.open("model.pt", map="my.toml", size=SIZES) as opened:
         same({name: tensor.torch() for name, tensor in opened.items()}, expected(weights()))
+
+
+def test_a_checkpoint_that_is_open_is_converted_with_a_map(place: Path) -> None:
+    with ckptconv.open("model.pt") as opened:
+        convert(opened, "hf/", map="my.toml", size=SIZES, tied="duplicate", verify=True)
+        assert ckptconv.verify(opened, "hf/", map="my.toml", size=SIZES).aliases == {}
+        assert ckptconv.inspect(opened, map="my.toml", size=SIZES).made_of
+    same(load_file("hf/model.safetensors"), expected(weights()))
+    with ckptconv.open("model.pt", map="my.toml", size=SIZES) as opened:
+        convert(opened, "again.safetensors", tied="duplicate")
+    same(load_file("again.safetensors"), expected(weights()))
 
 
 def test_inspect_shows_what_a_map_makes(place: Path) -> None:
@@ -228,6 +241,13 @@ def test_a_record_that_is_none_is_one_sentence(place: Path) -> None:
     with pytest.raises(UsageError, match="its record of a map is none"):
         convert("x.safetensors", "x.pt")
     convert("x.safetensors", "x.pt", map="none")
+
+
+def test_a_record_that_does_not_fit_any_more_is_said_to_be_one(place: Path) -> None:
+    convert("model.pt", "hf.safetensors", map="my.toml", size=SIZES)
+    convert("hf.safetensors", "renamed.safetensors", strip_prefix="model.")
+    with pytest.raises(UsageError, match=r"was made by a map, and its reverse does not fit\..*--map none"):
+        convert("renamed.safetensors", "x.pt")
 
 
 # ------------------------------------------------------------------------------------------------ optimizer states

@@ -8,9 +8,9 @@ tensors that its names find for one value of its free indices. The pieces of one
 from __future__ import annotations
 
 import collections
-import difflib
 import itertools
 import math
+import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +20,19 @@ from ckptconv.errors import CorruptError, LimitError, UsageError
 from ckptconv.structure.maps.file import Map, matches
 from ckptconv.structure.maps.notation import Axis, Node, Product, Rule, Sum, Tensor, axes_in, expand, written
 from ckptconv.structure.maps.sizes import Equation, Known, resolve, solve
+from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
 from ckptconv.tensors.slices import Steps, strided, viewed
 from ckptconv.text import quoted, some
 
-# The most tensors that a map makes of a checkpoint.
-MAX_TARGETS = 1 << 22
+# The most tensors that a map makes of a checkpoint, and elements of one: those of any dtype can be counted in bytes.
+MAX_ELEMENTS = 1 << 59
+MAX_TARGETS = 1 << 20
+# Ways in which one part of a name may be read after the same parts before it.
+MAX_PATTERNS = 8
+# Name templates that a name is compared with for a hint, and characters of it.
+_COMPARED, _LONGEST = 500, 200
 # An index of a stack, as names have it.
 _NUMBER = re.compile(r"0|[1-9]\d{0,8}")
 
@@ -108,7 +114,6 @@ class _Templates:
 
     def __init__(self, rules: Sequence[Rule], side: int) -> None:
         self._rules = rules
-        self._literal: dict[str, _Branch] = {}
         self._root = _Branch()
         for number, rule in enumerate(rules):
             for index, tensor in enumerate(rule.sides[side]):
@@ -117,17 +122,22 @@ class _Templates:
                     branch = branch.add(part)
                 branch.ends.append((number, index))
 
+    def has(self, name: str) -> bool:
+        """Whether there is a claim to `name`."""
+        return any(True for _ in self._claims(name))
+
     def claims(self, name: str) -> list[_Claim]:
         """Return the claims to `name`."""
-        found = []
+        return list(self._claims(name))
+
+    def _claims(self, name: str) -> Iterator[_Claim]:
         for number, index, pairs in self._root.find(name.split("."), 0, ()):
             rule = self._rules[number]
             values = dict(pairs)
             same = all(values[each] == value for each, value in pairs)
             if same and all(_NUMBER.fullmatch(values[each]) for each in rule.stacks if each in values):
                 use = number, tuple(values[each] for each in rule.free)
-                found.append(_Claim(number, index, values, use))
-        return found
+                yield _Claim(number, index, values, use)
 
 
 class _Branch:
@@ -142,6 +152,8 @@ class _Branch:
         pieces = re.split(r"\{(\w+)\}", part)
         if len(pieces) == 1:
             return self.literals.setdefault(part, _Branch())
+        if part not in self.patterns and len(self.patterns) == MAX_PATTERNS:
+            raise UsageError(f"The names of a map write {quoted(part)} in more than {MAX_PATTERNS} ways at one place.")
         pattern = "(.+?)".join(map(re.escape, pieces[::2]))
         return self.patterns.setdefault(part, (re.compile(pattern, re.DOTALL), tuple(pieces[1::2]), _Branch()))[2]
 
@@ -170,7 +182,7 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
     counts = []
     for side in (0, 1):
         templates = _Templates(map_.rules, side)
-        counts.append(sum(bool(templates.claims(name)) for name in names))
+        counts.append(sum(map(templates.has, names)))
     if not any(counts):
         raise UsageError(
             f"The map {map_.name} has none of the {len(names)} names, as {map_.sides[0]} or as {map_.sides[1]}. "
@@ -191,7 +203,9 @@ def _nearest(map_: Map, side: int | None, names: Sequence[str]) -> str:
     texts = [str(tensor.name) for rule in map_.rules for each in sides for tensor in rule.sides[each]]
     if not names:
         return "There are no names."
-    close = difflib.get_close_matches(names[0], texts, n=1, cutoff=0.3)
+    import difflib
+
+    close = difflib.get_close_matches(names[0][:_LONGEST], texts[:_COMPARED], n=1, cutoff=0.3)
     return f"The first is {quoted(names[0])}" + (f"; the map has {quoted(close[0])}." if close else ".")
 
 
@@ -301,9 +315,10 @@ def _check_complete(use: _Use, side: int) -> None:
                 "the rule needs too. Nothing was written."
             )
         counts = [use.counts[stack] for stack in stacks]
-        if math.prod(counts) != sum(number == index for number, _ in use.names):
-            # Fewer are there than counted: one of the first is missing, so this ends soon.
-            combinations = itertools.product(*map(range, counts))
+        found = sum(number == index for number, _ in use.names)
+        if math.prod(counts) != found:
+            # One of the first is missing, as fewer are there; a name may hold any number.
+            combinations = itertools.product(*(range(min(count, found + 1)) for count in counts))
             gap = next(at for at in combinations if (index, at) not in use.names)
             lacking = tensor.name.of({**use.values, **dict(zip(stacks, gap, strict=True))})
             raise CorruptError(
@@ -397,7 +412,7 @@ def _pieces_of(rule: Rule, side: int, sizes: Known) -> Iterator[_Piece]:
 
 def _boxes(product: Product, sizes: Known) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield the pieces of a composed axis: where each begins, and the step of each of its axes."""
-    steps = list(itertools.accumulate((sizes.node(node) for node in reversed(product[1:])), _times, initial=1))
+    steps = list(itertools.accumulate((sizes.node(node) for node in reversed(product[1:])), operator.mul, initial=1))
     choices: list[list[tuple[int, dict[str, int]]]] = []
     for node, step in zip(product, reversed(steps), strict=False):
         if isinstance(node, Axis):
@@ -412,10 +427,6 @@ def _boxes(product: Product, sizes: Known) -> Iterator[tuple[int, dict[str, int]
     for combination in itertools.product(*choices):
         along = {axis: step for _, steps in combination for axis, step in steps.items()}
         yield sum(start for start, _ in combination), along
-
-
-def _times(one: int, other: int) -> int:
-    return one * other
 
 
 # ----------------------------------------------------------------------------------------------------- the new tensors
@@ -466,8 +477,9 @@ class _Made:
             taken = list(itertools.islice(following, count))
             stacks = _stacks(rule, tensor)
             counts = [sizes.node(Axis((stack,))) for stack in stacks]
-            if math.prod(counts) + len(self.tensors) > MAX_TARGETS:
-                raise LimitError(f"{use.where} makes {math.prod(counts)} tensors: more than {MAX_TARGETS} in all.")
+            most = math.prod(max(count, 1) for count in counts)
+            if most + len(self.tensors) > MAX_TARGETS:
+                raise LimitError(f"{use.where} makes {most} tensors: more than {MAX_TARGETS} in all.")
             for at in itertools.product(*map(range, counts)):
                 fixed = dict(zip(stacks, at, strict=True))
                 name = tensor.name.of({**use.values, **fixed})
@@ -552,7 +564,7 @@ def _check_decided(use: _Use, sizes: Known, named: Collection[str]) -> None:
             f"Give {' '.join(f'--size {name}=NUMBER' for name in names)}.",
         )
     for tensor in tensors:
-        if math.prod(max(sizes.product(dim), 1) for dim in tensor.dims or ()) >= 1 << 63:
+        if math.prod(max(sizes.product(dim), 1) for dim in tensor.dims or ()) >= MAX_ELEMENTS:
             raise LimitError(f"{use.where}: {quoted(tensor.text)} has more elements than can be counted.")
 
 
@@ -587,15 +599,15 @@ class _Assembly:
 
     def _joined(self, nodes: Sequence[Node]) -> LazyTensor:
         """Return the tensor that has one dimension for each of `nodes`."""
-        at = next((at for at, node in enumerate(nodes) if isinstance(node, Sum)), None)
+        at, terms = next(((at, node.terms) for at, node in enumerate(nodes) if isinstance(node, Sum)), (0, ()))
         shape = tuple(map(self._sizes.node, nodes))
-        if at is None:
+        if not terms:
             axes = [node for node in nodes if isinstance(node, Axis)]
             if any(axis.is_padding for axis in axes):
                 return Zeros(self._dtype, shape)
             return viewed(self._taken(next(self._pieces), axes), shape)
         parts = []
-        for term in nodes[at].terms:  # type: ignore[union-attr]
+        for term in terms:
             inner = self._joined([*nodes[:at], *term, *nodes[at + 1 :]])
             part = viewed(inner, (*shape[:at], self._sizes.product(term), *shape[at + 1 :]))
             if part.shape[at]:
@@ -606,7 +618,7 @@ class _Assembly:
         return parts[0] if len(parts) == 1 else Concat(tuple(parts), at)
 
     @property
-    def _dtype(self):  # type: ignore[no-untyped-def]
+    def _dtype(self) -> DType:
         """The dtype of the first source."""
         used = {piece.tensor for piece in self._all}
         return next(self._given[name].dtype for (index, _), name in self._use.names.items() if index in used)
