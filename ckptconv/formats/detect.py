@@ -22,7 +22,7 @@ from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.runs import holds_whole
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.formats.torch import megatron, sharded
+from ckptconv.formats.torch import megatron, meta, sharded
 from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.options.table import OPENING, checked
 from ckptconv.pickles import attacks
@@ -38,6 +38,7 @@ FORMATS: tuple[Format, ...] = (
     dcp,
     deepspeed,
     megatron,
+    meta,
     ranks,
     dcp_below,
     ranks_below,
