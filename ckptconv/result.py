@@ -26,6 +26,7 @@ class Report:
     `dropped` names entries that were left out as their class is known by name only: {entry: class}.
     `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors;
     then `weights_key` is the key that takes the weights alone, if there is one.
+    `made_of` names, in a dry run with a map, the tensors of which each is made.
     """
 
     input: str
@@ -53,3 +54,4 @@ class Report:
     dropped: dict[str, str] = field(default_factory=dict)
     recorded: list[str] = field(default_factory=list)
     weights_key: str = ""
+    made_of: dict[str, list[str]] = field(default_factory=dict)

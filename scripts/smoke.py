@@ -29,7 +29,7 @@ DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # The package of this checkout, wherever another is installed.
 sys.path.insert(0, str(DATA.parents[1]))
 LIBRARIES = (
-    *("fsspec", "numpy", "rich", "safetensors", "tqdm", "typer"),
+    *("fsspec", "numpy", "rich", "safetensors", "tomli", "tqdm", "typer"),
     *("adlfs", "aiohttp", "distributed", "gcsfs", "huggingface_hub", "s3fs", "torch", "zstandard"),
 )
 # A row of four items without a state: an id, a word of metadata, the weight.

@@ -37,6 +37,8 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "exclude": ((), ("a", "b"), [("a", "b"), ["a", "b"]]),
     "strip_prefix": ("", "model.", ["model."]),
     "rename": ((), ("a=b",), ["a=b", ("a=b",), ["a=b"]]),
+    "map": ("", "m.toml", [Path("m.toml"), "m.toml"]),
+    "size": ({}, {"n": 32}, [{"n": 32}, {"n": "32"}, "n=32", ["n=32"]]),
     "tied": ("alias", "duplicate", ["duplicate"]),
     "structure": (True, False, [False]),
     "jobs": (None, 3, [3, np.uint8(3), "3"]),
@@ -74,6 +76,8 @@ REFUSED: dict[str, list[Any]] = {
     "exclude": [3, ("a", None)],
     "strip_prefix": NOT_TEXT,
     "rename": ["a", "", "(=b", ["a=b", "c"], 3, "(" * 3000 + ")" * 3000 + "=", "a{99999999999999}=b"],
+    "map": [3, b"m"],
+    "size": ["n", "=3", "n=", "n=x", "n=-1", {"n": -1}, {"n": 1.0}, {3: 1}, ["n=1", "n=2"], 3],
     "tied": ["x", "", 3, ["alias"]],
     "jobs": [0, -1, 257, True, 1.0, "0", "many", "", "1 000"],
     "memory": [0, -1, "x", 1.5, "GiB", "5i"],
@@ -389,5 +393,5 @@ def test_functions_keep_their_signatures() -> None:
 def test_help_lists_the_options() -> None:
     shown = pydoc.render_doc(Options, renderer=pydoc.plaintext)
     for name, option in OPTIONS.items():
-        assert re.search(rf"\b{name}: .{{1,60}} = {re.escape(repr(option.default))}", shown)
+        assert re.search(rf"\b{name}: .{{1,80}} = {re.escape(repr(option.default))}", shown)
         assert f"{name} = <{option.flags[0]}: {option.about[:10]}" in shown

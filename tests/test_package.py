@@ -72,7 +72,8 @@ def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path
     modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py")}
     assert manual == {path.name for path in ROOT.glob("docs/man/*.1")}
     schemas = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/schemas/*.json")}
-    assert names == modules | schemas | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
+    maps = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/structure/maps/catalogue/*.toml")}
+    assert names == modules | schemas | maps | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
 
 
 def test_it_installs_and_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:

@@ -307,6 +307,7 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
         else:
             contents = _contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
             lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
+    lines.extend(f"{name} ← {some(of, len(of) if verbose else FEW, str)}" for name, of in report.made_of.items())
     lines.extend(report.notes)
     if report.recorded:
         keys = some(report.recorded, KEYS, lambda key: cut(key, KEY))

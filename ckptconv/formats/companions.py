@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ckptconv.errors import CkptconvError
+from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.formats.source import Source
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -118,6 +119,17 @@ def read_config(file: File, options: Mapping[str, object]) -> Config:
     named = [text for text in own.values() if isinstance(text, str)] if isinstance(own, dict) else []
     modules = dict.fromkeys(f"{text.split('.')[0]}.py" for text in named if "--" not in text)
     return Config(dtype.removeprefix("torch.") if isinstance(dtype, str) else "", tuple(modules))
+
+
+def read_configuration(file: File, options: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return a config.json whole. Raise CorruptError if it is no JSON object."""
+    try:
+        told = strict_json.parse(Location(file.path, dict(options)).read_text(_LARGEST_CONFIG))
+    except ValueError as error:
+        raise CorruptError(f"{file.path} is not JSON: {error}.") from error
+    if not isinstance(told, dict):
+        raise CorruptError(f"{file.path} is no JSON object.")
+    return told
 
 
 def notes(config: Config, dtype: str) -> list[str]:

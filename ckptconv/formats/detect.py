@@ -24,7 +24,7 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import megatron, meta, sharded
 from ckptconv.formats.torch.zip import what_it_is
-from ckptconv.options.table import OPENING, checked
+from ckptconv.options.table import NO_MAP, OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
@@ -66,6 +66,8 @@ def open_source(
     structure: bool = True,
     master: bool = False,
     unstack: bool = False,
+    map: str | os.PathLike[str] = "",  # noqa: A002
+    size: Mapping[str, int] | None = None,
     inert: bool = False,
     raw: bool = False,
     spool_dir: str = "",
@@ -76,10 +78,11 @@ def open_source(
     `family` is the expected family: a path of another one raises UsageError, which names the right command. `tag`,
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
     for what is under a key and for the optimizer's states, if these are not read along with the weights. `master` (the
-    optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
-    safetensors that does not fit the tensors is an error; with `structure` false it is left out. A file that is an
-    attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole
-    modules the objects they are. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
+    optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. `map` names a map, which
+    gives other names and layouts, and `size` tells sizes of its axes. A structure record of safetensors that does not
+    fit the tensors is an error; with `structure` false it is left out. A file that is an attack raises UnsafeError;
+    with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects they are.
+    "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
     if not path:
@@ -94,6 +97,12 @@ def open_source(
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = chosen.read(guess.place or place, wanted)
+    if map and map != NO_MAP:
+        from ckptconv.formats.chosen_map import choose_map
+
+        source = replace(source, map=choose_map(os.fspath(map), size or {}, source, place.options))
+    elif size:
+        source = replace(source, warnings=[*source.warnings, "--size is of no use without --map."])
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON

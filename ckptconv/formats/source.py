@@ -6,12 +6,15 @@ import os
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptconv.errors import CkptconvError
 from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from ckptconv.structure.maps.chosen import ChosenMap
 
 # Prefixes that wrappers add to every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
 _WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
@@ -91,6 +94,7 @@ class Source:
     - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
     - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does so for what
       was read only for the optimizer's states; it tells more of a file that is in both.
+    - `map` gives the weights and states other names and layouts, if the user asked for one.
     - `companions` are small files beside it, by name, that are copied along with the weights.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
@@ -137,6 +141,7 @@ class Source:
     default_dtype: str = "keep"
     default_shard_size: int | None = None
     state_inputs: Mapping[str, Hashable] = field(default_factory=dict)
+    map: ChosenMap | None = None
     companions: Mapping[str, File] = field(default_factory=dict)
     wanted: Wanted = Wanted()
     reread: Callable[[Wanted], Source] | None = None

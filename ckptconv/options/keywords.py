@@ -47,6 +47,13 @@ class ConvertOptions(TypedDict, total=False):
     rename: str | list[str] | tuple[str, ...] | None
     """Rename, as re.sub does: '^module=model'; repeatable."""
 
+    map: str | os.PathLike[str] | None
+    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
+    file of rules."""
+
+    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
+    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
+
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
 
@@ -221,6 +228,13 @@ class OpenOptions(TypedDict, total=False):
     unstack: bool
     """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
+    map: str | os.PathLike[str] | None
+    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
+    file of rules."""
+
+    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
+    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
+
     inert: bool
     """Take even files that carry an attack; nothing in them runs."""
 
@@ -276,6 +290,13 @@ class RowsOptions(TypedDict, total=False):
 
     rename: str | list[str] | tuple[str, ...] | None
     """Rename, as re.sub does: '^module=model'; repeatable."""
+
+    map: str | os.PathLike[str] | None
+    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
+    file of rules."""
+
+    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
+    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
 
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""

@@ -13,6 +13,7 @@ from ckptconv.text import brief, parse_count, parse_part, parse_size
 # The default of `memory` if something is remote: requests are large, and several run at once.
 FAR_MEMORY = 24 << 20
 MOST_ITEMS = 100_000_000  # items in a row
+_MOST_SIZE = (1 << 63) - 1  # of an axis
 DTYPES = ("float32", "bfloat16", "float16", "keep")
 # Short names of dtypes.
 SHORT_DTYPES = {
@@ -145,6 +146,20 @@ def _named(text: str, called: str) -> tuple[str, str]:
     return part, name
 
 
+def _sizes(value: Any, called: str) -> dict[str, int]:
+    """Return {axis: size} from a mapping, or from words such as n=32."""
+    pairs = value.items() if isinstance(value, Mapping) else (text.split("=", 1) for text in _texts(value, called))
+    found: dict[str, int] = {}
+    for axis, *sizes in pairs:
+        shown = f"{called} {brief('='.join(map(str, (axis, *sizes))))}"
+        if not axis or not isinstance(axis, str) or len(sizes) != 1:
+            raise UsageError(f"{shown} does not say how large an axis is.", "It is written as n=32.")
+        size = parse_count(sizes[0], shown, 0, _MOST_SIZE)
+        if found.setdefault(axis, size) != size:
+            raise UsageError(f"{called} gives two sizes for {axis}: {found[axis]} and {size}.")
+    return found
+
+
 def choice(*choices: str, words: Any = str, unset: Any = None) -> Kind:
     def parse(value: Any, called: str) -> str:
         if not isinstance(value, str) or (value not in choices and value != unset):
@@ -169,6 +184,7 @@ SWITCH = Kind(_flag, bool, bool, accepts="bool")
 TEXTS = Kind(_texts, list[str], list, unset=(), accepts=_SEVERAL)
 RULES = Kind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
 NAMES = Kind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {_SEVERAL}")
+SIZES = Kind(_sizes, list[str], dict, unset={}, accepts=f"Mapping[str, int] | {_SEVERAL}")
 MAPPING = Kind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
 SIZE = Kind(parse_size, stored=int, accepts="int | str")
 PART = Kind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")

@@ -29,6 +29,7 @@ from ckptconv.options.kinds import (
     ROW_DTYPE,
     RULES,
     SIZE,
+    SIZES,
     SWITCH,
     TEXT,
     TEXTS,
@@ -50,6 +51,8 @@ GROUPS = (TAKE, NAMING, OUTPUT, RUNNING, REPORTING) = (
 )
 # Options with this group are for Python only.
 LIBRARY = "library"
+# The value of --map for none where the input's record names one.
+NO_MAP = "none"
 _SWITCHES = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -243,6 +246,20 @@ class Options(_Given):
         metavar="REGEX=REPL",
         group=NAMING,
     )
+    map: str = _option(
+        PATH,
+        "Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or "
+        "a file of rules.",
+        metavar="NAME|FILE",
+        group=NAMING,
+        common=True,
+    )
+    size: Mapping[str, int] = _option(
+        SIZES,
+        "The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable.",
+        metavar="AXIS=N",
+        group=NAMING,
+    )
     tied: str = _deciding(
         TIED,
         "Store tied tensors once (alias), or under each of their names (duplicate).",
@@ -368,6 +385,8 @@ class Options(_Given):
             "raw": self.raw,
             "master": self.master,
             "unstack": self.unstack,
+            "map": self.map,
+            "size": self.size,
             "inert": self.inert,
             "spool_dir": self.spool_dir,
             "storage_options": self.storage_options,
@@ -528,7 +547,8 @@ def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
 # What the calls of the library take that are no conversions.
 OPENING = _named_in(
     {**OPTIONS, **_options_in(_Opening)},
-    "key tag exclude_frozen model_rank states structure raw master unstack inert family spool_dir storage_options",
+    "key tag exclude_frozen model_rank states structure raw master unstack map size inert family spool_dir "
+    "storage_options",
 )
 LOADING = _named_in(OPTIONS, "key dtype tag storage_options")
 FINISHING = _named_in(OPTIONS, "checksum manifest fsync storage_options")
@@ -539,7 +559,19 @@ INSPECTING = _named_in(
 # Which tensors to convert, and how.
 TENSORS = tuple(
     OPTIONS[name]
-    for name in ["max_shard_size", "dtype", "key", "include", "exclude", "strip_prefix", "rename", "tied", "structure"]
+    for name in [
+        "max_shard_size",
+        "dtype",
+        "key",
+        "include",
+        "exclude",
+        "strip_prefix",
+        "rename",
+        "map",
+        "size",
+        "tied",
+        "structure",
+    ]
 )
 
 

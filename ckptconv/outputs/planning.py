@@ -42,7 +42,8 @@ class Told:
     the structure record that lead to values. `inert`: it holds objects of classes known by name only, and no tensor
     outside them. `bits` are tensors that mean nothing without the record, which was not written. `kept` are the classes
     known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
-    others.
+    others. `map` is the record of the map that was applied, {} where --map none left the input's out, and `made_of`
+    says of which tensors it made each.
     """
 
     idle: Mapping[str, str] = field(default_factory=dict)
@@ -51,6 +52,8 @@ class Told:
     bits: tuple[str, ...] = ()
     kept: frozenset[str] | None = None
     warnings: tuple[str, ...] = ()
+    map: Mapping[str, Any] | None = None
+    made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
         from ckptconv.outputs.restore import plan_restored
 
         restored = plan_restored(source, target.path, options)
-        told = Told(idle=restored.idle)
+        told = Told(idle=restored.idle, map=restored.map, made_of=restored.made_of)
         return output_of("weights", [source], target, options, (restored.file,), {}, told, restored)
     if target.is_virtual:
         return virtual_output(source, target, options)
@@ -165,6 +168,8 @@ def output_of(
     inputs = {name: found for source in sources for name, found in source.inputs.items()}
     plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, options.recorded()))
     head = heading(sources, options, kind, plan_id, aliases)
+    if told and told.map is not None:
+        head["map"] = told.map
     return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told())
 
 
@@ -226,6 +231,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
     warnings, metadata = (*chosen.warnings, *unscaled, *left), chosen.metadata
     idle, is_structured = _idle(chosen, options), chosen.structured
+    record, made_of = chosen.map_record, chosen.made_of
     fixed = [names[name] for name in described.fixed if name in names]
     # With a million tensors, each of these takes as much memory as all buffers.
     del chosen, tensors, names
@@ -235,11 +241,13 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, metadata, groups)
-    return files, aliases, _told(source, described, structure, options, idle, fixed, warnings)
+    told = _told(source, described, structure, options, idle, fixed, warnings)
+    return files, aliases, replace(told, map=record, made_of=made_of)
 
 
 def _idle(chosen: Selected, options: Options) -> dict[str, str]:
     """Return the given options that select or rename nothing: {option: reason}."""
+    chosen = chosen.unmapped or chosen
     idle = selection.idle_globs(list(chosen.known), chosen.choice)
     return idle | selection.idle(chosen.names, options.strip_prefix, options.rename)
 

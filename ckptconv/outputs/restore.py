@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.source import Source
-from ckptconv.options.table import Options
+from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import selection, writable
-from ckptconv.outputs.selected import selected_tree, tree_of
+from ckptconv.outputs.selected import map_back, selected_tree, tree_of
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
+from ckptconv.structure.record import MAP_KEY
 from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import some
 
@@ -31,8 +32,8 @@ class Restored:
 
     Values of classes that are not known to be data are listed with their class, by name. `left_out` are the objects
     that are not written, `demoted` the tensors that are written as plain ones, `kept` what is written unchanged.
-    `unscaled` are warnings about 8-bit floats that were cast. `idle` are options that were given and have no effect:
-    {option: reason}.
+    `unscaled` are warnings about 8-bit floats that were cast, and about what a map left out. `idle` are options that
+    were given and have no effect: {option: reason}. `map` and `made_of` are those of `Told`.
     """
 
     file: FilePlan
@@ -43,6 +44,8 @@ class Restored:
     tree: TorchTree
     idle: Mapping[str, str]
     unscaled: tuple[str, ...] = ()
+    map: Mapping[str, Any] | None = None
+    made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings for the user."""
@@ -71,12 +74,15 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
     unscaled: tuple[str, ...] = ()
-    if options.include or options.exclude or dtype != "keep" or not options.structure or _has_unlisted(tree):
-        chosen = selected_tree(tree, options)
+    record: Mapping[str, Any] | None = {} if options.map == NO_MAP and MAP_KEY in source.remarks else None
+    made_of: Mapping[str, Sequence[str]] = {}
+    selects = options.include or options.exclude or dtype != "keep" or not options.structure
+    if selects or map_back(source, options) or _has_unlisted(tree):
+        chosen = selected_tree(source, tree, options)
         described = chosen.described
         found = {name: writable.unlisted(node) for name, node in described.found.items()}
         tensors = described.tensors
-        idle = selection.idle_globs(list(tensors), chosen.choice)
+        idle = selection.idle_globs(list((chosen.unmapped or chosen).known), chosen.choice)
         demoted = {name: _unlisted_kind(tensors[name]) for name in chosen.names if options.structure}
         demoted = {name: kind for name, kind in demoted.items() if kind}
         if (found or demoted) and not opaque:
@@ -86,6 +92,8 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
         flat = {name: chosen.cast(name) for name in chosen.names}
         cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
         unscaled = selection.unscaled(cast, tensors, dtype)
+        unscaled += chosen.warnings
+        record, made_of = chosen.map_record if chosen.applied else record, chosen.made_of
         unscaled += selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, dtype)
         tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
@@ -94,8 +102,8 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     except CkptconvError as error:
         raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
     if opaque == "keep":
-        return Restored(file, written.tensors, {}, {}, found | demoted, written, idle, unscaled)
-    return Restored(file, written.tensors, found, demoted, {}, written, idle, unscaled)
+        return Restored(file, written.tensors, {}, {}, found | demoted, written, idle, unscaled, record, made_of)
+    return Restored(file, written.tensors, found, demoted, {}, written, idle, unscaled, record, made_of)
 
 
 def _unlisted_kind(node: Any) -> str:

@@ -119,7 +119,7 @@ def _check_shards(names: list[str], index: str) -> None:
 
 def check_heading(told: Any) -> None:
     """Raise ValueError unless `told` is the part of a manifest before its files."""
-    _object(told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"})
+    _object(told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"}, {"map"})
     for name in ("ckptconv", "plan", "kind"):
         _text(told[name], name)
     source = told["source"]
@@ -138,6 +138,8 @@ def check_heading(told: Any) -> None:
     if type(told["options"]) is not dict:
         raise ValueError("its options are no object")
     _texts(told["aliases"], "its aliases")
+    if type(told.get("map", {})) is not dict:
+        raise ValueError("its map is no object")
 
 
 def check_manifest(told: Any) -> None:

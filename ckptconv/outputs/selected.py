@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.source import Source, StoredTensors
-from ckptconv.options.table import Options
+from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import selection, writable
 from ckptconv.pickles import nodes
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
+from ckptconv.structure.record import MAP_KEY
 from ckptconv.tensors.lazy import LazyTensor, same_bytes
 from ckptconv.text import some
+
+if TYPE_CHECKING:
+    from ckptconv.structure.maps.chosen import ChosenMap
+    from ckptconv.structure.maps.compile import Applied
 
 # The metadata of every safetensors file: loaders ask which library's tensors it holds.
 METADATA = {"format": "pt"}
@@ -31,6 +37,9 @@ class Selected:
     its old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
     owner}, by new name. `fixed` are new names of tensors that are never cast. `metadata` is what every file of the
     output says beside aliases and record. `warnings` say what of the source's metadata is left out.
+
+    If a map was applied, the tensors and names are those of its other side; `unmapped` is what was selected before, and
+    `applied` tells which tensor is made of which.
     """
 
     names: dict[str, str]
@@ -45,11 +54,23 @@ class Selected:
     fixed: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = field(default_factory=lambda: dict(METADATA))
     warnings: tuple[str, ...] = ()
+    unmapped: Selected | None = None
+    applied: Applied | None = None
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
         tensor = self.tensors[name]
         return tensor if name in self.fixed else selection.converted(name, tensor, self.dtype, self.widen_only)
+
+    @property
+    def map_record(self) -> dict[str, Any] | None:
+        """The record of the map that was applied."""
+        return json.loads(self.metadata[MAP_KEY]) if self.applied else None
+
+    @property
+    def made_of(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of which the map made each tensor."""
+        return self.applied.sources if self.applied else {}
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
         """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None
@@ -96,7 +117,7 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     if flat and not names:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
     dtype = options.dtype or source.default_dtype
-    return Selected(
+    chosen = Selected(
         names,
         flat,
         {new: flat[old] for old, new in names.items()},
@@ -110,6 +131,48 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
         metadata=metadata,
         warnings=tuple(warnings),
     )
+    return mapped(chosen, source.map) if source.map else chosen
+
+
+def mapped(chosen: Selected, map_: ChosenMap) -> Selected:
+    """Return `chosen` with the names and layouts that `map_` gives. The structure record is not kept."""
+    # Names that the source ties are tied to what their owners become.
+    tensors = {name: chosen.tensors[chosen.owners.get(name, name)] for name in chosen.tensors}
+    applied = map_.apply(tensors)
+    made = applied.tensors
+    fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
+    record = json.dumps(map_.record(applied), ensure_ascii=False, separators=(",", ":"))
+    metadata, lost = _metadata({**chosen.metadata, MAP_KEY: record}, made)
+    return replace(
+        chosen,
+        names={name: name for name in made},
+        known=made,
+        tensors=made,
+        described=keymap.Flattened(made, None, fixed),
+        structured=False,
+        owners={},
+        fixed=fixed,
+        metadata=metadata,
+        warnings=(*chosen.warnings, *_of_map(chosen, map_, applied, lost)),
+        unmapped=chosen,
+        applied=applied,
+    )
+
+
+def _of_map(chosen: Selected, map_: ChosenMap, applied: Applied, lost: Sequence[str]) -> Iterator[str]:
+    """Yield what a user should know of what a map left out."""
+    if applied.dropped:
+        yield f"left out, as the map {map_.map.name} says: {some(applied.dropped)}"
+    if applied.padding:
+        told = some(applied.padding.items(), form=lambda each: f"{each[1]} elements of {each[0][:100]!r}")
+        yield f"left out as padding: {told}"
+    if chosen.structured and (chosen.described.values or chosen.described.inert):
+        values = some(chosen.described.values, form=str) or "objects of other classes"
+        yield f"with --map, tensors alone are written; what was left out beside them: {values}"
+    if idle := map_.idle_sizes():
+        yield f"--size {idle[0]} is of no use: the map {map_.map.name} has no such axis."
+    if lost:
+        yield f"left out of the metadata: {some(lost)}. Readers would take it for the name of a tied tensor."
 
 
 def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:
@@ -164,15 +227,29 @@ def tree_of(source: Source, options: Options) -> Any:
     return selection.subtree(source.tree(options.key), options.key, source.path)
 
 
-def selected_tree(tree: Any, options: Options) -> Selected:
-    """Select what a `.pt` file of `tree` holds by the options; tensors known by `known` are tagged with their facts."""
+def map_back(source: Source, options: Options) -> ChosenMap | None:
+    """Return the map that the user chose for `source`, or else the reverse of the one by which it was made."""
+    if source.map or options.map == NO_MAP or MAP_KEY not in source.remarks:
+        return source.map
+    from ckptconv.structure.maps.chosen import of_record
+
+    return of_record(source.remarks[MAP_KEY], source.path, back=True)
+
+
+def selected_tree(source: Source, tree: Any, options: Options) -> Selected:
+    """Select what a `.pt` file of `tree`, which is of `source`, holds by the options; tensors known by `known` are
+    tagged with their facts."""
     choice = Choice(options.include, options.exclude)
     described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
     known = described.tensors
     names = {name: name for name in selection.matching(known, choice)}
     bare = {name: known[name].tensor for name in names}
     dtype, fixed = options.dtype or "keep", described.fixed | selection.scales(known)
-    return Selected(names, known, bare, described, options.structure, {}, choice, dtype, widen_only=False, fixed=fixed)
+    chosen = Selected(
+        names, known, bare, described, options.structure, {}, choice, dtype, widen_only=False, fixed=fixed
+    )
+    map_ = map_back(source, options)
+    return mapped(chosen, map_) if map_ else chosen
 
 
 def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:

@@ -108,6 +108,7 @@ def produce(
         dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
         recorded=recorded,
         weights_key=_weights_key(sources, chosen) if recorded else "",
+        made_of={name: list(of) for each in outputs for name, of in each.told.made_of.items() if chosen.dry_run},
     )
 
 

@@ -23,7 +23,7 @@ from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options.kinds import Rules
-from ckptconv.options.table import OPTIONS, Options, checked
+from ckptconv.options.table import NO_MAP, OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, tree_of
 from ckptconv.outputs.targets import TORCH_SUFFIXES, resolved_name
@@ -35,6 +35,7 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
+from ckptconv.structure.maps.chosen import of_record
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, same_bytes, whole
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 Progress: TypeAlias = Callable[[int], object]
 
 # Metadata entries that are never aliases: a tensor with such a name is stored.
-_RESERVED = ("format", "total_size", "ckptconv.structure")
+_RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
 _SHOWN = 5
 _AGAIN = "It was changed since it was written, or the source was; convert again."
 # Bytes that are prefetched from remote files before they are compared.
@@ -208,6 +209,12 @@ def verify(
             sources = [complete(source, **_wanted(targets, asked))]
         else:
             sources = _open(normalize(source), targets, asked)
+        told = next((each.manifest.told.get("map") for each in targets[:1] if each.manifest), None)
+        if told == {}:
+            asked = replace(asked, map=asked.map or NO_MAP)
+        elif told and not asked.map:
+            recorded = of_record(told, f"The manifest of {targets[0].path}")
+            sources = [replace(one, map=one.map or recorded) for one in sources]
     pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
@@ -688,7 +695,7 @@ def _check_no_more(directory: str, names: set[str]) -> None:
 
 def _expected_tree(source: Source, asked: Options) -> Any:
     """Return the tree that a `.pt` file must hold."""
-    chosen = selected_tree(tree_of(source, asked), asked)
+    chosen = selected_tree(source, tree_of(source, asked), asked)
     tensors = {name: chosen.cast(name) for name in chosen.names}
     record = chosen.described.structure
     if record is not None and asked.opaque == "drop":

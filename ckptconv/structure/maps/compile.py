@@ -12,7 +12,7 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -495,7 +495,7 @@ class _Made:
         found = self._solved.get(key)
         if found is None:
             sizes = _solved(use, side, self._given, self._known, self._shapes)
-            _check_decided(use, sizes)
+            _check_decided(use, sizes, self._map.sizes)
             pieces = list(_pieces_of(rule, side, sizes))
             if self._shapes:
                 return sizes, pieces
@@ -546,13 +546,18 @@ def _expanded(tensor: Tensor) -> Iterator[tuple[tuple[Axis, ...], ...]]:
     yield from itertools.product(*(list(expand(dim)) for dim in tensor.dims or ()))
 
 
-def _check_decided(use: _Use, sizes: Known) -> None:
-    """Raise UsageError for sizes that nothing decides, and for those that make more elements than can be counted."""
+def _check_decided(use: _Use, sizes: Known, named: Collection[str]) -> None:
+    """Raise UsageError for sizes that nothing decides, and for those that make more elements than can be counted.
+
+    `named` are those that the map lists.
+    """
     tensors = (*use.rule.sides[0], *use.rule.sides[1])
     unknown = dict.fromkeys(axis.name for tensor in tensors for axis in _axes(tensor) if sizes.of(axis) is None)
     unknown |= dict.fromkeys(name for name in use.rule.stacks if name not in sizes.sizes)
     if unknown:
         names = [each for name in unknown for each in name.split(" ")]
+        # Those that the map lists under [sizes] are what it takes; the others follow from them.
+        names = [name for name in names if name in named] or names
         raise UsageError(
             f"{use.where}: the shapes do not say how large {' and '.join(names)} "
             f"{'is' if len(names) == 1 else 'are'}, for {quoted(next(iter(use.names.values())))}. Nothing was written.",

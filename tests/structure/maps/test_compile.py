@@ -7,43 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluate import evaluate
+from mapping import Checkpoint, numbered, same, values
 
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.structure.maps.compile import Applied, apply_map
 from ckptconv.structure.maps.file import parse_map
-from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, Stored
-from ckptconv.tensors.moves import File
-
-
-class Checkpoint:
-    """Arrays in one file, and the lazy tensors that are these arrays."""
-
-    def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        data = b"".join(array.astype("i4").tobytes() for array in arrays.values())
-        path.write_bytes(data)
-        file, at = File(str(path), len(data)), 0
-        self.arrays = dict(arrays)
-        self.tensors: dict[str, LazyTensor] = {}
-        for name, array in arrays.items():
-            self.tensors[name] = Stored(file, at, DTYPES["int32"], array.shape, contiguous_strides(array.shape))
-            at += 4 * array.size
-
-
-def numbered(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Arrays of these shapes in which every number occurs once in all."""
-    arrays, at = {}, 1
-    for name, shape in shapes.items():
-        size = int(np.prod(shape))
-        arrays[name] = np.arange(at, at + size, dtype="i4").reshape(shape)
-        at += size
-    return arrays
-
-
-def values(tensors: Mapping[str, LazyTensor]) -> dict[str, np.ndarray]:
-    return {name: np.frombuffer(evaluate(each), "i4").reshape(each.shape) for name, each in tensors.items()}
 
 
 def there_and_back(
@@ -56,12 +24,6 @@ def there_and_back(
     again = apply_map(map_, Checkpoint(path / "back", back).tensors, sizes=result.sizes)
     same(values(again.tensors), there)
     return result
-
-
-def same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    assert sorted(found) == sorted(expected)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 QKV = """

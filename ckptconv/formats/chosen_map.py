@@ -1,0 +1,49 @@
+"""Reads the map that a user has chosen for a checkpoint, and the config.json beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckptconv.errors import UsageError
+from ckptconv.formats import companions
+from ckptconv.formats.source import Source
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename, is_remote
+from ckptconv.structure.maps.chosen import ChosenMap, of_record
+from ckptconv.structure.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
+from ckptconv.structure.record import MAP_KEY
+
+
+def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Mapping[str, object]) -> ChosenMap:
+    """Return the map called `named`, for `source`. `NAME:SIDE` says which side to make.
+
+    Raise UsageError for a map that is not there, or is none.
+    """
+    name, _, side = named.rpartition(":")
+    if not name or "/" in side or (side.endswith(SUFFIX) and not name.endswith(SUFFIX)):
+        name, side = named, ""
+    found = read_map(name, options)
+    if side:
+        found.side(side)
+    record = source.remarks.get(MAP_KEY)
+    made_by = of_record(record, source.path) if record else None
+    if made_by and made_by.map.text == found.text:
+        sizes = {**made_by.sizes, **sizes}
+    config: Mapping[str, object] = {}
+    if any(isinstance(each, str) for alternatives in found.sizes.values() for each in alternatives):
+        beside = companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG)
+        config = companions.read_configuration(beside, options) if beside else {}
+    return ChosenMap(found, dict(sizes), config, side)
+
+
+def read_map(named: str, options: Mapping[str, object]) -> Map:
+    """Return the map called `named`: one that comes with the program, or a file on a disk or a store."""
+    is_path = is_remote(named) or "/" in named or named.endswith(SUFFIX)
+    if not is_path and named in catalogue():
+        return from_catalogue(named)
+    place = Location(named, dict(options))
+    if place.kind != "file":
+        if is_path:
+            raise UsageError(f"The map {named} {'does not exist' if place.kind == 'missing' else 'is no file'}.")
+        return from_catalogue(named)
+    return parse_map(place.read_text(MAX_BYTES), basename(named))

@@ -1,0 +1,80 @@
+"""A map that was chosen for a checkpoint: with the sizes that are known, and the side to make. Pure.
+
+An output records its map as JSON, in its metadata and its manifest: {"name", "from", "to", "sizes": {axis: size},
+"text"}. `text` is the whole map, so that the record alone leads back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.structure.maps.compile import Applied, apply_map
+from ckptconv.structure.maps.file import MAX_BYTES, Map, parse_map
+from ckptconv.structure.maps.notation import axes_in
+from ckptconv.structure.maps.sizes import parse_sizes
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import brief, some
+
+
+@dataclass(frozen=True)
+class ChosenMap:
+    """A map, and what is known of the checkpoint that it is for.
+
+    `sizes` are given by the user or by a record; `config` is the config.json beside the checkpoint. `target` is the
+    side to make; "" for the one that the checkpoint's names are not of.
+    """
+
+    map: Map
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    target: str = ""
+
+    def apply(self, tensors: Mapping[str, LazyTensor], shapes: Mapping[str, Sequence[int]] | None = None) -> Applied:
+        """Return the tensors of the other side. `shapes` are known shapes of tensors to make. Raises as `apply_map`."""
+        return apply_map(self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes)
+
+    def record(self, applied: Applied) -> dict[str, Any]:
+        """Return the record of what the map made."""
+        return {
+            "name": self.map.name,
+            "from": applied.source,
+            "to": applied.target,
+            "sizes": dict(sorted(applied.sizes.items())),
+            "text": self.map.text,
+        }
+
+    def idle_sizes(self) -> tuple[str, ...]:
+        """Return the given sizes that no rule has an axis for."""
+        known = {*self.map.sizes}
+        for rule in self.map.rules:
+            for tensor in (*rule.sides[0], *rule.sides[1]):
+                for dim in tensor.dims or ():
+                    known.update(name for axis in axes_in(dim) for name in axis.names)
+            known |= rule.stacks
+        return tuple(name for name in self.sizes if name.rpartition(".")[2] not in known)
+
+
+def of_record(told: Any, where: str, back: bool = False) -> ChosenMap:
+    """Return the map of a record, to do the same again, or with `back` the reverse. Raise UsageError if it is none."""
+    if isinstance(told, str):
+        try:
+            told = json.loads(told) if len(told) <= 2 * MAX_BYTES else None
+        except (ValueError, RecursionError):
+            told = None
+    if (
+        not isinstance(told, dict)
+        or told.keys() != {"name", "from", "to", "sizes", "text"}
+        or not all(isinstance(told[key], str) for key in ("name", "from", "to", "text"))
+        or not isinstance(told["sizes"], dict)
+    ):
+        raise UsageError(f"{where}: its record of a map is none: {brief(told)}.")
+    sizes = parse_sizes(told["sizes"], f"{where}, the size")
+    map_ = parse_map(told["text"], told["name"][:200])
+    target = told["from"] if back else told["to"]
+    if {told["from"], told["to"]} != {*map_.sides}:
+        raise UsageError(f"{where}: its record of a map names the sides {some([told['from'], told['to']])}.")
+    return ChosenMap(map_, sizes, {}, target)
