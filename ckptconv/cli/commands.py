@@ -11,6 +11,7 @@ import typer
 
 from ckptconv.cli import signals
 from ckptconv.cli.convert import ConvertCommand, convert_
+from ckptconv.cli.maps import maps
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
 from ckptconv.cli.rows import rows
 from ckptconv.cli.typer_compat import App, Command, Group
@@ -209,6 +210,7 @@ def verify_(
 for each in (virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows, name="rows")
+app.add_typer(maps, name="maps")
 
 
 @app.command("finish", cls=Command)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ckptconv.cli.batch import Result
     from ckptconv.errors import CkptconvError, StoppedError
+    from ckptconv.inspection.mapping import MapCheck
     from ckptconv.inspection.overview import Line
     from ckptconv.inspection.summary import Summary
     from ckptconv.result import OutputFile, Report
@@ -138,6 +139,24 @@ class Output:
                 self.warn(warning)
             if not self.quiet:
                 self._show(overview(summary, width=_width(), depth=depth, verbose=self.verbose))
+
+    def tell(self, lines: list[str]) -> None:
+        """Print lines, unless quiet."""
+        if not self.quiet:
+            self._print(lines)
+
+    def mapped(self, check: MapCheck) -> None:
+        """Report a map that is sound, and what it makes of a checkpoint."""
+        for warning in check.warnings:
+            self.warn(warning)
+        sizes = f"; sizes: {', '.join(check.sizes)}" if check.sizes else ""
+        lines = [f"{check.map}: {count_of(check.rules, 'rule')}, {' ⇄ '.join(check.sides)}{sizes}"]
+        if check.direction:
+            made = count_of(len(check.made_of), "tensor")
+            lines.append(f"{check.source}: {' → '.join(check.direction)} makes {made}")
+            if self.verbose:
+                lines.extend(f"{name} ← {', '.join(of)}" for name, of in check.made_of.items())
+        self.tell(lines)
 
     def serving(self, source: str, url: str, files: Mapping[str, int]) -> None:
         """Report that `files`, {name: bytes}, made from `source`, are served at `url`."""

@@ -17,7 +17,7 @@ from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
-from ckptconv.options.table import OPTIONS, Options
+from ckptconv.options.table import NO_MAP, OPTIONS, Options
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.plan import FilePlan, Literal, identify, identity
 from ckptconv.storage.files import look, open_reader
@@ -91,6 +91,8 @@ def _is_option(name: str, value: Any) -> bool:
 def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest's options as values for `Options`."""
     made = {name: tuple(value) if type(value) is list else value for name, value in told["options"].items()}
+    if told.get("map") == {}:
+        made["map"] = NO_MAP
     return {**made, "rename": Rules(made["rename"])} if "rename" in made else made
 
 

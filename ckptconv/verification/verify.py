@@ -23,7 +23,7 @@ from ckptconv.formats.detect import complete, open_source, ranks_to_convert
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options.kinds import Rules
-from ckptconv.options.table import NO_MAP, OPTIONS, Options, checked
+from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, tree_of
 from ckptconv.outputs.targets import TORCH_SUFFIXES, resolved_name
@@ -210,9 +210,7 @@ def verify(
         else:
             sources = _open(normalize(source), targets, asked)
         told = next((each.manifest.told.get("map") for each in targets[:1] if each.manifest), None)
-        if told == {}:
-            asked = replace(asked, map=asked.map or NO_MAP)
-        elif told and not asked.map:
+        if told and not asked.map:
             recorded = of_record(told, f"The manifest of {targets[0].path}")
             sources = [replace(one, map=one.map or recorded) for one in sources]
     pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]

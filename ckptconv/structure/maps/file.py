@@ -42,6 +42,12 @@ class Map:
     text: str = field(default="", repr=False)
 
     @property
+    def about(self) -> str:
+        """What it is for, in a line."""
+        told = self.words.get("about") or self.words.get("title") or self.words.get("description") or ""
+        return told.strip().partition("\n")[0]
+
+    @property
     def digest(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 

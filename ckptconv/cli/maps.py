@@ -1,0 +1,86 @@
+"""The commands for maps: `maps` lists those that come with the program, `show` prints one, `check` tries one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.options import named, output_of, taking
+from ckptconv.cli.typer_compat import Command, Group
+
+maps = typer.Typer(
+    name="maps",
+    cls=Group,
+    invoke_without_command=True,
+    help="""List the maps that come with ckptconv, show one, or check one.
+
+A map gives tensors the names and layouts of another program: --map in a conversion.
+
+\b
+Examples:
+  ckptconv maps
+  ckptconv maps show megatron-qwen3
+  ckptconv maps check my-map.toml checkpoint/
+""",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+MapName = Annotated[
+    str, typer.Argument(metavar="MAP", show_default=False, help="The name of a map, or a file of rules.")
+]
+
+
+@maps.callback()
+def _listed(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        from ckptconv.structure.maps.file import catalogue, from_catalogue
+
+        found = [from_catalogue(name) for name in catalogue()]
+        width = max((len(each.name) for each in found), default=0)
+        output_of("maps", {}).tell(
+            [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in found]
+        )
+
+
+@maps.command("show", cls=Command)
+@taking(*named("storage_options"))
+def maps_show(map_: MapName, **options: Any) -> None:
+    """Print a map.
+
+    It is text in TOML: copied to a file and changed, it is a map of your own.
+
+    \b
+    Examples:
+      ckptconv maps show megatron-qwen3
+      ckptconv maps show megatron-qwen3 > my-map.toml
+    """
+    from ckptconv.formats.chosen_map import read_map
+
+    output_of("maps show", options).tell(read_map(map_, options.pop("storage_options", {})).text.splitlines())
+
+
+@maps.command("check", cls=Command)
+@taking(*named("size key include exclude strip_prefix rename quiet verbose storage_options"))
+def maps_check(
+    map_: MapName,
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint to try it on.")
+    ] = None,
+    **options: Any,
+) -> None:
+    """Check a map, and with SOURCE whether it fits a checkpoint.
+
+    Both sides of each rule have to hold the same. In SOURCE, a rule has to have each tensor, and the sizes have to fit.
+    Only descriptions are read.
+
+    \b
+    Examples:
+      ckptconv maps check my-map.toml
+      ckptconv maps check my-map.toml checkpoint/ --size n=32
+    """
+    from ckptconv.inspection.mapping import check_map
+
+    shown = output_of("maps check", options)
+    shown.mapped(check_map(map_, source, **options))

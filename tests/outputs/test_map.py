@@ -1,0 +1,205 @@
+"""Conversions with a map: what they write, what verify finds in it, and the way back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ckptconv_here
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv import convert
+from ckptconv.errors import CorruptError, DifferenceError, UsageError
+
+MAP = """
+drop = ["*._extra_state"]
+[[rule]]
+megatron = "layers.{l}.linear_qkv : (g (q + k + v) d) h"
+hf = ["model.{l}.q : (g q d) h", "model.{l}.k : (g k d) h", "model.{l}.v : (g v d) h"]
+[[rule]]
+megatron = "layers.{l}.experts.{e}.fc1 : (f + f) h"
+hf = "model.{l}.gate_up : e h (f + f)"
+[[rule]]
+megatron = "embedding : (vocabulary + _) h"
+hf = "model.embed : vocabulary h"
+[[rule]]
+megatron = "output : (vocabulary + _) h"
+hf = "head : vocabulary h"
+[[rule]]
+megatron = "layers.{l}.norm"
+hf = "model.{l}.norm"
+[sizes]
+g = ["num_key_value_heads"]
+d = ["head_dim", "hidden_size / num_attention_heads"]
+vocabulary = "vocab_size"
+k = 1
+v = 1
+"""
+G, Q, D, H, E, F, VOCABULARY = 2, 3, 4, 6, 3, 5, 7
+CONFIG = {"num_key_value_heads": G, "hidden_size": 24, "num_attention_heads": 6, "vocab_size": VOCABULARY}
+SIZES = {"g": G, "d": D, "vocabulary": VOCABULARY}
+
+
+def weights() -> dict[str, torch.Tensor]:
+    made: dict[str, torch.Tensor] = {}
+    generator = torch.Generator().manual_seed(0)
+    embedding = torch.randn(VOCABULARY + 2, H, generator=generator)
+    embedding[VOCABULARY:] = 0
+    made["embedding"] = embedding
+    for layer in range(2):
+        made[f"layers.{layer}.linear_qkv"] = torch.randn(G * (Q + 2) * D, H, generator=generator)
+        made[f"layers.{layer}.norm"] = torch.randn(H, generator=generator)
+        for expert in range(E):
+            made[f"layers.{layer}.experts.{expert}.fc1"] = torch.randn(2 * F, H, generator=generator)
+    made["output"] = embedding
+    return made
+
+
+def expected(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the map makes, by torch."""
+    made = {"model.embed": state["embedding"][:VOCABULARY], "head": state["output"][:VOCABULARY]}
+    for layer in range(2):
+        groups = state[f"layers.{layer}.linear_qkv"].reshape(G, Q + 2, D, H)
+        made[f"model.{layer}.q"] = groups[:, :Q].reshape(-1, H)
+        made[f"model.{layer}.k"] = groups[:, Q].reshape(-1, H)
+        made[f"model.{layer}.v"] = groups[:, Q + 1].reshape(-1, H)
+        made[f"model.{layer}.norm"] = state[f"layers.{layer}.norm"]
+        experts = [state[f"layers.{layer}.experts.{expert}.fc1"].T for expert in range(E)]
+        made[f"model.{layer}.gate_up"] = torch.stack(experts)
+    return made
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("my.toml").write_text(MAP)
+    torch.save(weights(), "model.pt")
+    return tmp_path
+
+
+def same(found: dict[str, Any], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_map_gives_names_and_layouts(place: Path) -> None:
+    report = convert("model.pt", "hf.safetensors", map="my.toml", size=SIZES, verify=True)
+    assert report.aliases == {"head": "model.embed"}
+    assert [warning for warning in report.warnings if "padding" in warning] == [
+        f"left out as padding: {2 * H} elements of 'embedding', {2 * H} elements of 'output'"
+    ]
+    found = load_file("hf.safetensors")
+    wanted = expected(weights())
+    del wanted["head"]
+    same(found, wanted)
+
+
+def test_sizes_come_from_the_configuration_beside_a_checkpoint(place: Path) -> None:
+    Path("config.json").write_text(json.dumps(CONFIG))
+    convert("model.pt", "hf.safetensors", map="my.toml", tied="duplicate")
+    same(load_file("hf.safetensors"), expected(weights()))
+
+
+def test_renaming_comes_before_the_map_and_a_cast_after_it(place: Path) -> None:
+    torch.save({f"module.{name}": tensor for name, tensor in weights().items()}, "model.pt")
+    convert("model.pt", "hf/", map="my.toml", size=SIZES, strip_prefix="module.", dtype="bf16", include=["*linear_qkv"])
+    wanted = {name: tensor for name, tensor in expected(weights()).items() if name[-2:] in (".q", ".k", ".v")}
+    same(load_file("hf/model.safetensors"), {name: tensor.bfloat16() for name, tensor in wanted.items()})
+    assert ckptconv.verify("model.pt", "hf/").tensors == len(wanted)
+
+
+def test_verify_knows_the_map_by_the_manifest(place: Path) -> None:
+    convert("model.pt", "hf/", map="my.toml", size=SIZES, max_shard_size=500)
+    Path("my.toml").unlink()
+    assert ckptconv.verify("model.pt", "hf/").bytes_compared == sum(
+        tensor.nbytes for name, tensor in expected(weights()).items() if name != "head"
+    )
+    with safe_open(sorted(Path("hf").glob("*.safetensors"))[0], "pt") as opened:
+        record = json.loads(opened.metadata()["ckptconv.map"])
+    assert (record["name"], record["from"], record["to"], record["text"]) == ("my.toml", "megatron", "hf", MAP)
+    assert record["sizes"]["g"] == G
+    assert record["sizes"]["3._"] == 2
+
+
+def test_verify_finds_two_tensors_that_were_exchanged(place: Path) -> None:
+    convert("model.pt", "hf/", map="my.toml", size=SIZES)
+    path = Path("hf/model.safetensors")
+    with safe_open(path, "pt") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(path)
+    tensors["model.0.k"], tensors["model.0.v"] = tensors["model.0.v"], tensors["model.0.k"]
+    save_file(tensors, path, metadata)
+    with pytest.raises(DifferenceError, match=r"model\.0\.k"):
+        ckptconv.verify("model.pt", "hf/")
+
+
+def test_the_way_back_needs_no_words(place: Path) -> None:
+    convert("model.pt", "hf/", map="my.toml", size=SIZES)
+    convert("hf/", "back.pt", verify=True, manifest="back.json")
+    back = torch.load("back.pt")
+    same(back, weights())
+    assert back["output"].data_ptr() == back["embedding"].data_ptr()
+    assert ckptconv.verify("hf/", "back.pt", manifest="back.json").tensors == len(back)
+    convert("hf/", "as-it-is.pt", map="none", verify=True, manifest="none.json")
+    same(torch.load("as-it-is.pt"), expected(weights()))
+    ckptconv.verify("hf/", "as-it-is.pt", manifest="none.json")
+
+
+def test_the_map_itself_leads_back_with_the_sizes_that_were_recorded(place: Path) -> None:
+    convert("model.pt", "hf/", map="my.toml", size=SIZES)
+    convert("hf/", "again.safetensors", map="my.toml", tied="duplicate")
+    same(load_file("again.safetensors"), weights())
+
+
+def test_a_dry_run_lists_what_is_made_of_what(place: Path) -> None:
+    run = ckptconv_here(
+        *("convert", "model.pt", "hf.safetensors", "--map", "my.toml", "--dry-run"),
+        *("--size", f"g={G}", "--size", f"d={D}", "--size", f"vocabulary={VOCABULARY}"),
+    )
+    assert "model.0.q ← layers.0.linear_qkv\n" in run.out.replace("'", "")
+    assert "model.1.gate_up ← layers.1.experts.0.fc1, layers.1.experts.1.fc1, layers.1.experts.2.fc1\n" in run.out
+    made_of = convert("model.pt", "hf.safetensors", map="my.toml", size=SIZES, dry_run=True).made_of
+    assert made_of["model.0.norm"] == ["layers.0.norm"]
+    assert not Path("hf.safetensors").exists()
+
+
+def test_an_opened_checkpoint_has_the_names_of_the_map(place: Path) -> None:
+    with ckptconv.open("model.pt", map="my.toml", size=SIZES) as opened:
+        same({name: tensor.torch() for name, tensor in opened.items()}, expected(weights()))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "told"),
+    [
+        (lambda state: state.pop("layers.1.experts.1.fc1"), CorruptError, r"'layers\.1\.experts\.1\.fc1' is not there"),
+        (lambda state: state.update(extra=torch.ones(2)), UsageError, "no rule for 1 of the tensors.*'extra'"),
+        (lambda state: state.update({"layers.0.linear_qkv": torch.ones(41, 6)}), UsageError, r"layers\.0\.linear_qkv"),
+        (
+            lambda state: state.update({"layers.0.experts.0.fc1": state["layers.0.experts.0.fc1"].half()}),
+            UsageError,
+            "different dtypes: float16, float32",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_written(
+    place: Path, change: Any, error: type[Exception], told: str
+) -> None:
+    state = weights()
+    change(state)
+    torch.save(state, "model.pt")
+    with pytest.raises(error, match=told):
+        convert("model.pt", "hf/", map="my.toml", size=SIZES)
+    assert not Path("hf").exists()
+
+
+def test_a_record_that_is_none_is_one_sentence(place: Path) -> None:
+    save_file({"a": torch.ones(2)}, "x.safetensors", {"ckptconv.map": "[" * 100_000})
+    with pytest.raises(UsageError, match="its record of a map is none"):
+        convert("x.safetensors", "x.pt")
+    convert("x.safetensors", "x.pt", map="none")
