@@ -3,7 +3,8 @@
     make test-maps                          # compares what they make now with what is recorded
     make test-maps MAPS_FLAGS=--write       # records it anew
 
-Each module in scripts/maps yields the cases of a framework.
+Each module in scripts/maps yields the cases of a framework. Models of torchtitan and Megatron-core are also saved as
+these save them, converted, and computed with by transformers: the logits must be those of the original.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests/data/maps"
 MODULES = ("titan", "megatron", "hugging", "olmo", "meta")
+# Those whose models are also converted, loaded by transformers, and computed with.
+COMPUTING = ("titan", "megatron")
 # The last transformers with Meta's script, in a directory of its own; see the Makefile.
 OLD = {"meta"}
 
@@ -46,11 +49,16 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace what is recorded")
     parser.add_argument("--old", default="", help="where transformers 4.45 is installed")
     parser.add_argument("--only", choices=MODULES, action="append", help="of these frameworks alone")
+    parser.add_argument("--logits", choices=COMPUTING, help="compare logits of this framework's models alone")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    warnings.simplefilter("ignore")
     if args.into:
-        warnings.simplefilter("ignore")
         record(args.only[0], args.into)
+        return 0
+    if args.logits:
+        for found in importlib.import_module(f"maps.{args.logits}").logits():
+            print(found, flush=True)
         return 0
     failed = []
     with tempfile.TemporaryDirectory() as place:
@@ -69,6 +77,10 @@ def main() -> int:
                 failed += [name for name in differing(made, DATA) if name.endswith(".safetensors")]
     for name in failed:
         print(f"tests/data/maps/{name} is not what the framework makes now", file=sys.stderr)
+    for module in (each for each in args.only or MODULES if each in COMPUTING):
+        failed += [module] * bool(
+            subprocess.run([sys.executable, __file__, "--logits", module], check=False).returncode
+        )
     return bool(failed)
 
 

@@ -92,12 +92,17 @@ def open_source(
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
     path = pinned(path, dict(storage_options or {}))
-    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack)
+    is_mapped, apart = bool(map) and map != NO_MAP, unstack
+    if is_mapped and not unstack:
+        from ckptconv.formats.chosen_map import tells_layers_apart
+
+        apart = tells_layers_apart(os.fspath(map), dict(storage_options or {}))
+    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped)
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = chosen.read(guess.place or place, wanted)
-    if map and map != NO_MAP:
+    if is_mapped:
         from ckptconv.formats.chosen_map import choose_map
 
         source = replace(source, map=choose_map(os.fspath(map), size or {}, source, place.options))

@@ -22,12 +22,13 @@ from mbridge.models.mixtral import MixtralBridge
 from mbridge.models.qwen2 import Qwen2Bridge
 from mbridge.models.qwen3 import Qwen3Bridge
 from mbridge.models.qwen3moe import Qwen3MoEBridge
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch.nn import functional
 from transformers import AutoConfig
@@ -59,7 +60,7 @@ _LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 4, "v_head_dim": 5, "n_routed_experts": 4, "n_shared_experts": 2, "moe_intermediate_size": 7,
     "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "num_nextn_predict_layers": 0,
 }  # fmt: skip
-_EXPERTS = {"num_experts": 3, "moe_intermediate_size": 7, "num_experts_per_tok": 2}
+_EXPERTS = {"num_experts": 3, "moe_intermediate_size": 7, "num_experts_per_tok": 2, "norm_topk_prob": True}
 _MODELS: dict[str, tuple[type[Bridge], dict[str, Any], dict[str, Any]]] = {
     "megatron-llama": (LLaMABridge, {"model_type": "llama"}, {}),
     "megatron-qwen2": (
@@ -112,6 +113,23 @@ def cases() -> Iterator[Case]:
                 name, name, ours, hf, hf_config, f"mbridge's {bridge.__name__}, weight by weight", PACKAGES,
                 back={each: back[each] for each in differs},
             )  # fmt: skip
+
+
+def logits() -> Iterator[str]:
+    """Yield what comparing logits found: of models saved with Megatron-core's dist_checkpointing."""
+    from maps.logits import IDS, compare
+
+    mask = torch.triu(torch.ones(IDS.numel(), IDS.numel(), dtype=torch.bool), 1)[None, None]
+    with _alone():
+        for name in ("megatron-llama", "megatron-qwen2", "megatron-qwen3", "megatron-qwen3_moe"):
+            yield compare(
+                name,
+                model(name),
+                lambda each: each(IDS, torch.arange(IDS.numel())[None], mask),
+                lambda each, place: dist_checkpointing.save(each.sharded_state_dict(), str(place)),
+                {**_BASE, **_MODELS[name][1]},
+                name,
+            )
 
 
 def shapes(name: str, *, padded: bool) -> Tensors:
@@ -191,6 +209,8 @@ def _alone() -> Iterator[None]:
     torch.distributed.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
+    moe_utils.te_general_gemm = None  # which it asks for and does not define without Transformer Engine
+    torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     try:
         yield

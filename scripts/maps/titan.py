@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from maps.cases import Case, numbered, same
+from torch.nn import functional
 from torchtitan.models import deepseek_v3, llama3, qwen3
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+
+from maps.cases import Case, numbered, same
 
 PACKAGES = ("torch", "torchtitan")
 _BACKEND = "flex"
@@ -40,6 +42,32 @@ def cases() -> Iterator[Case]:
             raise ValueError(f"{name}: from_hf does not undo to_hf")
         yield Case(name, _map(name), ours, hf, hf_config, f"{adapter.__name__}.to_hf, and from_hf back", PACKAGES,
             lost=tuple(ours.keys() - back.keys()))  # fmt: skip
+
+
+def logits() -> Iterator[str]:
+    """Yield what comparing logits found: of a Llama 3 saved by torch.distributed.checkpoint, as torchtitan does it."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from maps.logits import IDS, compare
+
+    model = llama3_model().build()
+    for module in model.modules():
+        if type(module).__name__ == "FlexAttention":
+            module.forward = _causal
+    yield compare(
+        "torchtitan-llama3",
+        model,
+        lambda each: each(IDS, positions=torch.arange(IDS.numel())[None]),
+        lambda each, place: save(each.state_dict(), checkpoint_id=place),
+        llama3_hf(),
+        "torchtitan-llama3",
+    )
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
+    """Attend as torchtitan's FlexAttention does, which is compiled. Batch, position, head, and element of a head."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 def _map(name: str) -> str:
