@@ -14,6 +14,8 @@ import pytest
 import torch
 from checkpoints import DATA, ZERO
 
+from ckptconv.structure.maps.file import parse_map
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -23,7 +25,7 @@ PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob(
 _FENCED = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(
     r"ckptconv (convert|pt2safetensors|safetensors2pt|zero-to-fp32|dcp2safetensors|inspect|verify|finish|virtual|serve"
-    r"|rows \w+)"
+    r"|rows \w+|maps \w+)"
 )
 
 
@@ -55,6 +57,11 @@ def place(tmp_path: Path) -> Path:
     torch.save(state, tmp_path / "epoch=3.ckpt")
     torch.save(state, tmp_path / "train.pt")
     torch.save(whole_rows(), tmp_path / "kv.pt")
+    torch.save({"layers.0.attention.wq.weight": torch.randn(64, 8)}, tmp_path / "consolidated.00.pth")
+    (tmp_path / "my-map.toml").write_text(
+        '[[rule]]\ntitan = "layers.{l}.attention.wq.weight : (n e two) h"\n'
+        'hf = "model.layers.{l}.self_attn.q_proj.weight : (n two e) h"\n[sizes]\nn = "num_attention_heads"\ntwo = 2\n'
+    )
     shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", tmp_path / "checkpoints")
     shutil.copytree(DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint", tmp_path / "step-1000")
     return tmp_path
@@ -130,6 +137,11 @@ def said() -> list[str]:
                 parts = (str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
                 found.append("".join(parts))
     return found
+
+
+def test_maps_that_are_shown_are_maps() -> None:
+    shown = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs" / "maps.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert [len(parse_map(text, "maps.md").rules) for text in shown] == [4, 2]
 
 
 def test_messages_that_are_quoted_are_those_of_the_program() -> None:

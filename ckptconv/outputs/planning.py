@@ -43,7 +43,7 @@ class Told:
     outside them. `bits` are tensors that mean nothing without the record, which was not written. `kept` are the classes
     known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
     others. `map` is the record of the map that was applied, {} where --map none left the input's out, and `made_of`
-    says of which tensors it made each.
+    says of which tensors it made each. `equal` are tensors of which it kept one: they have to be equal.
     """
 
     idle: Mapping[str, str] = field(default_factory=dict)
@@ -54,6 +54,7 @@ class Told:
     warnings: tuple[str, ...] = ()
     map: Mapping[str, Any] | None = None
     made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    equal: Sequence[tuple[str, LazyTensor, LazyTensor]] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
         from ckptconv.outputs.restore import plan_restored
 
         restored = plan_restored(source, target.path, options)
-        told = Told(idle=restored.idle, map=restored.map, made_of=restored.made_of)
+        told = Told(idle=restored.idle, map=restored.map, made_of=restored.made_of, equal=restored.equal)
         return output_of("weights", [source], target, options, (restored.file,), {}, told, restored)
     if target.is_virtual:
         return virtual_output(source, target, options)
@@ -295,7 +296,8 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     structure = described.structure if chosen.structured else None
     limit = options.max_shard_size or source.default_shard_size
     files = _file_plans(flat, aliases, structure, target, limit, chosen.metadata)
-    return files, aliases, _told(source, described, structure, options, _idle(chosen, options), described.fixed)
+    told = _told(source, described, structure, options, _idle(chosen, options), described.fixed)
+    return files, aliases, replace(told, map=chosen.map_record, made_of=chosen.made_of, equal=chosen.equal)
 
 
 def _file_plans(

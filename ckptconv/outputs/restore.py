@@ -33,7 +33,7 @@ class Restored:
     Values of classes that are not known to be data are listed with their class, by name. `left_out` are the objects
     that are not written, `demoted` the tensors that are written as plain ones, `kept` what is written unchanged.
     `unscaled` are warnings about 8-bit floats that were cast, and about what a map left out. `idle` are options that
-    were given and have no effect: {option: reason}. `map` and `made_of` are those of `Told`.
+    were given and have no effect: {option: reason}. `map`, `made_of` and `equal` are those of `Told`.
     """
 
     file: FilePlan
@@ -46,6 +46,7 @@ class Restored:
     unscaled: tuple[str, ...] = ()
     map: Mapping[str, Any] | None = None
     made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    equal: Sequence[tuple[str, LazyTensor, LazyTensor]] = ()
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings for the user."""
@@ -76,6 +77,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     unscaled: tuple[str, ...] = ()
     record: Mapping[str, Any] | None = {} if options.map == NO_MAP and MAP_KEY in source.remarks else None
     made_of: Mapping[str, Sequence[str]] = {}
+    equal: Sequence[tuple[str, LazyTensor, LazyTensor]] = ()
     selects = options.include or options.exclude or dtype != "keep" or not options.structure
     if selects or map_back(source, options) or _has_unlisted(tree):
         chosen = selected_tree(source, tree, options)
@@ -94,6 +96,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
         unscaled = selection.unscaled(cast, tensors, dtype)
         unscaled += chosen.warnings
         record, made_of = chosen.map_record if chosen.applied else record, chosen.made_of
+        equal = chosen.equal
         unscaled += selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, dtype)
         tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
@@ -102,8 +105,8 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     except CkptconvError as error:
         raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
     if opaque == "keep":
-        return Restored(file, written.tensors, {}, {}, found | demoted, written, idle, unscaled, record, made_of)
-    return Restored(file, written.tensors, found, demoted, {}, written, idle, unscaled, record, made_of)
+        return Restored(file, written.tensors, {}, {}, found | demoted, written, idle, unscaled, record, made_of, equal)
+    return Restored(file, written.tensors, found, demoted, {}, written, idle, unscaled, record, made_of, equal)
 
 
 def _unlisted_kind(node: Any) -> str:

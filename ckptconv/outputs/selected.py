@@ -15,7 +15,7 @@ from ckptconv.pickles import nodes
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import MAP_KEY
-from ckptconv.tensors.lazy import LazyTensor, same_bytes
+from ckptconv.tensors.lazy import LazyTensor, same_bytes, untagged
 from ckptconv.text import some
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Selected:
     output says beside aliases and record. `warnings` say what of the source's metadata is left out.
 
     If a map was applied, the tensors and names are those of its other side; `unmapped` is what was selected before, and
-    `applied` tells which tensor is made of which.
+    `applied` tells which tensor is made of which. `equal` are then tensors by name that have to be equal.
     """
 
     names: dict[str, str]
@@ -56,6 +56,7 @@ class Selected:
     warnings: tuple[str, ...] = ()
     unmapped: Selected | None = None
     applied: Applied | None = None
+    equal: tuple[tuple[str, LazyTensor, LazyTensor], ...] = ()
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
@@ -141,8 +142,7 @@ def mapped(chosen: Selected, map_: ChosenMap) -> Selected:
     applied = map_.apply(tensors)
     made = applied.tensors
     fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
-    record = json.dumps(map_.record(applied), ensure_ascii=False, separators=(",", ":"))
-    metadata, lost = _metadata({**chosen.metadata, MAP_KEY: record}, made)
+    metadata, lost = _metadata({**chosen.metadata, MAP_KEY: _record_of(map_, applied)}, made)
     return replace(
         chosen,
         names={name: name for name in made},
@@ -157,6 +157,10 @@ def mapped(chosen: Selected, map_: ChosenMap) -> Selected:
         unmapped=chosen,
         applied=applied,
     )
+
+
+def _record_of(map_: ChosenMap, applied: Applied) -> str:
+    return json.dumps(map_.record(applied), ensure_ascii=False, separators=(",", ":"))
 
 
 def _of_map(chosen: Selected, map_: ChosenMap, applied: Applied, lost: Sequence[str]) -> Iterator[str]:
@@ -208,16 +212,38 @@ def selected_states(source: Source, options: Options, rename: Rename = selection
         {**group, "params": [names[name] for name in group["params"] if name in names]}
         for group in optimizer["param_groups"]
     ]
+    metadata, applied = dict(METADATA), None
+    equal: list[tuple[str, LazyTensor, LazyTensor]] = []
+    if source.map:
+        from ckptconv.structure.maps.states import apply_to_states
+
+        ties = _owners(source.owners, names)
+        states.update({alias: states[owner] for alias, owner in ties.items() if owner in states})
+        states, groups, applied, equal = apply_to_states(source.map, states, groups)
+        metadata[MAP_KEY] = _record_of(source.map, applied)
     described = keymap.flatten_states(states, groups)
     owners = {}
-    for alias, owner in _owners(source.owners, names).items() if options.tied == "alias" else ():
+    for alias, owner in _owners(source.owners, names).items() if options.tied == "alias" and not applied else ():
         for key in states.get(owner, {}):
             kept, removed = f"{owner}.{key}", f"{alias}.{key}"
             if kept in described.tensors and removed not in described.tensors:
                 owners[removed] = kept
     dtype = "keep" if options.dtype == "keep" else source.default_dtype
     tensors = described.tensors
-    return Selected(names, known, tensors, described, options.structure, owners, choice, dtype, widen_only=True)
+    return Selected(
+        names,
+        known,
+        tensors,
+        described,
+        options.structure,
+        owners,
+        choice,
+        dtype,
+        widen_only=True,
+        metadata=metadata,
+        applied=applied,
+        equal=tuple(equal),
+    )
 
 
 def tree_of(source: Source, options: Options) -> Any:
@@ -240,15 +266,25 @@ def selected_tree(source: Source, tree: Any, options: Options) -> Selected:
     """Select what a `.pt` file of `tree`, which is of `source`, holds by the options; tensors known by `known` are
     tagged with their facts."""
     choice = Choice(options.include, options.exclude)
+    map_ = map_back(source, options)
+    applied = None
+    equal: list[tuple[str, LazyTensor, LazyTensor]] = []
+    if map_ and isinstance(tree, Mapping) and tree.keys() == {"state", "param_groups"}:
+        from ckptconv.structure.maps.states import apply_to_states
+
+        states, groups, applied, equal = apply_to_states(map_, tree["state"], tree["param_groups"])
+        tree = {"state": states, "param_groups": groups}
     described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
     known = described.tensors
     names = {name: name for name in selection.matching(known, choice)}
-    bare = {name: known[name].tensor for name in names}
+    bare = {name: untagged(known[name]) for name in names}
     dtype, fixed = options.dtype or "keep", described.fixed | selection.scales(known)
     chosen = Selected(
         names, known, bare, described, options.structure, {}, choice, dtype, widen_only=False, fixed=fixed
     )
-    map_ = map_back(source, options)
+    if applied and map_:
+        metadata = {**METADATA, MAP_KEY: _record_of(map_, applied)}
+        return replace(chosen, metadata=metadata, applied=applied, equal=tuple(equal))
     return mapped(chosen, map_) if map_ else chosen
 
 

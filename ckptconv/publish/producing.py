@@ -59,7 +59,7 @@ def produce(
     for each, files in zip(outputs, read_by, strict=True):
         check_growth(each, sum(file.size for file in files))
         check_output(each, spared, chosen)
-    equal = [pair for one in sources for pair in one.equal]
+    equal = [pair for one in sources for pair in one.equal] + [pair for each in outputs for pair in each.told.equal]
     alike: list[tuple[str, LazyTensor, LazyTensor]] = []
     if chosen.optimizer or chosen.universal:
         equal.extend(pair for one in sources for pair in one.equal_states)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
+from ckptconv.tensors.geometry import contiguous_strides, is_contiguous, reshaped_strides
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
@@ -30,7 +30,7 @@ from ckptconv.tensors.lazy import (
     same_bytes,
 )
 from ckptconv.tensors.moves import Bits, File, Join, Swap
-from ckptconv.tensors.slices import Span, sliced
+from ckptconv.tensors.slices import Span, Steps, sliced, strided
 
 SIZE = 40_000
 CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, dtype="u1")
@@ -180,6 +180,55 @@ def test_a_slice_is_the_elements_at_its_indices(file: File, data: st.DataObject)
     expected = at(reference(tensor), spans)
     assert (part.dtype, part.shape) == (tensor.dtype, expected.shape[:-1])
     assert evaluate(part) == np.ascontiguousarray(expected).tobytes()
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_several_steps_along_one_dimension_are_several_dimensions(file: File, data: st.DataObject) -> None:
+    tensor = data.draw(expressions(file))
+    starts, axes = [], []
+    indices = [np.zeros((), int) for _ in tensor.shape]
+    if 0 in tensor.shape:
+        return
+    for dim, extent in enumerate(tensor.shape):
+        starts.append(data.draw(st.integers(0, extent - 1)))
+        room = extent - 1 - starts[-1]
+        for _ in range(data.draw(st.integers(0, 2))):
+            step = data.draw(st.integers(1, 4))
+            length = data.draw(st.integers(1, 1 + room // step))
+            room -= (length - 1) * step
+            axes.append(Steps(length, dim, step))
+    axes = data.draw(st.permutations(axes))
+    made = strided(tensor, starts, axes)
+    for dim in range(len(indices)):
+        for axis in axes:
+            along = np.arange(axis.length) * axis.step if axis.dim == dim else np.zeros(axis.length, int)
+            indices[dim] = indices[dim][..., None] + along
+        indices[dim] = indices[dim] + starts[dim]
+    expected = reference(tensor)[tuple(indices)] if indices else reference(tensor)
+    assert (made.dtype, made.shape) == (tensor.dtype, expected.shape[:-1])
+    assert evaluate(made) == np.ascontiguousarray(expected).tobytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_strides_of_another_shape_are_of_the_same_elements(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), max_size=4)))
+    strides = tuple(data.draw(st.permutations(contiguous_strides(shape))))
+    factors = [factor for extent in shape for factor in {1: [], 4: [2, 2]}.get(extent, [extent])]
+    wanted: list[int] = []
+    while factors:
+        count = data.draw(st.integers(1, len(factors)))
+        wanted.append(int(np.prod(factors[:count])))
+        factors = factors[count:]
+    found = reshaped_strides(shape, strides, wanted)
+    as_strided = np.lib.stride_tricks.as_strided
+    numbers = np.arange(1000)
+    elements = as_strided(numbers, shape, [8 * stride for stride in strides]).reshape(-1)
+    if found is not None:
+        np.testing.assert_array_equal(as_strided(numbers, wanted, [8 * each for each in found]).reshape(-1), elements)
+    else:
+        assert strides != contiguous_strides(shape)
 
 
 def test_columns_are_cut_within_an_element_where_the_interval_is(file: File) -> None:

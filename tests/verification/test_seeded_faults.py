@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import ZERO
+from checkpoints import DATA, ZERO
 from dcp_checkpoints import DCP
 
 import ckptconv as library
@@ -20,7 +20,8 @@ from ckptconv.errors import DifferenceError
 from ckptconv.outputs import planning, safetensors, torch_tree, torch_zip, universal
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.tensors import kernels, lazy
-from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Partitioned, Stored
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Partitioned, Picked, Stored
 from ckptconv.tensors.moves import Cast, Conjugate, Gather, Move, Negate, Runs
 
 Patch = pytest.MonkeyPatch
@@ -198,6 +199,15 @@ def geometry(name: str, change: Callable[[list[Any]], list[Any]]) -> Plant:
 
 def same_origin(boxes: list[Any]) -> list[Any]:
     return [box._replace(origin=boxes[0].origin) for box in boxes]
+
+
+def picked_in_order(patch: Patch) -> None:
+    right = Picked.moves
+
+    def wrong(self: Picked, *args: Any, **named: Any) -> Iterator[Move]:
+        return right(dataclasses.replace(self, strides=contiguous_strides(self.shape)), *args, **named)
+
+    patch.setattr(Picked, "moves", wrong)
 
 
 def mirrored(patch: Patch) -> None:
@@ -446,6 +456,7 @@ BF16, F16, F32 = {"dtype": "bfloat16"}, {"dtype": "float16"}, {"dtype": "float32
 PT: dict[str, Any] = {"output": "back.pt"}
 SHARDS: dict[str, Any] = {"max_shard_size": 8000}
 Z2, Z3, TP = ({"source": name} for name in ("z2_bf16_w2", "z3_bf16_w2", "tp_fsdp_2x2"))
+TURNED = {**Z3, "map": DATA / "turned.toml", "include": ["l1.weight"]}
 UNIVERSAL = {**Z2, "output": "universal"}
 
 FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
@@ -484,6 +495,8 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "parts of rows are mirrored": (mirrored, TP),
     "ranks are in the wrong order": (moving(Partitioned, other_rank), Z3),
     "pieces of ranks are off by one": (moving(Partitioned, shifted_source(2)), Z3),
+    "elements are picked in their old order": (picked_in_order, TURNED),
+    "half of what is picked is not moved": (moving(Picked, first_part_of_two), TURNED),
     "parts are joined in the wrong order": (parts_in_wrong_order, TP),
     "a sign is flipped twice": (moving(Convert, kernels_twice), {}),
     "kernels are left out": (moving(Convert, without_kernels), {}),
