@@ -236,3 +236,40 @@ def test_ranks_of_megatron_that_do_not_fit_are_refused(
     change(run)
     with pytest.raises(error, match=words):
         read(run)
+
+
+# ------------------------------------------------------------------------------------------------------- conversions
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "write"),
+    [
+        ("meta-llama3", "meta-llama3-tp2", of_meta),
+        ("megatron-llama", "megatron-llama", lambda ours, place: of_megatron(ours, place, tensor=2, pipeline=2)),
+    ],
+    ids=["Meta", "Megatron-LM"],
+)
+def test_ranks_are_converted_and_verified(
+    name: str, recorded: str, write: Callable[[Arrays, Path], Path], tmp_path: Path
+) -> None:
+    ours, hf, config = case(recorded)
+    run = write(ours, tmp_path / "run")
+    (run / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "o.safetensors"
+    done = ckptconv_here("convert", run, out, "--map", name, "--verify", "--no-fsync")
+    assert done.code == 0, done.err
+    made = load_file(out)
+    assert made.keys() == hf.keys()
+    assert all(np.array_equal(made[each], hf[each]) for each in hf)
+
+
+def test_a_norm_that_differs_between_ranks_is_corrupt(tmp_path: Path) -> None:
+    ours, _, config = case("meta-llama3-tp2")
+    run = of_meta(ours, tmp_path / "run")
+    (run / "config.json").write_text(json.dumps(config))
+    state = torch.load(run / "consolidated.01.pth")
+    state["norm.weight"][0] += 1
+    torch.save(state, run / "consolidated.01.pth")
+    done = ckptconv_here("convert", run, tmp_path / "o.safetensors", "--map", "meta-llama3", "--no-fsync")
+    done.refused(4, "norm.weight")
+    assert not (tmp_path / "o.safetensors").exists()
