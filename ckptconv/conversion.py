@@ -155,7 +155,12 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
         "inert": options.inert,
     }
     if isinstance(source, Source):
-        return [complete(source, **wanted)]
+        source = complete(source, **wanted)
+        if options.map:
+            from ckptconv.formats.chosen_map import with_map
+
+            source = with_map(source, options.map, options.size, options.storage_options)
+        return [source]
     place = Location(normalize(source), dict(options.storage_options))
     path = pinned(place.path, place.options)
     if is_pipe(path) and not targets:

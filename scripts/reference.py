@@ -174,9 +174,9 @@ _CONVERTERS = """\
 _MORE = """\
 ## What they do not tell
 
-- **Sizes.** The number of heads is in no shape. It is taken from `config.json` beside the checkpoint, or given:
-  `--size n=32`. The way from Hugging Face to Megatron-core has no padding to look at: `--size _=64` are the rows to
-  add to the embeddings.
+- **Sizes.** The number of heads is in no shape. It is taken from `config.json` beside the checkpoint (or Meta's
+  `params.json`), or given: `--size n=32`. The way from Hugging Face to Megatron-core has no padding to look at:
+  `--size _=64` are the rows to add to the embeddings.
 - **Tied embeddings** are stored once by Megatron-core and twice by torchtitan. The second, `lm_head.weight`, is
   kept, and readers tie it.
 - **Layers for further tokens** (MTP) of DeepSeek V3 are numbered on from the last layer in Hugging Face's files: no

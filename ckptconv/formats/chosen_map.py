@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import companions
 from ckptconv.formats.source import Source
+from ckptconv.options.table import NO_MAP
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure.maps.chosen import ChosenMap, of_record
 from ckptconv.structure.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
 from ckptconv.structure.record import MAP_KEY
 
+# Files that tell sizes: that of transformers, or else the one that Meta has beside Llama.
+_CONFIGS = (companions.CONFIG, companions.PARAMS)
 # In the name of a tensor that holds all layers.
 _STACK = re.compile(r"layers\.(?![\d{])")
+
+
+def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:
+    """Return `source` with the map called `named`; as it is without one."""
+    if named and named != NO_MAP:
+        return replace(source, map=choose_map(named, sizes, source, options))
+    if sizes:
+        return replace(source, warnings=[*source.warnings, "--size is of no use without --map."])
+    return source
 
 
 def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Mapping[str, object]) -> ChosenMap:
@@ -33,8 +46,9 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
         sizes = {**made_by.sizes, **sizes}
     config: Mapping[str, object] = {}
     if any(isinstance(each, str) for alternatives in found.sizes.values() for each in alternatives):
-        beside = companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG)
-        config = companions.read_configuration(beside, options) if beside else {}
+        beside = companions.beside(source, options, _CONFIGS).files
+        file = next((beside[each] for each in _CONFIGS if each in beside), None)
+        config = companions.read_configuration(file, options) if file else {}
     return ChosenMap(found, dict(sizes), config, side)
 
 

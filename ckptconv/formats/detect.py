@@ -102,12 +102,10 @@ def open_source(
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = chosen.read(guess.place or place, wanted)
-    if is_mapped:
-        from ckptconv.formats.chosen_map import choose_map
+    if map or size:
+        from ckptconv.formats.chosen_map import with_map
 
-        source = replace(source, map=choose_map(os.fspath(map), size or {}, source, place.options))
-    elif size:
-        source = replace(source, warnings=[*source.warnings, "--size is of no use without --map."])
+        source = with_map(source, os.fspath(map), size or {}, place.options)
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
@@ -144,7 +142,7 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     if source.reread is None or wanted == source.wanted:
         return source
     with attacks.refused(not inert):
-        return source.reread(wanted)
+        return replace(source.reread(wanted), map=source.map)
 
 
 def ranks_to_convert(place: Location, tag: str, *, inert: bool = False) -> list[int]:

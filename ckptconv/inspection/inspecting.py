@@ -33,10 +33,10 @@ def inspect(
     """Return what is inside `source`, a path or an opened checkpoint of any format.
 
     Only descriptions are read, no tensor data, unless `stats` asks for the statistics of all values. `key`, `include`
-    and `exclude` choose tensors, as in a conversion. With `as_`, a dtype, or `max_shard_size`, in bytes or as text, the
-    summary has what such a conversion would write. `html` is a file for a page that shows all this. `tag`, `inert`,
-    `raw`, `family` and `spool_dir` are those of `open`. `progress` and `on_total` are those of `convert`, for the bytes
-    of tensors that are read for statistics.
+    and `exclude` choose tensors, as in a conversion, and `map` and `size` give them other names and layouts. With
+    `as_`, a dtype, or `max_shard_size`, in bytes or as text, the summary has what such a conversion would write. `html`
+    is a file for a page that shows all this. `tag`, `inert`, `raw`, `family` and `spool_dir` are those of `open`.
+    `progress` and `on_total` are those of `convert`, for the bytes of tensors that are read for statistics.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
     else opening the checkpoint raises.
@@ -59,6 +59,10 @@ def inspect(
     with no_garbage():
         if isinstance(opened, Source):
             opened = complete(opened, key=asked["key"], inert=asked["inert"])
+            if asked["map"]:
+                from ckptconv.formats.chosen_map import with_map
+
+                opened = with_map(opened, asked["map"], asked["size"], asked["storage_options"])
         else:
             path = os.fspath(opened)
             opened = open_source(normalize(path), **asked)
@@ -66,7 +70,7 @@ def inspect(
     if stats:
         from ckptconv.inspection.measure import measured
 
-        tensors, aliases, _ = tensors_of(opened, which)
+        tensors, aliases, *_ = tensors_of(opened, which)
         kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
         found, read = measured(kept, asked["storage_options"], counter(progress), on_total)
     with no_garbage():

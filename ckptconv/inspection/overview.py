@@ -54,6 +54,7 @@ def overview(
     yield from _values(summary, width, verbose)
     yield from _others(summary, width, verbose)
     yield from _ties(summary, width, verbose)
+    yield from _made_of(summary, width, verbose)
     yield from _notes(summary, width)
     yield from _classes(summary, width)
     yield from _conversion(summary, width)
@@ -282,6 +283,17 @@ def _ties(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
         yield _fitted([Span("  tied: "), Span(alias, "name"), Span(" is "), Span(kept, "name")], width)
     if len(shown) < len(ties):
         yield [Span(f"  … and {len(ties) - len(shown):,} more tied names (--verbose lists them)", "dim")]
+
+
+def _made_of(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
+    """Yield what a map makes of what."""
+    made = list((summary.made_of or {}).items())
+    if made:
+        yield []
+    for name, sources in made if verbose else made[:_FEW]:
+        yield _fitted([Span("  "), Span(name, "name"), Span(" ← "), Span(", ".join(sources), "name")], width)
+    if not verbose and len(made) > _FEW:
+        yield [Span(f"  … and {len(made) - _FEW:,} more (--verbose lists them)", "dim")]
 
 
 def _notes(summary: Summary, width: int | None) -> Iterator[Line]:

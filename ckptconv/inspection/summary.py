@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from ckptconv.formats.source import Source
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
@@ -81,7 +81,7 @@ class Summary:
     beside the tensors, by their paths. `opaque` are classes of objects that are kept as inert data, `classes` all that
     pickles name. `tables`, `notes` and `warnings` are sentences. `bytes_read` is what finding this out took.
     `conversion` is there if it was asked for. `not_finite` are names of tensors with a NaN or an infinity, each once;
-    None if statistics were not asked for.
+    None if statistics were not asked for. With a map, `made_of` has the names of the tensors of which each is made.
     """
 
     input: str
@@ -104,6 +104,7 @@ class Summary:
     bytes_read: int
     conversion: Forecast | None = None
     not_finite: list[str] | None = None
+    made_of: dict[str, list[str]] | None = None
 
     @functools.cached_property
     def modules(self) -> list[ModuleInfo]:
@@ -113,7 +114,7 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `inspect.json`."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("conversion", "not_finite"):
+        for name in ("conversion", "not_finite", "made_of"):
             if found[name] is None:
                 del found[name]
         if self.conversion:
@@ -138,9 +139,21 @@ def _row(tensor: TensorInfo, with_stats: bool) -> dict[str, Any]:
     return row
 
 
-def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], dict[str, str], dict[str, str]]:
-    """Return the tensors that the options `key`, `include` and `exclude` choose, their ties, {alias: kept}, and which
-    globs of `exclude` match nothing, {option: reason}.
+class Chosen(NamedTuple):
+    """The tensors of a checkpoint that options choose, or with a map, those that it makes of them.
+
+    `aliases` are their ties, {alias: kept}; `idle` are globs that match nothing, {option: reason}. `made_of` has the
+    names of which a map makes each; None without a map.
+    """
+
+    tensors: dict[str, LazyTensor]
+    aliases: dict[str, str]
+    idle: dict[str, str]
+    made_of: dict[str, list[str]] | None = None
+
+
+def tensors_of(source: Source, chosen: Options) -> Chosen:
+    """Return the tensors that the options `key`, `include` and `exclude` choose.
 
     Raise UsageError if `key` or a glob of `include` matches nothing.
     """
@@ -152,7 +165,13 @@ def tensors_of(source: Source, chosen: Options) -> tuple[dict[str, LazyTensor], 
         name: tensors[name].tensor if _is_view(tensors[name]) else tensors[name]
         for name in selection.matching(tensors, choice)
     }
-    return flat, selection.untie(flat, source.owners), selection.idle_globs(list(tensors), choice)
+    idle = selection.idle_globs(list(tensors), choice)
+    if source.map:
+        ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
+        applied = source.map.apply({name: flat[ties.get(name, name)] for name in flat})
+        made_of = {name: list(of) for name, of in applied.sources.items()}
+        return Chosen(applied.tensors, selection.untie(applied.tensors, {}), idle, made_of)
+    return Chosen(flat, selection.untie(flat, source.owners), idle)
 
 
 def summarize(
@@ -169,7 +188,7 @@ def summarize(
     `found` are the statistics of tensors, by name, if they were measured.
     """
     chosen = chosen or Options()
-    flat, aliases, idle = tensors_of(source, chosen)
+    flat, aliases, idle, made_of = tensors_of(source, chosen)
     by_dtype: dict[str, Total] = {}
     for name, tensor in flat.items():
         if name not in aliases:
@@ -184,9 +203,9 @@ def summarize(
         input=path or source.path,
         format=source.format,
         family=source.family,
-        facts=dict(source.facts),
+        facts={**source.facts, "map": source.map.map.name} if source.map else dict(source.facts),
         # The kinds of all tensors, not of those that were chosen.
-        counts={} if chosen.key or chosen.include or chosen.exclude else dict(source.counts),
+        counts={} if source.map or chosen.key or chosen.include or chosen.exclude else dict(source.counts),
         elements=sum(total.elements for total in by_dtype.values()),
         bytes=sum(total.bytes for total in by_dtype.values()),
         totals=by_dtype,
@@ -204,6 +223,7 @@ def summarize(
         warnings=[*source.warnings, *(f"{option} {reason}." for option, reason in idle.items())],
         bytes_read=source.bytes_read,
         not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],
+        made_of=made_of,
     )
 
 

@@ -150,6 +150,13 @@ class InspectOptions(TypedDict, total=False):
     exclude: str | list[str] | tuple[str, ...] | None
     """No names that match, such as '*.bias'; repeatable."""
 
+    map: str | os.PathLike[str] | None
+    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
+    file of rules."""
+
+    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
+    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
+
     stats: bool
     """Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."""
 

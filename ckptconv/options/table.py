@@ -554,7 +554,7 @@ LOADING = _named_in(OPTIONS, "key dtype tag storage_options")
 FINISHING = _named_in(OPTIONS, "checksum manifest fsync storage_options")
 INSPECTING = _named_in(
     {**OPTIONS, **COMMAND},
-    "key include exclude stats as_ max_shard_size html tag inert raw family spool_dir storage_options",
+    "key include exclude map size stats as_ max_shard_size html tag inert raw family spool_dir storage_options",
 )
 # Which tensors to convert, and how.
 TENSORS = tuple(

@@ -285,7 +285,17 @@ def selected_tree(source: Source, tree: Any, options: Options) -> Selected:
     if applied and map_:
         metadata = {**METADATA, MAP_KEY: _record_of(map_, applied)}
         return replace(chosen, metadata=metadata, applied=applied, equal=tuple(equal))
-    return mapped(chosen, map_) if map_ else chosen
+    if map_ is None:
+        return chosen
+    try:
+        return mapped(chosen, map_)
+    except UsageError as error:
+        if source.map:
+            raise
+        raise UsageError(
+            f"{source.path} was made by a map, and its reverse does not fit. {error.message}",
+            "--map none writes the tensors as they are.",
+        ) from error
 
 
 def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:

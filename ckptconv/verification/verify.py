@@ -35,7 +35,6 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders, is_pipe
 from ckptconv.structure import keymap
-from ckptconv.structure.maps.chosen import of_record
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, same_bytes, whole
@@ -206,11 +205,18 @@ def verify(
     # make them.
     with no_garbage():
         if isinstance(source, Source):
-            sources = [complete(source, **_wanted(targets, asked))]
+            source = complete(source, **_wanted(targets, asked))
+            if asked.map:
+                from ckptconv.formats.chosen_map import with_map
+
+                source = with_map(source, asked.map, asked.size, asked.storage_options)
+            sources = [source]
         else:
             sources = _open(normalize(source), targets, asked)
         told = next((each.manifest.told.get("map") for each in targets[:1] if each.manifest), None)
         if told and not asked.map:
+            from ckptconv.structure.maps.chosen import of_record
+
             recorded = of_record(told, f"The manifest of {targets[0].path}")
             sources = [replace(one, map=one.map or recorded) for one in sources]
     pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]

@@ -174,6 +174,42 @@ def test_an_opened_checkpoint_has_the_names_of_the_map(place: Path) -> None:
         same({name: tensor.torch() for name, tensor in opened.items()}, expected(weights()))
 
 
+def test_a_checkpoint_that_is_open_is_converted_with_a_map(place: Path) -> None:
+    with ckptconv.open("model.pt") as opened:
+        convert(opened, "hf/", map="my.toml", size=SIZES, tied="duplicate", verify=True)
+        assert ckptconv.verify(opened, "hf/", map="my.toml", size=SIZES).aliases == {}
+        assert ckptconv.inspect(opened, map="my.toml", size=SIZES).made_of
+    same(load_file("hf/model.safetensors"), expected(weights()))
+    with ckptconv.open("model.pt", map="my.toml", size=SIZES) as opened:
+        convert(opened, "again.safetensors", tied="duplicate")
+    same(load_file("again.safetensors"), expected(weights()))
+
+
+def test_inspect_shows_what_a_map_makes(place: Path) -> None:
+    found = ckptconv.inspect("model.pt", map="my.toml", size=SIZES)
+    assert {tensor.name: tensor.shape for tensor in found.tensors} == {
+        name: tuple(tensor.shape) for name, tensor in expected(weights()).items()
+    }
+    assert found.made_of is not None
+    assert found.made_of["model.0.v"] == ["layers.0.linear_qkv"]
+    assert found.aliases == {"head": "model.embed"}
+
+
+def test_the_side_to_make_can_be_said(place: Path) -> None:
+    Path("turn.toml").write_text('[[rule]]\none = "w : (n e two) h"\nother = "w : (n two e) h"\n')
+    save_file({"w": torch.arange(24.0).reshape(12, 2)}, "w.safetensors")
+    sizes = {"n": 2, "e": 3}
+    with pytest.raises(UsageError, match="both as one and as other"):
+        convert("w.safetensors", "x.safetensors", map="turn.toml", size=sizes)
+    for side, shape, swapped in (("other", (2, 3, 2, 2), (2, 2, 3, 2)), ("one", (2, 2, 3, 2), (2, 3, 2, 2))):
+        convert("w.safetensors", "x.safetensors", map=f"turn.toml:{side}", size=sizes)
+        turned = torch.arange(24.0).reshape(shape).transpose(1, 2)
+        assert turned.shape == swapped
+        assert torch.equal(load_file("x.safetensors")["w"], turned.reshape(12, 2))
+    with pytest.raises(UsageError, match="no 'third'"):
+        convert("w.safetensors", "x.safetensors", map="turn.toml:third", size=sizes)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "told"),
     [
@@ -203,6 +239,13 @@ def test_a_record_that_is_none_is_one_sentence(place: Path) -> None:
     with pytest.raises(UsageError, match="its record of a map is none"):
         convert("x.safetensors", "x.pt")
     convert("x.safetensors", "x.pt", map="none")
+
+
+def test_a_record_that_does_not_fit_any_more_is_said_to_be_one(place: Path) -> None:
+    convert("model.pt", "hf.safetensors", map="my.toml", size=SIZES)
+    convert("hf.safetensors", "renamed.safetensors", strip_prefix="model.")
+    with pytest.raises(UsageError, match=r"was made by a map, and its reverse does not fit\..*--map none"):
+        convert("renamed.safetensors", "x.pt")
 
 
 # ------------------------------------------------------------------------------------------------ optimizer states

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.options.kinds import SIZES
 from ckptconv.structure.maps.compile import Applied, apply_map
 from ckptconv.structure.maps.file import MAX_BYTES, Map, parse_map
 from ckptconv.structure.maps.notation import axes_in
-from ckptconv.structure.maps.sizes import parse_sizes
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief, some
 
@@ -72,7 +72,7 @@ def of_record(told: Any, where: str, back: bool = False) -> ChosenMap:
         or not isinstance(told["sizes"], dict)
     ):
         raise UsageError(f"{where}: its record of a map is none: {brief(told)}.")
-    sizes = parse_sizes(told["sizes"], f"{where}, the size")
+    sizes = SIZES.parse(told["sizes"], f"{where}, the size")
     map_ = parse_map(told["text"], told["name"][:200])
     target = told["from"] if back else told["to"]
     if {told["from"], told["to"]} != {*map_.sides}:

@@ -8,7 +8,6 @@ tensors that its names find for one value of its free indices. The pieces of one
 from __future__ import annotations
 
 import collections
-import difflib
 import itertools
 import math
 import re
@@ -25,8 +24,13 @@ from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
 from ckptconv.tensors.slices import Steps, strided, viewed
 from ckptconv.text import quoted, some
 
-# The most tensors that a map makes of a checkpoint.
-MAX_TARGETS = 1 << 22
+# The most tensors that a map makes of a checkpoint, and elements of one: those of any dtype can be counted in bytes.
+MAX_ELEMENTS = 1 << 59
+MAX_TARGETS = 1 << 20
+# Ways in which one part of a name may be read after the same parts before it.
+MAX_PATTERNS = 8
+# Name templates that a name is compared with for a hint, and characters of it.
+_COMPARED, _LONGEST = 500, 200
 # An index of a stack, as names have it.
 _NUMBER = re.compile(r"0|[1-9]\d{0,8}")
 
@@ -108,7 +112,6 @@ class _Templates:
 
     def __init__(self, rules: Sequence[Rule], side: int) -> None:
         self._rules = rules
-        self._literal: dict[str, _Branch] = {}
         self._root = _Branch()
         for number, rule in enumerate(rules):
             for index, tensor in enumerate(rule.sides[side] if rule.read[side] else ()):
@@ -117,17 +120,22 @@ class _Templates:
                     branch = branch.add(part)
                 branch.ends.append((number, index))
 
+    def has(self, name: str) -> bool:
+        """Whether there is a claim to `name`."""
+        return any(True for _ in self._claims(name))
+
     def claims(self, name: str) -> list[_Claim]:
         """Return the claims to `name`."""
-        found = []
+        return list(self._claims(name))
+
+    def _claims(self, name: str) -> Iterator[_Claim]:
         for number, index, pairs in self._root.find(name.split("."), 0, ()):
             rule = self._rules[number]
             values = dict(pairs)
             same = all(values[each] == value for each, value in pairs)
             if same and all(_NUMBER.fullmatch(values[each]) for each in rule.stacks if each in values):
                 use = number, tuple(values[each] for each in rule.free)
-                found.append(_Claim(number, index, values, use))
-        return found
+                yield _Claim(number, index, values, use)
 
 
 class _Branch:
@@ -142,6 +150,8 @@ class _Branch:
         pieces = re.split(r"\{(\w+)\}", part)
         if len(pieces) == 1:
             return self.literals.setdefault(part, _Branch())
+        if part not in self.patterns and len(self.patterns) == MAX_PATTERNS:
+            raise UsageError(f"The names of a map write {quoted(part)} in more than {MAX_PATTERNS} ways at one place.")
         pattern = "(.+?)".join(map(re.escape, pieces[::2]))
         return self.patterns.setdefault(part, (re.compile(pattern, re.DOTALL), tuple(pieces[1::2]), _Branch()))[2]
 
@@ -170,7 +180,7 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
     counts = []
     for side in (0, 1):
         templates = _Templates(map_.rules, side)
-        counts.append(sum(bool(templates.claims(name)) for name in names))
+        counts.append(sum(map(templates.has, names)))
     if not any(counts):
         raise UsageError(
             f"The map {map_.name} has none of the {len(names)} names, as {map_.sides[0]} or as {map_.sides[1]}. "
@@ -191,7 +201,9 @@ def _nearest(map_: Map, side: int | None, names: Sequence[str]) -> str:
     texts = [str(tensor.name) for rule in map_.rules for each in sides for tensor in rule.sides[each]]
     if not names:
         return "There are no names."
-    close = difflib.get_close_matches(names[0], texts, n=1, cutoff=0.3)
+    import difflib
+
+    close = difflib.get_close_matches(names[0][:_LONGEST], texts[:_COMPARED], n=1, cutoff=0.3)
     return f"The first is {quoted(names[0])}" + (f"; the map has {quoted(close[0])}." if close else ".")
 
 
@@ -343,7 +355,9 @@ def _equations(
 
 
 def _dims(tensor: Tensor, name: str, shape: Sequence[int]) -> Iterator[Equation]:
-    for dim, (product, extent) in enumerate(zip(tensor.dims or (), shape, strict=True)):
+    if tensor.dims is None:  # the rule only renames
+        return
+    for dim, (product, extent) in enumerate(zip(tensor.dims, shape, strict=True)):
         yield Equation(product, extent, name, dim)
 
 
@@ -564,7 +578,7 @@ def _check_decided(use: _Use, sizes: Known, named: Collection[str]) -> None:
             f"Give {' '.join(f'--size {name}=NUMBER' for name in names)}.",
         )
     for tensor in tensors:
-        if math.prod(max(sizes.product(dim), 1) for dim in tensor.dims or ()) >= 1 << 63:
+        if math.prod(max(sizes.product(dim), 1) for dim in tensor.dims or ()) >= MAX_ELEMENTS:
             raise LimitError(f"{use.where}: {quoted(tensor.text)} has more elements than can be counted.")
 
 

@@ -445,6 +445,7 @@ def _pieces(rule: Rule, side: Sequence[Tensor], stacks: frozenset[str]) -> list[
     """Return the axes of each piece of `side`, without those of size 1 and without padding."""
     found: list[frozenset[Axis]] = []
     for tensor in side:
+        before = len(found)
         count = 1
         for dim in tensor.dims or ():
             count *= count_pieces(dim)
@@ -459,4 +460,6 @@ def _pieces(rule: Rule, side: Sequence[Tensor], stacks: frozenset[str]) -> list[
             if twice:
                 rule.fail(f"{quoted(tensor.text)}: the axis {twice.name} occurs twice in one piece.")
             found.append(frozenset(axes))
+        if len(found) == before:
+            rule.fail(f"{quoted(tensor.text)} is padding alone.")
     return found

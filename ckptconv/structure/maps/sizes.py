@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
@@ -288,17 +288,3 @@ def _divided(products: Mapping[tuple[str, ...], int], known: Known) -> bool:
 def _sizes_in(equation: Equation, known: Known) -> str:
     found = {axis.name: known.of(axis) for axis in axes_in(equation.product) if axis.number is None}
     return ", ".join(f"{name} = {'?' if size is None else size}" for name, size in found.items()) or "numbers alone"
-
-
-def parse_sizes(given: Sequence[str] | Mapping[str, Any], called: str) -> dict[str, int]:
-    """Return the sizes of --size, written as n=32 or a mapping. Raise UsageError, naming the option, for others."""
-    pairs = given.items() if isinstance(given, Mapping) else (text.partition("=")[::2] for text in given)
-    found: dict[str, int] = {}
-    for name, value in pairs:
-        number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value) else value
-        if not name or not isinstance(number, int) or isinstance(number, bool):
-            raise UsageError(f"{called} {quoted(f'{name}={value}')} is not of the form AXIS=NUMBER, such as n=32.")
-        if not 0 <= number <= MAX_SIZE or found.get(name, number) != number:
-            raise UsageError(f"{called} {quoted(f'{name}={value}')} is no size, or another is given for {name}.")
-        found[name] = number
-    return found

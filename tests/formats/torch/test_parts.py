@@ -263,6 +263,15 @@ def test_ranks_are_converted_and_verified(
     assert all(np.array_equal(made[each], hf[each]) for each in hf)
 
 
+def test_sizes_are_in_the_file_that_meta_has_beside_its_own(tmp_path: Path) -> None:
+    ours, hf, _ = case("meta-llama3-tp2")
+    run, out = of_meta(ours, tmp_path / "run"), tmp_path / "o.safetensors"
+    (run / "params.json").write_text('{"dim": 24, "n_heads": 6, "n_kv_heads": 2, "norm_eps": 1e-05}')
+    done = ckptconv_here("convert", run, out, "--map", "meta-llama3", "--no-fsync")
+    assert done.code == 0, done.err
+    assert all(np.array_equal(load_file(out)[each], hf[each]) for each in hf)
+
+
 def test_a_norm_that_differs_between_ranks_is_corrupt(tmp_path: Path) -> None:
     ours, _, config = case("meta-llama3-tp2")
     run = of_meta(ours, tmp_path / "run")

@@ -78,5 +78,39 @@ def test_the_map_makes_of_that_what_the_framework_had(case: Case, tmp_path: Path
     check(back, case.back)
 
 
+# Names that a framework had in other releases, or has with other layers: the recorded name, and the other.
+OTHER_NAMES = (
+    ("torchtitan-llama3", {"attention.qkv_linear.": "attention.", "lm_head": "output"}),
+    ("torchtitan-qwen3", {"attention.qkv_linear.": "attention.", "lm_head": "output"}),
+    (
+        "torchtitan-deepseek_v3",
+        {"moe.routed_experts.inner_experts.": "moe.experts.", "_EFD": "", "_EDF": "", "bias_E": "bias"},
+    ),
+    (
+        "megatron-llama",
+        {
+            "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+            "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+        },
+    ),
+    (
+        "megatron-deepseek_v3",
+        {"linear_q_up_proj.layer_norm_": "q_layernorm.", "linear_kv_up_proj.layer_norm_": "kv_layernorm."},
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "others"), OTHER_NAMES, ids=[name for name, _ in OTHER_NAMES])
+def test_the_map_reads_other_names_too(name: str, others: Mapping[str, str], tmp_path: Path) -> None:
+    case = Case(name)
+    renamed = {}
+    for each, array in case.ours.items():
+        for one, other in others.items():
+            each = each.replace(one, other)
+        renamed[each] = array
+    assert renamed.keys() != case.ours.keys()
+    check(apply_map(case.map, lazy(renamed, tmp_path / "ours"), config=case.config, target="hf"), case.hf)
+
+
 def test_every_map_has_a_recorded_case() -> None:
     assert {Case(name).map.name for name in CASES} == {*catalogue()}

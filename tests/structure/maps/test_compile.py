@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,9 +10,13 @@ import numpy as np
 import pytest
 from mapping import Checkpoint, numbered, same, values
 
-from ckptconv.errors import CorruptError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, UsageError
 from ckptconv.structure.maps.compile import Applied, apply_map
 from ckptconv.structure.maps.file import parse_map
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Concat, Narrow, Stored
+from ckptconv.tensors.moves import File
 
 
 def there_and_back(
@@ -164,3 +169,42 @@ def test_what_does_not_fit_is_an_error_that_names_it(
     tensors = Checkpoint(tmp_path / "there", numbered(**there)).tensors
     with pytest.raises(error, match=told):
         apply_map(parse_map(text, "test.toml"), tensors, sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("text", "there", "told"),
+    [
+        ('[[rule]]\na = "x : e f"\nb = "y.{e} : f"', {"x": (1 << 40, 0)}, "more than"),
+        ('[[rule]]\na = "x : e"\nb = "y : (e + _)"\n[sizes]\n_ = 9000000000000000000', {"x": (8,)}, "be counted"),
+        ("".join(f'[[rule]]\na = "{{i{i}}}.x"\nb = "{{i{i}}}.y"\n' for i in range(9)), {"x": (1,)}, "more than 8 ways"),
+    ],
+)
+def test_a_map_that_asks_for_too_much_is_refused(
+    tmp_path: Path, text: str, there: Mapping[str, tuple[int, ...]], told: str
+) -> None:
+    tensors = {
+        name: Stored(File(str(tmp_path / "none"), 0), 0, DTYPES["int32"], shape, contiguous_strides(shape))
+        for name, shape in there.items()
+    }
+    with pytest.raises(CkptconvError, match=told):
+        apply_map(parse_map(text, "test.toml"), tensors)
+
+
+def test_a_dimension_that_is_joined_of_parts_is_cut_where_they_end(tmp_path: Path) -> None:
+    """As when ranks hold rows that do not end with a group."""
+    text = '[[rule]]\na = "x : (g (q + k) d) h"\nb = ["q : (g q d) h", "k : (g k d) h"]\n[sizes]\nk = 1\n'
+    arrays = numbered(x=(2 * 4 * 3, 5))
+    whole = Checkpoint(tmp_path / "x", arrays).tensors["x"]
+    map_ = parse_map(text, "test.toml")
+    expected = values(apply_map(map_, {"x": whole}, sizes={"g": 2, "d": 3}).tensors)
+    for cuts in ((0, 7, 24), (0, 1, 2, 23, 24), (0, 12, 24)):
+        parts = tuple(Narrow(whole, 0, low, high - low) for low, high in itertools.pairwise(cuts))
+        same(values(apply_map(map_, {"x": Concat(parts)}, sizes={"g": 2, "d": 3}).tensors), expected)
+
+
+def test_rules_that_rename_do_not_need_sizes_that_others_lack(tmp_path: Path) -> None:
+    map_ = parse_map(
+        '[[rule]]\na = "x"\nb = "y"\n[[rule]]\na = "v : (n d)"\nb = "w : n d"\n[sizes]\nn = "heads"', "test"
+    )
+    with pytest.raises(UsageError, match="--size n=NUMBER"):
+        apply_map(map_, Checkpoint(tmp_path / "there", numbered(x=(3,), v=(4,))).tensors)
