@@ -129,14 +129,16 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
         assert match is not None
         numbers = [int(number) for number in match.groups() if number is not None]
         value = each.value if isinstance(each.value, dict) else {}
-        if len(numbers) == 2 and _parallel(value, "expert") > 1 and _parallel(value, "pipeline") == 1:
+        args = _arguments(value)
+        if len(numbers) == 2 and _size(args, "expert_model") > 1 and _size(args, "pipeline_model") == 1:
             numbers.insert(1, 0)  # mp_rank_00_001 is of the second expert rank where there is no pipeline
         tensor, pipeline, expert = (*numbers, 0, 0)[:3]
         if (tensor, pipeline, expert) in found:
             raise CorruptError(
                 f"{step} holds two files of one rank: {found[tensor, pipeline, expert].file} and {file}."
             )
-        states = {int(key[1] or 0): value[key[0]] for key in map(_STATE.fullmatch, map(str, value)) if key}
+        words = (_STATE.fullmatch(key) for key in value if isinstance(key, str))
+        states = {int(word[1] or 0): value[word[0]] for word in words if word}
         if not states or not all(isinstance(state, dict) for state in states.values()):
             raise CorruptError(f"{file} holds no state dict as 'model', which Megatron-LM writes.")
         tensors = {stage: tensors_in(state) for stage, state in states.items()}
@@ -148,6 +150,12 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
         if expert and any(_GROUPED.fullmatch(name) for state in tensors.values() for name in state):
             raise UnsupportedError(
                 f"{file} holds the experts of a rank in one tensor, and those of other ranks are in other files.",
+                "Save it with --ckpt-format torch_dist.",
+            )
+        shared = _size(args, "tensor_model")
+        if _size(args, "expert_tensor", shared) != shared and _size(args, "expert_model") > 1:
+            raise UnsupportedError(
+                f"{file} is of {shared} tensor-parallel ranks, and of {_size(args, 'expert_tensor')} for experts.",
                 "Save it with --ckpt-format torch_dist.",
             )
         found[tensor, pipeline, expert] = _Rank(tensor, pipeline, expert, file, tensors)
@@ -163,12 +171,17 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
     return [found[key] for key in sorted(found)]
 
 
-def _parallel(value: Mapping[Any, Any], kind: str) -> int:
-    """Return how many ranks of a kind the arguments in a file name; 1 if they do not."""
+def _arguments(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the arguments of the training that a file has; none if it has no such."""
     args = value.get("args")
     state = args.state[0] if type(args) is Opaque and args.cls == _NAMESPACE and len(args.state) == 1 else None
-    size = state.get(f"{kind}_model_parallel_size") if isinstance(state, dict) else None
-    return size if type(size) is int else 1
+    return state if isinstance(state, dict) else {}
+
+
+def _size(args: Mapping[Any, Any], kind: str, default: int = 1) -> int:
+    """Return how many parallel ranks of a kind the arguments name."""
+    size = args.get(f"{kind}_parallel_size")
+    return size if type(size) is int else default
 
 
 def _joined(step: Location, ranks: Sequence[_Rank]) -> Parts:

@@ -238,6 +238,17 @@ def test_ranks_of_megatron_that_do_not_fit_are_refused(
         read(run)
 
 
+def test_experts_that_are_shared_out_otherwise_are_refused(tmp_path: Path) -> None:
+    ours, _, _ = case("megatron-mixtral")
+    run = of_megatron(ours, tmp_path / "run", tensor=2, expert=3)
+    for file in run.glob("iter_0000005/*/model_optim_rng.pt"):
+        state = torch.load(file, weights_only=False)
+        state["args"].expert_tensor_parallel_size = 1
+        torch.save(state, file)
+    with pytest.raises(UnsupportedError, match="of 2 tensor-parallel ranks, and of 1 for experts"):
+        read(run)
+
+
 # ------------------------------------------------------------------------------------------------------- conversions
 
 
