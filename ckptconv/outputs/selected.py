@@ -135,11 +135,14 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     return mapped(chosen, source.map) if source.map else chosen
 
 
-def mapped(chosen: Selected, map_: ChosenMap) -> Selected:
-    """Return `chosen` with the names and layouts that `map_` gives. The structure record is not kept."""
+def mapped(chosen: Selected, map_: ChosenMap, shapes: Mapping[str, Sequence[int]] | None = None) -> Selected:
+    """Return `chosen` with the names and layouts that `map_` gives. The structure record is not kept.
+
+    `shapes` are known shapes of the tensors to make: sizes may follow from them.
+    """
     # Names that the source ties are tied to what their owners become.
     tensors = {name: chosen.tensors[chosen.owners.get(name, name)] for name in chosen.tensors}
-    applied = map_.apply(tensors)
+    applied = map_.apply(tensors, shapes)
     made = applied.tensors
     fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
     metadata, lost = _metadata({**chosen.metadata, MAP_KEY: _record_of(map_, applied)}, made)

@@ -33,8 +33,8 @@ from ckptconv.tensors.moves import (
     Swap,
 )
 
-# Bytes of one move of a `Picked` tensor at most: it may consist of as many runs as elements.
-_PICKED_AT_ONCE = 1 << 16
+# Bytes of one move of a `Picked` tensor, which may consist of as many runs as elements; and runs, if those are longer.
+_PICKED_AT_ONCE, _RUNS_AT_ONCE = 1 << 16, 512
 _INNER = File("", 0)
 
 
@@ -324,12 +324,23 @@ class Picked(Derived):
         if start >= stop:
             return
         # The elements of the tensor as they lie in its own bytes, in C order, are the file that a strided tensor is in.
-        item, limit = self.dtype.itemsize, min(limit, _PICKED_AT_ONCE)
+        item, limit = self.dtype.itemsize, min(limit, max(_PICKED_AT_ONCE, _RUNS_AT_ONCE * self._run))
         # Elements with small gaps between them are read together with these: make boxes of fewer.
         most = max(int(limit / _density(self.shape, self.strides, item)) // item, 1)
         for box in bands(self.shape, self.strides, start // item, -(-stop // item), most, item):
             for move in self._made(gather(_INNER, self.start * item, box, item, 2 * limit), limit):
                 yield from trim(move, start, stop)
+
+    @property
+    def _run(self) -> int:
+        """The bytes that are contiguous both in the inner tensor and in this one."""
+        run = self.dtype.itemsize
+        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if extent > 1:
+                if stride * self.dtype.itemsize != run:
+                    break
+                run *= extent
+        return run
 
     def _made(self, move: Move, limit: int) -> Iterator[Move]:
         """Yield `move`, which reads bytes of the inner tensor, as moves that read files."""

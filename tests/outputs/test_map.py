@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,7 @@ def test_verify_knows_the_map_by_the_manifest(place: Path) -> None:
     with safe_open(sorted(Path("hf").glob("*.safetensors"))[0], "pt") as opened:
         record = json.loads(opened.metadata()["ckptconv.map"])
     assert (record["name"], record["from"], record["to"], record["text"]) == ("my.toml", "megatron", "hf", MAP)
+    assert record["sha256"] == hashlib.sha256(MAP.encode()).hexdigest()
     assert record["sizes"]["g"] == G
     assert record["sizes"]["3._"] == 2
 

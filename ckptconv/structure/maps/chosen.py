@@ -1,7 +1,7 @@
 """A map that was chosen for a checkpoint: with the sizes that are known, and the side to make. Pure.
 
-An output records its map as JSON, in its metadata and its manifest: {"name", "from", "to", "sizes": {axis: size},
-"text"}. `text` is the whole map, so that the record alone leads back.
+An output records its map as JSON, in its metadata and its manifest: {"name", "sha256", "from", "to", "sizes": {axis:
+size}, "text"}. `text` is the whole map, so that the record alone leads back, and `sha256` its digest.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ckptconv.structure.maps.file import MAX_BYTES, Map, parse_map
 from ckptconv.structure.maps.notation import axes_in
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief, some
+
+_TEXTS = ("name", "sha256", "from", "to", "text")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class ChosenMap:
         """Return the record of what the map made."""
         return {
             "name": self.map.name,
+            "sha256": self.map.digest,
             "from": applied.source,
             "to": applied.target,
             "sizes": dict(sorted(applied.sizes.items())),
@@ -67,14 +70,16 @@ def of_record(told: Any, where: str, back: bool = False) -> ChosenMap:
             told = None
     if (
         not isinstance(told, dict)
-        or told.keys() != {"name", "from", "to", "sizes", "text"}
-        or not all(isinstance(told[key], str) for key in ("name", "from", "to", "text"))
+        or told.keys() != {*_TEXTS, "sizes"}
+        or not all(isinstance(told[key], str) for key in _TEXTS)
         or not isinstance(told["sizes"], dict)
     ):
         raise UsageError(f"{where}: its record of a map is none: {brief(told)}.")
     sizes = SIZES.parse(told["sizes"], f"{where}, the size")
     map_ = parse_map(told["text"], told["name"][:200])
     target = told["from"] if back else told["to"]
+    if map_.digest != told["sha256"]:
+        raise UsageError(f"{where}: its record of a map has another digest than the map in it.")
     if {told["from"], told["to"]} != {*map_.sides}:
         raise UsageError(f"{where}: its record of a map names the sides {some([told['from'], told['to']])}.")
     return ChosenMap(map_, sizes, {}, target)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from ckptconv.errors import CorruptError, LimitError, UsageError
 from ckptconv.structure.maps.file import Map, matches
 from ckptconv.structure.maps.notation import Axis, Node, Product, Rule, Sum, Tensor, axes_in, expand, written
 from ckptconv.structure.maps.sizes import Equation, Known, resolve, solve
+from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
 from ckptconv.tensors.slices import Steps, strided, viewed
@@ -423,7 +425,7 @@ def _pieces_of(rule: Rule, side: int, sizes: Known) -> Iterator[_Piece]:
 
 def _boxes(product: Product, sizes: Known) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield the pieces of a composed axis: where each begins, and the step of each of its axes."""
-    steps = list(itertools.accumulate((sizes.node(node) for node in reversed(product[1:])), _times, initial=1))
+    steps = list(itertools.accumulate((sizes.node(node) for node in reversed(product[1:])), operator.mul, initial=1))
     choices: list[list[tuple[int, dict[str, int]]]] = []
     for node, step in zip(product, reversed(steps), strict=False):
         if isinstance(node, Axis):
@@ -438,10 +440,6 @@ def _boxes(product: Product, sizes: Known) -> Iterator[tuple[int, dict[str, int]
     for combination in itertools.product(*choices):
         along = {axis: step for _, steps in combination for axis, step in steps.items()}
         yield sum(start for start, _ in combination), along
-
-
-def _times(one: int, other: int) -> int:
-    return one * other
 
 
 # ----------------------------------------------------------------------------------------------------- the new tensors
@@ -613,15 +611,15 @@ class _Assembly:
 
     def _joined(self, nodes: Sequence[Node]) -> LazyTensor:
         """Return the tensor that has one dimension for each of `nodes`."""
-        at = next((at for at, node in enumerate(nodes) if isinstance(node, Sum)), None)
+        at, terms = next(((at, node.terms) for at, node in enumerate(nodes) if isinstance(node, Sum)), (0, ()))
         shape = tuple(map(self._sizes.node, nodes))
-        if at is None:
+        if not terms:
             axes = [node for node in nodes if isinstance(node, Axis)]
             if any(axis.is_padding for axis in axes):
                 return Zeros(self._dtype, shape)
             return viewed(self._taken(next(self._pieces), axes), shape)
         parts = []
-        for term in nodes[at].terms:  # type: ignore[union-attr]
+        for term in terms:
             inner = self._joined([*nodes[:at], *term, *nodes[at + 1 :]])
             part = viewed(inner, (*shape[:at], self._sizes.product(term), *shape[at + 1 :]))
             if part.shape[at]:
@@ -632,7 +630,7 @@ class _Assembly:
         return parts[0] if len(parts) == 1 else Concat(tuple(parts), at)
 
     @property
-    def _dtype(self):  # type: ignore[no-untyped-def]
+    def _dtype(self) -> DType:
         """The dtype of the first source."""
         used = {piece.tensor for piece in self._all}
         return next(self._given[name].dtype for (index, _), name in self._use.names.items() if index in used)
