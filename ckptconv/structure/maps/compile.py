@@ -327,9 +327,10 @@ def _check_complete(use: _Use, side: int) -> None:
                 "the rule needs too. Nothing was written."
             )
         counts = [use.counts[stack] for stack in stacks]
-        if math.prod(counts) != sum(number == index for number, _ in use.names):
-            # Fewer are there than counted: one of the first is missing, so this ends soon.
-            combinations = itertools.product(*map(range, counts))
+        found = sum(number == index for number, _ in use.names)
+        if math.prod(counts) != found:
+            # One of the first is missing, as fewer are there; a name may hold any number.
+            combinations = itertools.product(*(range(min(count, found + 1)) for count in counts))
             gap = next(at for at in combinations if (index, at) not in use.names)
             lacking = tensor.name.of({**use.values, **dict(zip(stacks, gap, strict=True))})
             raise CorruptError(
@@ -490,8 +491,9 @@ class _Made:
             taken = list(itertools.islice(following, count))
             stacks = _stacks(rule, tensor)
             counts = [sizes.node(Axis((stack,))) for stack in stacks]
-            if math.prod(counts) + len(self.tensors) > MAX_TARGETS:
-                raise LimitError(f"{use.where} makes {math.prod(counts)} tensors: more than {MAX_TARGETS} in all.")
+            most = math.prod(max(count, 1) for count in counts)
+            if most + len(self.tensors) > MAX_TARGETS:
+                raise LimitError(f"{use.where} makes {most} tensors: more than {MAX_TARGETS} in all.")
             for at in itertools.product(*map(range, counts)):
                 fixed = dict(zip(stacks, at, strict=True))
                 name = tensor.name.of({**use.values, **fixed})

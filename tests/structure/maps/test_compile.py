@@ -153,6 +153,8 @@ def test_padding_is_dropped_and_zero_on_the_way_back(tmp_path: Path) -> None:
         (QKV, {"model.layers.0.self_attn.q_proj.weight": (4, 4)}, {"g": 1, "d": 4}, UsageError, "k_proj"),
         (EXPERTS, {"mlp.experts.0.down_proj.weight": (4, 4), "mlp.experts.2.down_proj.weight": (4, 4)}, {},
          CorruptError, r"experts\.1\.down_proj"),
+        (EXPERTS, {"mlp.experts.0.down_proj.weight": (4, 4), "mlp.experts.999999999.down_proj.weight": (4, 4)}, {},
+         CorruptError, r"experts\.1\.down_proj"),
         (EXPERTS, {"mlp.experts.0.down_proj.weight": (4, 4), "norm.weight": (4,)}, {}, UsageError, r"norm\.weight"),
         (EXPERTS, {"mlp.experts.0.down_proj.weight": (4, 4), "mlp.experts.1.down_proj.weight": (4, 5)}, {},
          UsageError, r"experts\.1\.down_proj"),
