@@ -1,6 +1,6 @@
 """Write the reference of the command line, and that of the JSON objects, from what the program knows itself.
 
-python scripts/reference.py             writes docs/cli.md, docs/json.md, docs/schemas and docs/man
+python scripts/reference.py             writes cli.md, json.md, map-catalogue.md, schemas and man in docs
 python scripts/reference.py --check     says which of them are out of date
 """
 
@@ -17,11 +17,13 @@ import typer
 from ckptconv.cli.commands import app
 from ckptconv.cli.help import Flag, Help, help_of
 from ckptconv.errors import ERROR_KINDS, StoppedError
+from ckptconv.structure.maps.file import catalogue, from_catalogue
 from ckptconv.version import __version__
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SCHEMAS = ROOT / "ckptconv" / "cli" / "schemas"
+CASES = ROOT / "tests" / "data" / "maps"
 MADE = "This page is made by `scripts/reference.py`; do not edit it."
 # Variables that no option has.
 VARIABLES = {
@@ -154,6 +156,69 @@ def _type(field: Any) -> str:
     return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
 
 
+# ---------------------------------------------------------------------------------------------- docs/map-catalogue.md
+
+_MAPS = """\
+Maps that come with ckptconv: `--map NAME` gives a checkpoint the names and layouts of the other side, in either
+direction. Each was made from the framework's own source, named here and in the map (`ckptconv maps show NAME`).
+
+Tiny models with odd sizes, made by the frameworks, are in `tests/data/maps` with what the frameworks' own converters
+made of them. `make test` compares each map with that, both ways, bit for bit. `make test-maps` installs the frameworks
+and compares what they make now; it also converts checkpoints that torchtitan and Megatron-core have just saved, and
+compares the logits that transformers computes with those of the original model."""
+_CONVERTERS = """\
+## What they were compared with
+
+| map | models | converter |
+|---|---|---|"""
+_MORE = """\
+## What they do not tell
+
+- **Sizes.** The number of heads is in no shape. It is taken from `config.json` beside the checkpoint (or Meta's
+  `params.json`), or given: `--size n=32`. The way from Hugging Face to Megatron-core has no padding to look at:
+  `--size _=64` are the rows to add to the embeddings.
+- **Tied embeddings** are stored once by Megatron-core and twice by torchtitan. The second, `lm_head.weight`, is
+  kept, and readers tie it.
+- **Layers for further tokens** (MTP) of DeepSeek V3 are numbered on from the last layer in Hugging Face's files: no
+  rule has them. Leave them out with `--exclude 'mtp*'`.
+- **gpt-oss** has one layout in transformers 4 and 5, and needs no map between these.
+- **GPT-2** has the same names on both sides: say what to make, `--map gpt2-linear:hf` or
+  `--map gpt2-linear:linear`.
+
+## Files of model-parallel ranks
+
+Meta's `consolidated.00.pth`, `consolidated.01.pth` … and Megatron-LM's `mp_rank_00/model_optim_rng.pt` … do not say
+which part of a tensor each rank has. A map does: name the directory, and give one.
+
+- A rank's part is called `0.layers.0.attention.wq.weight`, with the rank before the name: `{r}.layers.{l}.…` in a
+  map, and an axis `r` on the other side.
+- What each rank has whole (norms, routers) is there once, under its own name. It must be equal in all ranks.
+- Of Megatron-LM's, what is known to be shared out by rows or columns is joined already; only the first matrix of a
+  feed-forward layer, which holds gate and up of each rank, is left in parts. Layers are numbered through all
+  pipeline stages, virtual ones too, and experts through all ranks.
+- Meta's files of Llama 1 and 2 share out columns of the embeddings, those of Llama 3 rows: `meta-llama2` or
+  `meta-llama3`."""
+
+
+def maps_page() -> str:
+    """The maps that come with the program, in Markdown, from what they say of themselves."""
+    found = [from_catalogue(name) for name in catalogue()]
+    lines = ["# Maps that come with it", "", f"<!-- {MADE} -->", "", _MAPS, ""]
+    lines += ["| map | sides | | made from |", "|---|---|---|---|"]
+    lines += [
+        f"| `{each.name}` | `{' ⇄ '.join(each.sides)}` | {_cell(each.about)} | {_cell(each.words['source'])} |"
+        for each in found
+    ]
+    lines += ["", _CONVERTERS]
+    cases = [
+        json.loads(path.read_text("utf-8")) | {"case": path.parent.name} for path in sorted(CASES.glob("*/case.json"))
+    ]
+    for each in cases:
+        versions = ", ".join(f"{name} {number}" for name, number in each["versions"].items() if name != "torch")
+        lines.append(f"| `{each['map']}` | `{each['case']}` | {_cell(each['made'])}: {versions} |")
+    return "\n".join([*lines, "", _MORE]) + "\n"
+
+
 # ----------------------------------------------------------------------------------------------------------- manual
 
 
@@ -222,7 +287,13 @@ def pages() -> dict[Path, str]:
     """Return {file: text} of all that this script writes."""
     manual = {DOCS / "man" / name: text for name, text in man_pages().items()}
     copies = {DOCS / "schemas" / path.name: path.read_text("utf-8") for path in SCHEMAS.glob("*.json")}
-    return {DOCS / "cli.md": cli_page(), DOCS / "json.md": json_page(), **copies, **manual}
+    return {
+        DOCS / "cli.md": cli_page(),
+        DOCS / "json.md": json_page(),
+        DOCS / "map-catalogue.md": maps_page(),
+        **copies,
+        **manual,
+    }
 
 
 def stale() -> list[Path]:

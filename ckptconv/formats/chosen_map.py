@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,6 +15,11 @@ from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure.maps.chosen import ChosenMap, of_record
 from ckptconv.structure.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
 from ckptconv.structure.record import MAP_KEY
+
+# Files that tell sizes: that of transformers, or else the one that Meta has beside Llama.
+_CONFIGS = (companions.CONFIG, companions.PARAMS)
+# In the name of a tensor that holds all layers.
+_STACK = re.compile(r"layers\.(?![\d{])")
 
 
 def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:
@@ -30,9 +36,7 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
 
     Raise UsageError for a map that is not there, or is none.
     """
-    name, _, side = named.rpartition(":")
-    if not name or "/" in side or (side.endswith(SUFFIX) and not name.endswith(SUFFIX)):
-        name, side = named, ""
+    name, side = _name_and_side(named)
     found = read_map(name, options)
     if side:
         found.side(side)
@@ -42,9 +46,29 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
         sizes = {**made_by.sizes, **sizes}
     config: Mapping[str, object] = {}
     if any(isinstance(each, str) for alternatives in found.sizes.values() for each in alternatives):
-        beside = companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG)
-        config = companions.read_configuration(beside, options) if beside else {}
+        beside = companions.beside(source, options, _CONFIGS).files
+        file = next((beside[each] for each in _CONFIGS if each in beside), None)
+        config = companions.read_configuration(file, options) if file else {}
     return ChosenMap(found, dict(sizes), config, side)
+
+
+def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:
+    """Whether the map called `named` has a name for each layer on both sides. Megatron-core stores them in one tensor.
+
+    Raise UsageError for a map that is not there, or is none.
+    """
+    found = read_map(_name_and_side(named)[0], options)
+    sides = [[str(tensor.name) for rule in found.rules for tensor in rule.sides[side]] for side in (0, 1)]
+    return all(any("layers.{" in name for name in names) for names in sides) and not any(
+        _STACK.search(name) for names in sides for name in names
+    )
+
+
+def _name_and_side(named: str) -> tuple[str, str]:
+    name, _, side = named.rpartition(":")
+    if not name or "/" in side or (side.endswith(SUFFIX) and not name.endswith(SUFFIX)):
+        return named, ""
+    return name, side
 
 
 def read_map(named: str, options: Mapping[str, object]) -> Map:

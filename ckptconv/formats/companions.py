@@ -20,6 +20,8 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 CONFIG = "config.json"
+# Meta's configuration beside Llama's files: read when it is asked for, and not copied.
+PARAMS = "params.json"
 # The model's configuration, the tokenizer's files, those of processors of images and sound, and what says whose it is.
 _JSON = (
     "config generation_config tokenizer tokenizer_config special_tokens_map added_tokens vocab chat_template "
@@ -84,7 +86,8 @@ def _in(place: Location, names: Collection[str] | None) -> Companions:
     found: dict[str, File] = {}
     warnings = []
     for name, entry in place.names.items():
-        if not is_companion_name(name) or entry.kind != "file" or (names is not None and name not in names):
+        known = is_companion_name(name) or (name == PARAMS and names is not None)
+        if not known or entry.kind != "file" or (names is not None and name not in names):
             continue
         if entry.file.size > LARGEST:
             warnings.append(f"{entry.file.path} was not copied: it has more than {LARGEST >> 20} MiB.")

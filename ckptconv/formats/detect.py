@@ -22,9 +22,9 @@ from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.runs import holds_whole
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.formats.torch import megatron, sharded
+from ckptconv.formats.torch import megatron, meta, sharded
 from ckptconv.formats.torch.zip import what_it_is
-from ckptconv.options.table import OPENING, checked
+from ckptconv.options.table import NO_MAP, OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
@@ -38,6 +38,7 @@ FORMATS: tuple[Format, ...] = (
     dcp,
     deepspeed,
     megatron,
+    meta,
     ranks,
     dcp_below,
     ranks_below,
@@ -93,7 +94,12 @@ def open_source(
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
     path = pinned(path, dict(storage_options or {}))
-    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack)
+    is_mapped, apart = bool(map) and map != NO_MAP, unstack
+    if is_mapped and not unstack:
+        from ckptconv.formats.chosen_map import tells_layers_apart
+
+        apart = tells_layers_apart(os.fspath(map), dict(storage_options or {}))
+    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped)
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))

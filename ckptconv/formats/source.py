@@ -30,7 +30,8 @@ class Wanted:
     describe everything in one place read these anyway. `structure`: a structure record that does not fit is an error;
     otherwise it is left out. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel rank) are for DeepSpeed;
     `master` (the fp32 masters in the place of the weights) and `unstack` (a tensor for each layer) for Megatron-core.
-    `raw` keeps whole modules the objects that they are.
+    `raw` keeps whole modules the objects that they are. `parts`: ranks' files that do not say how they are joined are
+    opened all the same, for a map to join them.
     """
 
     key: str = ""
@@ -42,6 +43,7 @@ class Wanted:
     raw: bool = False
     master: bool = False
     unstack: bool = False
+    parts: bool = False
 
 
 @dataclass(frozen=True)

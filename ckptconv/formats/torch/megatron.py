@@ -1,28 +1,61 @@
 """Megatron-LM's older checkpoints (`--ckpt-format torch`): a file of torch.save for each model-parallel rank.
 
-Source: megatron/training/checkpointing.py of Megatron-LM. A run's directory holds `iter_0000020` or `release`, this
-`mp_rank_<tensor rank>[_<pipeline rank>[_<expert rank>]]`, and this `model_optim_rng.pt`.
+Source: megatron/training/checkpointing.py of Megatron-LM, and megatron/core/{tensor_parallel,transformer}. A run's
+directory holds `iter_0000020` or `release`, this `mp_rank_<tensor rank>[_<pipeline rank>][_<expert rank>]`, and this
+`model_optim_rng.pt`: a dict with the state dict of the rank's layers as `model`, or as `model0`, `model1` … those of
+its virtual pipeline stages. Layers, and the experts of a layer, are numbered from 0 in each.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ckptconv.errors import UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.runs import pointed
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
+from ckptconv.formats.torch.container import TorchFile
+from ckptconv.formats.torch.parts import Parts, read_all, tensors_in, told
+from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 FAMILY = torch_file.FAMILY
-_RANK = re.compile(r"mp_rank_\d+(?:_\d+){0,2}")
+_RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
 # The names of the file, of old releases too.
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _GUESS = Guess(CERTAIN, "a checkpoint of Megatron-LM", "pt2safetensors {} OUTPUT")
+# State dicts of a rank: of its virtual pipeline stages, if it has several.
+_STATE = re.compile(r"model(\d{0,4})")
+_LAYER = re.compile(r"(decoder\.layers\.)(\d{1,6})(\..+)", re.DOTALL)
+# The number of an expert among those of its rank, as Megatron-core's layers and Transformer Engine's have it.
+_EXPERT = re.compile(
+    r"(.+\.mlp\.experts\.(?:local_experts\.|linear_fc\d\.(?:weight|bias)))(\d{1,6})((?:\..+)?)", re.DOTALL
+)
+# How the tensor-parallel ranks share out a tensor: by rows, by columns, or not at all. What no line has stays in parts:
+# the first matrix of a feed-forward layer holds gate and up side by side in each rank, or only one of them.
+_ROWS, _COLUMNS, _WHOLE = 0, 1, None
+_SHARES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(
+    (re.compile(rf".*(?:{names}).*", re.DOTALL), share)
+    for names, share in (
+        (
+            r"norm|router|linear_proj\.bias|linear_fc2\.bias|gate_weight|_down_proj\.|position_embeddings|inv_freq",
+            _WHOLE,
+        ),
+        (r"word_embeddings\.weight|output_layer\.|linear_qkv\.|linear_q_proj\.|linear_q_up_proj\.|kv_up_proj\.", _ROWS),
+        (r"linear_proj\.weight|linear_fc2\.weight", _COLUMNS),
+    )
+)
+# Experts of a rank in one tensor, as old releases had them: nothing tells them apart.
+_GROUPED = re.compile(r".+\.mlp\.experts\.weight[12]", re.DOTALL)
+_LEFT_OUT = "_extra_state"
+_NAMESPACE = Global("argparse", "Namespace")
 
 
 def sniff(probe: Probe) -> Guess | None:
@@ -34,17 +67,39 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def read(place: Location, wanted: Wanted) -> Source:
-    """Open the only rank's file. Raise UnsupportedError if there are several ranks: each holds a part of the model."""
+    """Open the only rank's file; for a map the model of all ranks, in which parts that are not joined have their rank
+    before their names, as in `1.<name>`.
+
+    Raise UnsupportedError if there are several ranks, and no map: each holds a part of the model. Raise CorruptError if
+    files are missing or do not fit together.
+    """
     step, pointer = pointed(place) or (place, None)
     files = list(_files(step))
-    if len(files) > 1:
+    pointers = [pointer.path] if pointer else []
+    if len(files) == 1 and not wanted.parts:
+        source = torch_file.read(files[0], wanted)
+        return replace(source, path=place.path, pointers=pointers, notes=[f"Took {files[0]}."])
+    if not wanted.parts:
         raise UnsupportedError(
             f"{step} holds {len(files)} ranks of Megatron-LM: {some([file.parent.name for file in files], form=str)}. "
-            "Each has a part of every tensor, and nothing in them says how the parts are joined; maps will do it.",
-            "Save it with --ckpt-format torch_dist, which says how, or convert the file of a rank by itself.",
+            "Each has a part of every tensor, and nothing in them says how the parts are joined.",
+            "Give a map that joins them, such as --map megatron-llama; or save it with --ckpt-format torch_dist, which "
+            "says how; or convert the file of a rank by itself.",
         )
-    source = torch_file.read(files[0], wanted)
-    return replace(source, path=place.path, pointers=[pointer.path] if pointer else [], notes=[f"Took {files[0]}."])
+    opened = read_all(files)
+    ranks = _ranks(step, files, opened)
+    parts = _joined(step, ranks)
+    return Source(
+        format=f"{len(files)} {'rank' if len(files) == 1 else 'ranks'} of Megatron-LM",
+        family=FAMILY,
+        path=place.path,
+        weights=parts.tensors,
+        equal=parts.equal,
+        facts=_facts(ranks, opened),
+        pointers=pointers,
+        wanted=wanted,
+        **told({f"{file.parent.name}/{file.name}": each for file, each in zip(files, opened, strict=True)}),
+    )
 
 
 def _files(step: Location) -> Iterable[Location]:
@@ -52,3 +107,135 @@ def _files(step: Location) -> Iterable[Location]:
         if entry.kind == "directory" and _RANK.fullmatch(name):
             rank = step.join(name)
             yield from (rank.join(file) for file in _FILES if file in rank.names)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A rank's place among those of tensors, pipeline and experts, its file, and its state dicts, by virtual stage."""
+
+    tensor: int
+    pipeline: int
+    expert: int
+    file: Location
+    states: Mapping[int, Mapping[str, LazyTensor]]
+
+
+def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile]) -> list[_Rank]:
+    """Return the ranks in order. Raise CorruptError if one is missing, UnsupportedError for a model that is not of
+    Megatron-core."""
+    found: dict[tuple[int, int, int], _Rank] = {}
+    for file, each in zip(files, opened, strict=True):
+        match = _RANK.fullmatch(file.parent.name)
+        assert match is not None
+        numbers = [int(number) for number in match.groups() if number is not None]
+        value = each.value if isinstance(each.value, dict) else {}
+        args = _arguments(value)
+        if len(numbers) == 2 and _size(args, "expert_model") > 1 and _size(args, "pipeline_model") == 1:
+            numbers.insert(1, 0)  # mp_rank_00_001 is of the second expert rank where there is no pipeline
+        tensor, pipeline, expert = (*numbers, 0, 0)[:3]
+        if (tensor, pipeline, expert) in found:
+            raise CorruptError(
+                f"{step} holds two files of one rank: {found[tensor, pipeline, expert].file} and {file}."
+            )
+        words = (_STATE.fullmatch(key) for key in value if isinstance(key, str))
+        states = {int(word[1] or 0): value[word[0]] for word in words if word}
+        if not states or not all(isinstance(state, dict) for state in states.values()):
+            raise CorruptError(f"{file} holds no state dict as 'model', which Megatron-LM writes.")
+        tensors = {stage: tensors_in(state) for stage, state in states.items()}
+        if not any(tensors.values()) and any(state for state in states.values()):
+            raise UnsupportedError(
+                f"{file} is of a model of Megatron-LM from before Megatron-core: its state dict is nested.",
+                "Convert it with Megatron-LM's tools/checkpoint to Megatron-core first.",
+            )
+        if expert and any(_GROUPED.fullmatch(name) for state in tensors.values() for name in state):
+            raise UnsupportedError(
+                f"{file} holds the experts of a rank in one tensor, and those of other ranks are in other files.",
+                "Save it with --ckpt-format torch_dist.",
+            )
+        shared = _size(args, "tensor_model")
+        if _size(args, "expert_tensor", shared) != shared and _size(args, "expert_model") > 1:
+            raise UnsupportedError(
+                f"{file} is of {shared} tensor-parallel ranks, and of {_size(args, 'expert_tensor')} for experts.",
+                "Save it with --ckpt-format torch_dist.",
+            )
+        found[tensor, pipeline, expert] = _Rank(tensor, pipeline, expert, file, tensors)
+    sizes = [max(key[axis] for key in found) + 1 for axis in range(3)]
+    cells = itertools.product(*map(range, sizes))
+    missing = [cell for cell in itertools.islice(cells, len(found) + 1) if cell not in found]
+    if missing:
+        raise CorruptError(
+            f"{step} lacks the file of the rank {missing[0]} (tensor, pipeline, expert), and has "
+            f"{' × '.join(map(str, sizes))} of them.",
+            "Copy the files of all ranks.",
+        )
+    return [found[key] for key in sorted(found)]
+
+
+def _arguments(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the arguments of the training that a file has; none if it has no such."""
+    args = value.get("args")
+    state = args.state[0] if type(args) is Opaque and args.cls == _NAMESPACE and len(args.state) == 1 else None
+    return state if isinstance(state, dict) else {}
+
+
+def _size(args: Mapping[Any, Any], kind: str, default: int = 1) -> int:
+    """Return how many parallel ranks of a kind the arguments name."""
+    size = args.get(f"{kind}_parallel_size")
+    return size if type(size) is int else default
+
+
+def _joined(step: Location, ranks: Sequence[_Rank]) -> Parts:
+    """Return the tensors of all ranks, with layers and experts numbered through."""
+    parts = Parts(step.path)
+    first = [rank for rank in ranks if not rank.tensor and not rank.expert]
+    # Stages follow one another: the first virtual stages of all ranks, then the second ones.
+    stages = sorted((stage, rank.pipeline) for rank in first for stage in rank.states)
+    layers = {(stage, rank.pipeline): _count(_LAYER, state) for rank in first for stage, state in rank.states.items()}
+    starts = dict(zip(stages, itertools.accumulate((layers[each] for each in stages), initial=0), strict=False))
+    experts = max((_count(_EXPERT, state) for rank in first for state in rank.states.values()), default=0)
+    for pipeline, expert in sorted({(rank.pipeline, rank.expert) for rank in ranks}):
+        group = [rank for rank in ranks if (rank.pipeline, rank.expert) == (pipeline, expert)]
+        for stage in sorted({stage for rank in group for stage in rank.states}):
+            held = [rank.states.get(stage, {}) for rank in group]
+            parts.check_same_names(held, [rank.file for rank in group])
+            if (stage, pipeline) not in starts:
+                raise CorruptError(f"{group[0].file} holds 'model{stage}', and the first rank of its stage does not.")
+            for name in held[0]:
+                if _LEFT_OUT not in name:
+                    new = _moved(_EXPERT, _moved(_LAYER, name, starts[stage, pipeline]), expert * experts)
+                    _add(parts, name, new, [state[name] for state in held])
+    return parts
+
+
+def _add(parts: Parts, name: str, new: str, shares: Sequence[LazyTensor]) -> None:
+    """Add what the tensor-parallel ranks have of one tensor."""
+    share = next((share for pattern, share in _SHARES if pattern.fullmatch(name)), -1)
+    if len(shares) == 1 or share is _WHOLE:
+        for tensor in shares:
+            parts.add_whole(new, tensor)
+    elif share == -1:
+        for rank, tensor in enumerate(shares):
+            parts.add_whole(f"{rank}.{new}", tensor)
+    else:
+        parts.add_whole(new, parts.joined(new, shares, share))
+
+
+def _count(pattern: re.Pattern[str], names: Iterable[str]) -> int:
+    return max((int(match[2]) + 1 for match in map(pattern.fullmatch, names) if match), default=0)
+
+
+def _moved(pattern: re.Pattern[str], name: str, by: int) -> str:
+    """Return `name` with its number of a layer or expert larger by that much."""
+    match = pattern.fullmatch(name)
+    return f"{match[1]}{int(match[2]) + by}{match[3]}" if match else name
+
+
+def _facts(ranks: Sequence[_Rank], opened: Sequence[TorchFile]) -> dict[str, Any]:
+    sizes = {
+        called: max(getattr(rank, axis) for rank in ranks) + 1
+        for called, axis in (("TP", "tensor"), ("PP", "pipeline"), ("EP", "expert"))
+    }
+    value = opened[0].value
+    step = value.get("iteration") if isinstance(value, dict) else None
+    told = {"iteration": step} if type(step) is int else {}
+    return {**told, **{name: size for name, size in sizes.items() if size > 1}, "files": len(opened)}

@@ -32,6 +32,9 @@ after a colon its axes:
 - `{l}` in the names of all tensors of a rule stands for one part of a name, without a dot. `{e}` in some names, where
   other tensors have an axis `e`, counts the indices of a stack: 0, 1, … without a gap.
 - Rules without axes rename.
+- `a.{l} | b.{l} : h` are alternatives, as releases of a framework differ in names: any is read, the first is written.
+  Those without axes have the axes of the last. All tensors of a rule have as many, which belong together, or one.
+- A name that several rules have belongs to the one of which all tensors are there.
 - A size is a number, an expression over config.json, or a list of these, of which the first counts that is there. All
   other sizes follow from shapes, in each place where a rule applies by itself.
 - `keep` (names that pass unchanged) and `drop` (left out) are lists of globs, of one side or, as `keep = [...]` at the

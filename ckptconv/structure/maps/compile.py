@@ -116,7 +116,7 @@ class _Templates:
         self._rules = rules
         self._root = _Branch()
         for number, rule in enumerate(rules):
-            for index, tensor in enumerate(rule.sides[side]):
+            for index, tensor in enumerate(rule.sides[side] if rule.read[side] else ()):
                 branch = self._root
                 for part in str(tensor.name).split("."):
                     branch = branch.add(part)
@@ -222,8 +222,11 @@ def _claimed(map_: Map, side: int, names: Iterable[str]) -> _Claims:
     templates = _Templates(map_.rules, side)
     claims = _Claims({}, {}, {})
     unclaimed = []
-    for name in names:
-        found = templates.claims(name)
+    all_claims = {name: templates.claims(name) for name in names}
+    complete = _complete(map_, side, all_claims.values())
+    for name, found in all_claims.items():
+        if len(found) > 1:
+            found = [claim for claim in found if claim.use in complete] or found
         globs = [(matches(name, lists[side]), listed) for lists, listed in ((map_.keep, "keep"), (map_.drop, "drop"))]
         owners = [map_.rules[claim.rule].where for claim in found]
         owners += [f"[{listed}] {glob!r}" for glob, listed in globs if glob]
@@ -244,6 +247,15 @@ def _claimed(map_: Map, side: int, names: Iterable[str]) -> _Claims:
             "Add a rule for each, or list it under [keep] or [drop]; or leave it out with --exclude.",
         )
     return claims
+
+
+def _complete(map_: Map, side: int, claims: Iterable[Sequence[_Claim]]) -> set[tuple[int, tuple[str, ...]]]:
+    """Return the uses of rules of which every tensor is there. A name that several rules have belongs to such a one."""
+    there: dict[tuple[int, tuple[str, ...]], set[int]] = collections.defaultdict(set)
+    for found in claims:
+        for claim in found:
+            there[claim.use].add(claim.tensor)
+    return {use for use, tensors in there.items() if len(tensors) == len(map_.rules[use[0]].sides[side])}
 
 
 # ------------------------------------------------------------------------------------------------- the use of a rule
@@ -346,7 +358,9 @@ def _equations(
 
 
 def _dims(tensor: Tensor, name: str, shape: Sequence[int]) -> Iterator[Equation]:
-    for dim, (product, extent) in enumerate(zip(tensor.dims or (), shape, strict=True)):
+    if tensor.dims is None:  # the rule only renames
+        return
+    for dim, (product, extent) in enumerate(zip(tensor.dims, shape, strict=True)):
         yield Equation(product, extent, name, dim)
 
 

@@ -23,6 +23,8 @@ _TOKEN = re.compile(r"\s*(?:([()+])|([A-Za-z][A-Za-z0-9_]*|\d{1,18}|_)(?![A-Za-z
 # What separates a name from the axes: a colon with a space before or after it, or at the end.
 _COLON = re.compile(r"\s+:(?=\s|$)|:(?=\s|$)|\s+:")
 _INDEX = re.compile(r"\{([^{}]*)\}")
+# Separates alternatives of a tensor.
+_OR = re.compile(r"\s\|\s")
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -246,7 +248,8 @@ class Rule:
     """A rule: the tensors of both sides, which hold the same pieces.
 
     `where` names it in messages. `stacks` are the indices that count the tensors of a stack; `free` are the others,
-    which are in all names.
+    which are in all names. `read` are the sides whose names it is found by: both, but for alternatives to another rule
+    that has the same names on a side.
     """
 
     where: str
@@ -256,6 +259,7 @@ class Rule:
     stacks: frozenset[str] = frozenset()
     # The axes of each piece that is no padding, by side.
     pieces: tuple[tuple[frozenset[Axis], ...], ...] = field(default=(), repr=False)
+    read: tuple[bool, bool] = (True, True)
 
     @property
     def renames(self) -> bool:
@@ -266,10 +270,38 @@ class Rule:
 
 
 def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]]) -> list[Rule]:
-    """Return the rule that these texts make, or for one that renames several tensors, the rules for each.
+    """Return the rule that these texts make; for one that renames several tensors, the rules for each; for one with
+    alternatives, the rules of each, those that are written first.
 
     `names` are those of its sides. Raise UsageError, which points into the rule, if it makes no sense.
     """
+    split = [[_alternatives(text) for text in side] for side in sides]
+    counts = {len(each) for side in split for each in side} - {1}
+    if len(counts) > 1:
+        raise UsageError(
+            f"{where}: tensors have {some(sorted(counts), form=str)} alternatives; all have one, or as many."
+        )
+    rules: list[Rule] = []
+    for at in range(max(counts, default=1)):
+        texts = [[each[at if len(each) > 1 else 0] for each in side] for side in split]
+        for rule in _make_rules(where, number, names, texts):
+            found = [{tuple(str(tensor.name) for tensor in each.sides[side]) for each in rules} for side in (0, 1)]
+            own = [tuple(str(tensor.name) for tensor in side) for side in rule.sides]
+            read = own[0] not in found[0], own[1] not in found[1]
+            if any(read):
+                rules.append(replace(rule, read=read))
+    return rules
+
+
+def _alternatives(text: str) -> list[str]:
+    """Return the alternatives that `text` has between bars; those without axes have the axes of the last."""
+    *others, last = _OR.split(text)
+    colons = list(_COLON.finditer(last))
+    axes = last[colons[-1].start() :] if colons else ""
+    return [each if not axes or _COLON.search(each) else each + axes for each in (*others, last)]
+
+
+def _make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]]) -> list[Rule]:
     parsed: list[tuple[Tensor, ...]] = []
     for name, texts in zip(names, sides, strict=True):
         if not texts or len(texts) > MAX_TENSORS:

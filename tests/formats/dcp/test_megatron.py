@@ -439,3 +439,30 @@ def test_files_of_several_ranks_are_refused(ranks: tuple[str, ...], tmp_path: Pa
     assert ranks[1] in run.err
     assert "torch_dist" in run.err
     assert not (tmp_path / "o.safetensors").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------- with maps
+
+APART = """
+[[rule]]
+megatron = "decoder.layers.{l}.mlp.linear_fc2.weight"
+hf = "model.layers.{l}.mlp.down_proj.weight"
+"""
+STACKED = """
+[[rule]]
+megatron = "decoder.layers.mlp.linear_fc2.weight : l h f"
+hf = "model.layers.{l}.mlp.down_proj.weight : h f"
+"""
+
+
+@pytest.mark.parametrize("rules", [APART, STACKED], ids=["a name for each layer", "a stack of layers"])
+def test_a_map_finds_layers_as_it_names_them(rules: str, tmp_path: Path) -> None:
+    run, map_, out = unpacked("float16_pp2", tmp_path), tmp_path / "map.toml", tmp_path / "o.safetensors"
+    map_.write_text(rules)
+    only = ("--include", "*linear_fc2.weight", "--no-fsync")
+    done = ckptconv_here("convert", run, out, "--map", map_, *only)
+    assert done.code == 0, done.err
+    plain = tmp_path / "plain.safetensors"
+    assert ckptconv_here("convert", run, plain, *only).code == 0
+    (stack,) = load_file(plain).values()
+    assert_same(load_file(out), {f"model.layers.{at}.mlp.down_proj.weight": each for at, each in enumerate(stack)})

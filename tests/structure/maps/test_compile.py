@@ -202,3 +202,11 @@ def test_a_dimension_that_is_joined_of_parts_is_cut_where_they_end(tmp_path: Pat
     for cuts in ((0, 7, 24), (0, 1, 2, 23, 24), (0, 12, 24)):
         parts = tuple(Narrow(whole, 0, low, high - low) for low, high in itertools.pairwise(cuts))
         same(values(apply_map(map_, {"x": Concat(parts)}, sizes={"g": 2, "d": 3}).tensors), expected)
+
+
+def test_rules_that_rename_do_not_need_sizes_that_others_lack(tmp_path: Path) -> None:
+    map_ = parse_map(
+        '[[rule]]\na = "x"\nb = "y"\n[[rule]]\na = "v : (n d)"\nb = "w : n d"\n[sizes]\nn = "heads"', "test"
+    )
+    with pytest.raises(UsageError, match="--size n=NUMBER"):
+        apply_map(map_, Checkpoint(tmp_path / "there", numbered(x=(3,), v=(4,))).tensors)

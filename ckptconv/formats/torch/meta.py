@@ -1,0 +1,74 @@
+"""Llama's files as Meta released them: consolidated.00.pth and so on, one for each tensor-parallel rank.
+
+Source: llama/model.py of Meta's llama and llama3. Each file is a state dict with parts of the same tensors: of rows or
+columns of matrices, as fairscale's layers cut them. Vectors, which are norms and rotary frequencies, are whole in each.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.runs import holds_whole
+from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.torch import file as torch_file
+from ckptconv.formats.torch.parts import Parts, read_all, tensors_in, told
+from ckptconv.storage.location import Location
+from ckptconv.text import some
+
+FAMILY = torch_file.FAMILY
+_FILE = re.compile(r"consolidated\.(\d{2,3})\.pth")
+_GUESS = Guess(CERTAIN, "Llama's files as Meta released them", "pt2safetensors {} OUTPUT --map meta-llama3")
+
+
+def sniff(probe: Probe) -> Guess | None:
+    """Recognize a directory with such files, unless there is a model in one piece beside them."""
+    is_meant = probe.is_directory and _files(probe.place) and not holds_whole(probe.place.names)
+    return _GUESS if is_meant else None
+
+
+def read(place: Location, wanted: Wanted) -> Source:
+    """Open the only file, or for a map the parts of all, rank 1's as `1.<name>`.
+
+    Raise UnsupportedError if there are several, and no map; CorruptError if one is missing or has other tensors.
+    """
+    numbered = _files(place)
+    missing = [f"consolidated.{number:02d}.pth" for number in range(max(numbered) + 1) if number not in numbered]
+    if missing:
+        raise CorruptError(f"{place} lacks {some(missing, form=str)}.", "Download or copy the files again.")
+    files = [numbered[number] for number in sorted(numbered)]
+    if len(files) == 1:
+        return torch_file.read(files[0], wanted)
+    if not wanted.parts:
+        raise UnsupportedError(
+            f"{place} holds {len(files)} files of Meta's tensor-parallel ranks. Each has a part of every tensor, and "
+            "nothing in them says how the parts are joined.",
+            "Give --map meta-llama3, for Llama 3, or --map meta-llama2, which join them and give Hugging Face's names; "
+            "or convert a file by itself.",
+        )
+    opened = read_all(files)
+    parts = Parts(place.path)
+    ranks = [tensors_in(file.value if isinstance(file.value, dict) else {}) for file in opened]
+    parts.check_same_names(ranks, files)
+    for rank, tensors in enumerate(ranks):
+        for name, tensor in tensors.items():
+            if len(tensor.shape) < 2:
+                parts.add_whole(name, tensor)
+            else:
+                parts.add(f"{rank}.{name}", tensor)
+    return Source(
+        format=f"{len(files)} files of Meta's tensor-parallel ranks",
+        family=FAMILY,
+        path=place.path,
+        weights=parts.tensors,
+        equal=parts.equal,
+        facts={"ranks": len(files), "files": len(files), "size": sum(file.file.size for file in opened)},
+        wanted=wanted,
+        **told({file.name: each for file, each in zip(files, opened, strict=True)}),
+    )
+
+
+def _files(place: Location) -> dict[int, Location]:
+    found = {int(match[1]): name for name in place.names if (match := _FILE.fullmatch(name))}
+    return {number: place.join(name) for number, name in found.items() if place.names[name].kind == "file"}

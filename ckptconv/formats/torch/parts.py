@@ -1,0 +1,116 @@
+"""Files of model-parallel ranks that do not say which parts of tensors they hold: a map joins them.
+
+Rank 3's part of `layers.0.wq.weight` is called `3.layers.0.wq.weight`. What every rank has whole, such as norms, is
+there once, under its own name; it must be equal in all. What is known to be shared out along a dimension is joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ckptconv.errors import CorruptError
+from ckptconv.formats.torch.container import TorchFile
+from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.storage.ahead import ahead
+from ckptconv.storage.location import Location
+from ckptconv.tensors.lazy import Concat, LazyTensor, untagged
+from ckptconv.text import quoted, some
+
+# A name, and two tensors that must be equal.
+Pair: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
+
+
+@dataclass
+class Parts:
+    """The tensors of all ranks, as they come. `equal` are tensors that several files have whole."""
+
+    where: str
+    tensors: dict[str, LazyTensor] = field(default_factory=dict)
+    equal: list[Pair] = field(default_factory=list)
+    _whole: dict[str, LazyTensor] = field(default_factory=dict)
+
+    def add(self, name: str, tensor: LazyTensor) -> None:
+        """Add a rank's part, or the first copy of what is whole. Raise CorruptError if the name is taken."""
+        if name in self.tensors:
+            raise CorruptError(f"{self.where}: two files hold {quoted(name)}.")
+        self.tensors[name] = tensor
+
+    def add_whole(self, name: str, tensor: LazyTensor) -> None:
+        """Add what each rank has whole: the first is taken, and the others must be equal."""
+        first = self._whole.get(name)
+        if first is None:
+            self._whole[name] = tensor
+            self.add(name, tensor)
+            return
+        if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
+            raise CorruptError(
+                f"{self.where}: {quoted(name)} is {tensor.dtype} of shape {list(tensor.shape)} in one file, and "
+                f"{first.dtype} of shape {list(first.shape)} in another, and each rank should have it whole.",
+                "The files are of different saves.",
+            )
+        self.equal.append((name, first, tensor))
+
+    def joined(self, name: str, shares: Sequence[LazyTensor], dim: int) -> LazyTensor:
+        """Return what the ranks share out along a dimension. Raise CorruptError if their shares do not fit together."""
+        first = shares[0]
+        for each in shares:
+            if (
+                (each.dtype, len(each.shape)) != (first.dtype, len(first.shape))
+                or dim >= len(each.shape)
+                or any(
+                    one != other
+                    for at, (one, other) in enumerate(zip(each.shape, first.shape, strict=True))
+                    if at != dim
+                )
+            ):
+                raise CorruptError(
+                    f"{self.where}: the ranks' shares of {quoted(name)} do not fit together: {first.dtype} of shape "
+                    f"{list(first.shape)}, and {each.dtype} of shape {list(each.shape)}.",
+                    "The files are of different saves.",
+                )
+        return Concat(tuple(shares), dim)
+
+    def check_same_names(self, ranks: Sequence[Mapping[str, Any]], files: Sequence[Location]) -> None:
+        """Raise CorruptError if one rank has a tensor that another has not."""
+        for names, file in zip(ranks[1:], files[1:], strict=True):
+            lacking = [*(ranks[0].keys() - names.keys()), *(names.keys() - ranks[0].keys())]
+            if lacking:
+                raise CorruptError(
+                    f"{files[0]} and {file} do not hold parts of the same tensors: only one has "
+                    f"{some(sorted(lacking))}.",
+                    "The files are of different saves, or one is damaged.",
+                )
+
+
+def read_all(files: Sequence[Location]) -> list[TorchFile]:
+    """Read the descriptions in files, ahead of one another."""
+    return list(ahead(read_torch, list(files)))
+
+
+def tensors_in(state: Mapping[Any, Any]) -> dict[str, LazyTensor]:
+    """Return the tensors of a state dict, without what frameworks tag them with."""
+    return {
+        name: untagged(value)
+        for name, value in state.items()
+        if isinstance(name, str) and isinstance(value, LazyTensor)
+    }
+
+
+def told(opened: Mapping[str, TorchFile]) -> dict[str, Any]:
+    """Return what a `Source` says of the files, by their names relative to it."""
+
+    def names(of: Callable[[TorchFile], Any]) -> list[str]:
+        return list(dict.fromkeys(str(name) for file in opened.values() for name in of(file)))
+
+    return {
+        "structured": False,
+        "opaque": names(lambda file: file.opaque),
+        "mentioned": names(lambda file: file.globals),
+        "records": {file.file.path: file.records for file in opened.values()},
+        "warnings": names(lambda file: file.warnings),
+        "inputs": {name: fingerprint(file) for name, file in opened.items()},
+        "bytes_read": sum(file.bytes_read for file in opened.values()),
+        "default_shard_size": 5 * 10**9,
+    }

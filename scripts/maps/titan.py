@@ -1,0 +1,139 @@
+"""torchtitan's models, as its StateDictAdapters convert them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torchtitan.models import deepseek_v3, llama3, qwen3
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
+from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+
+from maps.cases import Case, numbered, same
+
+PACKAGES = ("torch", "torchtitan")
+_BACKEND = "flex"
+
+
+def cases() -> Iterator[Case]:
+    """Yield each model's tensors and what torchtitan's adapter makes of them."""
+    for name, config, adapter, hf_config in (
+        ("torchtitan-llama3", llama3_model(), Llama3StateDictAdapter, llama3_hf()),
+        (
+            "torchtitan-qwen3",
+            qwen3_model(),
+            Qwen3StateDictAdapter,
+            {"num_attention_heads": 3, "num_key_value_heads": 1},
+        ),
+        ("torchtitan-qwen3-moe", qwen3_moe_model(), Qwen3StateDictAdapter, {"num_experts": 3}),
+        ("torchtitan-deepseek_v3", deepseek_model(), DeepSeekV3StateDictAdapter, {"n_routed_experts": 4}),
+        ("torchtitan-deepseek_v3-lite", deepseek_model(q_lora_rank=0), DeepSeekV3StateDictAdapter, {}),
+    ):
+        with torch.device("meta"):
+            shapes = config.build().state_dict()
+        ours = numbered(shapes)
+        hf = adapter(config, None).to_hf(dict(ours))
+        back = adapter(config, None).from_hf(dict(hf))
+        if not same(back, {each: ours[each] for each in back}):
+            raise ValueError(f"{name}: from_hf does not undo to_hf")
+        yield Case(name, _map(name), ours, hf, hf_config, f"{adapter.__name__}.to_hf, and from_hf back", PACKAGES,
+            lost=tuple(ours.keys() - back.keys()))  # fmt: skip
+
+
+def logits() -> Iterator[str]:
+    """Yield what comparing logits found: of a Llama 3 saved by torch.distributed.checkpoint, as torchtitan does it."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from maps.logits import IDS, compare
+
+    model = llama3_model().build()
+    for module in model.modules():
+        if type(module).__name__ == "FlexAttention":
+            module.forward = _causal
+    yield compare(
+        "torchtitan-llama3",
+        model,
+        lambda each: each(IDS, positions=torch.arange(IDS.numel())[None]),
+        lambda each, place: save(each.state_dict(), checkpoint_id=place),
+        llama3_hf(),
+        "torchtitan-llama3",
+    )
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
+    """Attend as torchtitan's FlexAttention does, which is compiled. Batch, position, head, and element of a head."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+
+def _map(name: str) -> str:
+    return name.removesuffix("-moe").removesuffix("-lite")
+
+
+def llama3_hf() -> dict[str, Any]:
+    """Return the config.json of the llama: more query heads than key heads."""
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24, "intermediate_size": 20,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 37,
+        "max_position_embeddings": 64, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
+def llama3_model() -> Any:
+    """Return torchtitan's config of the same model."""
+    hf = llama3_hf()
+    rope = ComplexRoPE.Config(dim=hf["head_dim"], max_seq_len=64, theta=hf["rope_theta"], scaling="none")
+    layers = llama3._build_llama3_layers(
+        n_layers=hf["num_hidden_layers"],
+        dim=hf["hidden_size"],
+        n_heads=hf["num_attention_heads"],
+        n_kv_heads=hf["num_key_value_heads"],
+        hidden_dim=hf["intermediate_size"],
+        rope=rope,
+        attn_backend=_BACKEND,
+    )
+    return _around(llama3.Llama3Model.Config, hf["hidden_size"], hf["vocab_size"], layers)
+
+
+def qwen3_model() -> Any:
+    layers = qwen3._build_qwen3_layers(
+        n_layers=2, dim=20, n_heads=3, n_kv_heads=1, head_dim=8, hidden_dim=28, attn_backend=_BACKEND,
+        rope=CosSinRoPE.Config(dim=8, max_seq_len=64, theta=1e6),
+    )  # fmt: skip
+    return _around(qwen3.Qwen3Model.Config, 20, 41, layers)
+
+
+def qwen3_moe_model() -> Any:
+    layers = qwen3._build_qwen3_moe_layers(
+        n_layers=2, dim=20, n_heads=4, n_kv_heads=2, head_dim=6, moe_hidden_dim=7, num_experts=3, top_k=2,
+        attn_backend=_BACKEND, moe_comm_backend="standard",
+        rope=CosSinRoPE.Config(dim=6, max_seq_len=64, theta=1e6),
+    )  # fmt: skip
+    return _around(qwen3.Qwen3Model.Config, 20, 41, layers)
+
+
+def deepseek_model(q_lora_rank: int = 9) -> Any:
+    layers = deepseek_v3._build_dsv3_layers(
+        n_layers=3, n_dense_layers=1, dim=20, n_heads=3, q_lora_rank=q_lora_rank, kv_lora_rank=10, qk_nope_head_dim=6,
+        qk_rope_head_dim=4, v_head_dim=5, mscale=1.0, dense_hidden_dim=13, moe_hidden_dim=7, num_experts=4,
+        num_shared_experts=2, router_top_k=2, router_score_func="sigmoid", attn_backend=_BACKEND,
+        moe_comm_backend="standard", non_blocking_capacity_factor=None,
+        rope=ComplexRoPE.Config(dim=4, max_seq_len=64, theta=1e4, scaling="none"),
+    )  # fmt: skip
+    return _around(deepseek_v3.DeepSeekV3Model.Config, 20, 41, layers)
+
+
+def _around(kind: Any, dim: int, vocab: int, layers: Any) -> Any:
+    """Return the config of a model of `kind` with embeddings and a head around its layers."""
+    return kind(
+        dim=dim,
+        vocab_size=vocab,
+        tok_embeddings=Embedding.Config(num_embeddings=vocab, embedding_dim=dim, param_init=None),
+        norm=RMSNorm.Config(normalized_shape=dim, param_init=None),
+        lm_head=Linear.Config(in_features=dim, out_features=vocab, param_init=None),
+        layers=layers,
+    )

@@ -1,0 +1,88 @@
+"""Record what frameworks' own converters make of tiny models: tests/data/maps, which the maps are held to.
+
+    make test-maps                          # compares what they make now with what is recorded
+    make test-maps MAPS_FLAGS=--write       # records it anew
+
+Each module in scripts/maps yields the cases of a framework. Models of torchtitan and Megatron-core are also saved as
+these save them, converted, and computed with by transformers: the logits must be those of the original.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "tests/data/maps"
+MODULES = ("titan", "megatron", "hugging", "olmo", "meta")
+# Those whose models are also converted, loaded by transformers, and computed with.
+COMPUTING = ("titan", "megatron")
+# The last transformers with Meta's script, in a directory of its own; see the Makefile.
+OLD = {"meta"}
+
+
+def record(module: str, parent: Path) -> None:
+    """Write the cases of a module to directories in `parent`."""
+    for case in importlib.import_module(f"maps.{module}").cases():
+        case.save(parent)
+
+
+def differing(one: Path, other: Path) -> list[str]:
+    """Return the files of cases that are not the same in both."""
+    names = {str(file.relative_to(one)) for file in one.rglob("*.*") if file.is_file()}
+    return sorted(
+        name
+        for name in names
+        if not (other / name).exists() or (one / name).read_bytes() != (other / name).read_bytes()
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="replace what is recorded")
+    parser.add_argument("--old", default="", help="where transformers 4.45 is installed")
+    parser.add_argument("--only", choices=MODULES, action="append", help="of these frameworks alone")
+    parser.add_argument("--logits", choices=COMPUTING, help="compare logits of this framework's models alone")
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if args.into:
+        record(args.only[0], args.into)
+        return 0
+    if args.logits:
+        for found in importlib.import_module(f"maps.{args.logits}").logits():
+            print(found, flush=True)
+        return 0
+    failed = []
+    with tempfile.TemporaryDirectory() as place:
+        for module in args.only or MODULES:
+            made = Path(place, module)
+            made.mkdir()
+            path = os.pathsep.join(filter(None, [args.old if module in OLD else "", os.environ.get("PYTHONPATH", "")]))
+            command = [sys.executable, __file__, "--only", module, "--into", str(made)]
+            subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL)
+            print(f"{module}: {', '.join(sorted(each.name for each in made.iterdir()))}", flush=True)
+            if args.write:
+                for each in made.iterdir():
+                    shutil.rmtree(DATA / each.name, ignore_errors=True)
+                    shutil.copytree(each, DATA / each.name)
+            else:
+                failed += [name for name in differing(made, DATA) if name.endswith(".safetensors")]
+    for name in failed:
+        print(f"tests/data/maps/{name} is not what the framework makes now", file=sys.stderr)
+    for module in (each for each in args.only or MODULES if each in COMPUTING):
+        failed += [module] * bool(
+            subprocess.run([sys.executable, __file__, "--logits", module], check=False).returncode
+        )
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
