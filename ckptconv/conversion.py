@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.dcp.layout import read_layout
-from ckptconv.formats.detect import complete, like_reference, open_source, ranks_to_convert
+from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import is_same, with_states
 from ckptconv.formats.training import with_training
@@ -208,12 +208,8 @@ def _sources(
     }
     like = options.like if has_weights else ""
     if isinstance(source, Source):
-        source = complete(source, **wanted)
-        if options.map:
-            from ckptconv.formats.chosen_map import with_map
-
-            source = with_map(source, options.map, options.size, options.storage_options)
-        return [like_reference(source, like, **options.reaching())]
+        opened = complete(source, **wanted)
+        return [with_layout(opened, like=like, map=options.map, size=options.size, **options.reaching())]
     place = Location(normalize(source), dict(options.storage_options))
     path = pinned(place.path, place.options)
     if is_pipe(path) and not targets:

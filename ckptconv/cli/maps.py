@@ -62,7 +62,7 @@ def maps_show(map_: MapName, **options: Any) -> None:
 
 
 @maps.command("check", cls=Command)
-@taking(*named("size key include exclude strip_prefix rename quiet verbose storage_options"))
+@taking(*named("size key include exclude strip_prefix rename like partial fill quiet verbose storage_options"))
 def maps_check(
     map_: MapName,
     source: Annotated[
@@ -73,12 +73,13 @@ def maps_check(
     """Check a map, and with SOURCE whether it fits a checkpoint.
 
     Both sides of each rule have to hold the same. In SOURCE, a rule has to have each tensor, and the sizes have to fit.
-    Only descriptions are read.
+    With --like, what the map makes has to be what REF has. Only descriptions are read.
 
     \b
     Examples:
       ckptconv maps check my-map.toml
       ckptconv maps check my-map.toml checkpoint/ --size n=32
+      ckptconv maps check my-map.toml checkpoint/ --like hf://org/model
     """
     from ckptconv.inspection.mapping import check_map
 

@@ -1,4 +1,4 @@
-"""Reads the map that a user has chosen for a checkpoint, and the config.json beside it."""
+"""Reads the map that a user has chosen for a checkpoint, and the config.json beside it or beside its reference."""
 
 from __future__ import annotations
 
@@ -46,10 +46,15 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
         sizes = {**made_by.sizes, **sizes}
     config: Mapping[str, object] = {}
     if any(isinstance(each, str) for alternatives in found.sizes.values() for each in alternatives):
-        beside = companions.beside(source, options, _CONFIGS).files
-        file = next((beside[each] for each in _CONFIGS if each in beside), None)
-        config = companions.read_configuration(file, options) if file else {}
+        config = _config(source, options) or (_config(source.reference, options) if source.reference else {})
     return ChosenMap(found, dict(sizes), config, side)
+
+
+def _config(source: Source, options: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the configuration beside `source`; {} if there is none."""
+    beside = companions.beside(source, options, _CONFIGS).files
+    file = next((beside[each] for each in _CONFIGS if each in beside), None)
+    return companions.read_configuration(file, options) if file else {}
 
 
 def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:

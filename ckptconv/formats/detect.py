@@ -104,10 +104,6 @@ def open_source(
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = ranks.joined(place, chosen.read(guess.place or place, wanted), wanted)
-    if map or size:
-        from ckptconv.formats.chosen_map import with_map
-
-        source = with_map(source, os.fspath(map), size or {}, place.options)
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
@@ -122,17 +118,31 @@ def open_source(
         if given and not is_theirs
     ]
     source = replace(source, warnings=[*source.warnings, *idle]) if idle else source
-    return like_reference(source, like, inert=inert, spool_dir=spool_dir, storage_options=storage_options)
+    reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
+    return with_layout(source, like=like, map=os.fspath(map), size=size, **reaching)
 
 
-def like_reference(source: Source, like: str, **settings: Any) -> Source:
-    """Return `source` with the checkpoint at `like` as its reference; as it is if `like` is "". `settings` are those of
-    `open_source`."""
-    if not like:
-        return source
+def with_layout(
+    source: Source,
+    *,
+    like: str = "",
+    map: str = "",  # noqa: A002
+    size: Mapping[str, int] | None = None,
+    **reaching: Any,
+) -> Source:
+    """Return `source` with the reference and the map that an output of it is to have; each "" if there is none.
+
+    The arguments are those of `open_source`; `reaching` say how it reaches and trusts any checkpoint.
+    """
     if is_pipe(like):
         raise UsageError(f"--like {like} is a pipe, and a reference is a checkpoint that stays.")
-    return replace(source, reference=open_source(normalize(like), structure=False, **settings))
+    if like:
+        source = replace(source, reference=open_source(normalize(like), structure=False, **reaching))
+    if map or size:
+        from ckptconv.formats.chosen_map import with_map
+
+        source = with_map(source, map, size or {}, reaching.get("storage_options") or {})
+    return source
 
 
 def _hub_notes(place: Location, source: Source) -> Iterator[str]:
@@ -151,7 +161,7 @@ def _hub_notes(place: Location, source: Source) -> Iterator[str]:
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
     """Return `source` with what is under `key`, and with `states` the optimizer's; reopen it if these are missing. It
-    keeps its reference."""
+    keeps its reference and its map."""
     wanted = replace(source.wanted, key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is None or wanted == source.wanted:
         return source

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ckptconv.formats.detect import complete, open_source
+from ckptconv.formats.detect import complete, open_source, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import Summary, forecast, summarize, tensors_of
 from ckptconv.options.table import INSPECTING, Options, checked, filled
@@ -59,10 +59,8 @@ def inspect(
     with no_garbage():
         if isinstance(opened, Source):
             opened = complete(opened, key=asked["key"], inert=asked["inert"])
-            if asked["map"]:
-                from ckptconv.formats.chosen_map import with_map
-
-                opened = with_map(opened, asked["map"], asked["size"], asked["storage_options"])
+            layout = {name: asked[name] for name in ("map", "size", "storage_options")}
+            opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)
             opened = open_source(normalize(path), **asked)

@@ -169,8 +169,10 @@ def _hints(kinds: Mapping[str, Sequence[str]], given: Mapping[str, Kind], wanted
         yield "Missing ones are taken from there with --fill, or left out with --partial."
     if extra:
         yield "What is too much is left out with --exclude."
+    if missing and extra:
+        yield "Names of another framework are changed with --map."
     if "shape" in kinds:
-        yield "No shape is changed: it is another model, or its layout is another framework's."
+        yield "No shape is changed: it is another model, or its layout is another framework's, which --map changes."
     if "dtype" in kinds:
         yield "With --dtype keep, dtypes stay those of the input."
 

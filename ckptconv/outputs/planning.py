@@ -12,7 +12,7 @@ from ckptconv.formats import virtual
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import likeness, safetensors, selection
-from ckptconv.outputs.selected import Selected, selected, selected_states
+from ckptconv.outputs.selected import selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, seen_from
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
 from ckptconv.result import LikeReport
@@ -169,7 +169,7 @@ def dcp_output(source: Source, target: Target, options: Options) -> Output:
         warnings.append(f"left out, as safetensors shards hold tensors alone: {some(found.values)}")
     if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):
         warnings.append(f"not in {options.like} with this shape, so written whole: {some(unlike)}")
-    told = Told(idle=_idle(found.chosen, options), kept=frozenset(), warnings=tuple(warnings))
+    told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings))
     made = output_of("dcp", [source], target, options, files, {}, told)
     return replace(made, described=len(found.tensors))
 
@@ -254,7 +254,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *unscaled, *left, *lacking), chosen.stated(aliases)
-    idle, is_structured = _idle(chosen, options), chosen.structured
+    idle, is_structured = chosen.idle(options), chosen.structured
     record, made_of = chosen.map_record, chosen.made_of
     fixed = [names[name] for name in described.fixed if name in names]
     like = chosen.like
@@ -277,13 +277,6 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
     return files, aliases, replace(told, like=taken, map=record, made_of=made_of)
-
-
-def _idle(chosen: Selected, options: Options) -> dict[str, str]:
-    """Return the given options that select or rename nothing: {option: reason}."""
-    chosen = chosen.unmapped or chosen
-    idle = selection.idle_globs(list(chosen.known), chosen.choice)
-    return idle | selection.idle(chosen.names, options.strip_prefix, options.rename)
 
 
 def _told(
@@ -329,7 +322,7 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     structure = described.structure if chosen.structured else None
     limit = options.max_shard_size or source.default_shard_size
     files = _file_plans(flat, aliases, structure, target, limit, chosen.metadata)
-    idle = _idle(chosen, options)
+    idle = chosen.idle(options)
     if options.like:
         idle["--like"] = "changes nothing: it is for weights"
     told = _told(source, described, structure, options, idle, described.fixed)

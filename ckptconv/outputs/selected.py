@@ -89,6 +89,12 @@ class Selected:
         """The names of which the map made each tensor."""
         return self.applied.sources if self.applied else {}
 
+    def idle(self, options: Options) -> dict[str, str]:
+        """Return the given options that select or rename nothing: {option: reason}."""
+        chosen = self.unmapped or self
+        idle = selection.idle_globs(list(chosen.known), chosen.choice)
+        return idle | selection.idle(chosen.names, options.strip_prefix, options.rename)
+
     def structure(self, aliases: Mapping[str, str]) -> str | None:
         """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None
         if it needs none."""
@@ -145,9 +151,11 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
         fixed=frozenset(names[name] for name in fixed if name in names),
         quantized=quantized,
     )
+    theirs = selected(source.reference, Options()) if source.reference else None
     if source.map:
-        chosen = mapped(chosen, source.map)
-    chosen = _like_reference(chosen, source, options)
+        shapes = {name: each.shape for name, each in theirs.tensors.items()} if theirs else {}
+        chosen = mapped(chosen, source.map, shapes)
+    chosen = _like_reference(chosen, theirs, source, options)
     remarks = torchao.without(source.remarks) if quantized else source.remarks
     if chosen.map_record:
         remarks = {**remarks, MAP_KEY: _written(chosen.map_record)}
@@ -160,8 +168,9 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     return replace(chosen, metadata=metadata, warnings=(*warnings, *chosen.warnings))
 
 
-def _like_reference(chosen: Selected, source: Source, options: Options) -> Selected:
-    """Return `chosen` with what the output takes over from the source's reference; as it is if there is none.
+def _like_reference(chosen: Selected, theirs: Selected | None, source: Source, options: Options) -> Selected:
+    """Return `chosen` with what the output takes over from `theirs`, which is all of the source's reference; as it is
+    if there is none.
 
     No structure record then belongs to the output: the reference has none.
     """
@@ -172,9 +181,8 @@ def _like_reference(chosen: Selected, source: Source, options: Options) -> Selec
             raise UsageError(f"{given} is for tensors of a reference, and there is none.", "Name it: --like REF.")
         if options.partial and options.fill:
             raise UsageError("--partial leaves tensors out that --fill takes from the reference.", "Give one of them.")
-    if reference is None:
+    if reference is None or theirs is None:
         return chosen
-    theirs = selected(reference, Options())
     removed = theirs.aliases()
     wanted = {name: theirs.cast(name) for name in theirs.tensors if name not in removed}
     casts = options.dtype is None

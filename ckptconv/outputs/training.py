@@ -19,7 +19,7 @@ from ckptconv.formats.source import Source, Training
 from ckptconv.formats.training import FRESH, weights_key
 from ckptconv.options.table import TENSORS, Options
 from ckptconv.outputs import selection
-from ckptconv.outputs.selected import Rename, Selected, selected
+from ckptconv.outputs.selected import Rename, selected
 from ckptconv.pickles.nodes import Size
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged
@@ -35,7 +35,7 @@ _STEP = "step"
 # Entries of param_groups that are no hyperparameters: which parameters, and how torch is to compute.
 _NO_HYPERPARAMETERS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 # The options that select tensors, or rename them; the others of TENSORS change nothing.
-_SELECTING = frozenset({"key", "include", "exclude", "strip_prefix", "rename"})
+_SELECTING = frozenset({"key", "include", "exclude", "strip_prefix", "rename", "map", "size"})
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,9 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         models={name: model for name in (_MODEL, _MODEL_3) if stage is None or (stage == 3) is (name == _MODEL_3)},
     )
     reason = "changes nothing in a universal checkpoint, which holds fp32 masters, each once"
-    idle = {**dict.fromkeys(_given(options, _SELECTING), reason), **_idle(chosen, options)}
+    idle = {**dict.fromkeys(_given(options, _SELECTING), reason), **chosen.idle(options)}
     notes = _notes(source, key if not options.key else "", optimizer is None, step, len(rest))
     return Resumable(training, masters, states, idle, notes, (*chosen.warnings, *warnings))
-
-
-def _idle(chosen: Selected, options: Options) -> dict[str, str]:
-    """Return the given options that select or rename nothing: {option: reason}."""
-    idle = selection.idle_globs(list(chosen.known), chosen.choice)
-    return idle | selection.idle(chosen.names, options.strip_prefix, options.rename)
 
 
 def _notes(source: Source, key: str, fresh: bool, step: int, rest: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name, together
-from ckptconv.formats.detect import complete, like_reference, open_source, ranks_to_convert
+from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import with_states
 from ckptconv.formats.torch.file import read as read_torch
@@ -211,12 +211,8 @@ def verify(
     # make them.
     with no_garbage():
         if isinstance(source, Source):
-            opened = complete(source, **_wanted(targets, asked))
-            if asked.map:
-                from ckptconv.formats.chosen_map import with_map
-
-                opened = with_map(opened, asked.map, asked.size, asked.storage_options)
-            sources = [like_reference(opened, _reference(targets, asked), **asked.reaching())]
+            opened, like = complete(source, **_wanted(targets, asked)), _reference(targets, asked)
+            sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **asked.reaching())]
         else:
             sources = _open(normalize(source), targets, asked)
         told = next((each.manifest.told.get("map") for each in targets[:1] if each.manifest), None)

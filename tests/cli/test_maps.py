@@ -47,6 +47,17 @@ def test_check_with_a_checkpoint_says_what_becomes_of_it(place: Path) -> None:
     assert "left out, as the map my.toml says: 'layers.0._extra_state'" in run.err
 
 
+def test_check_with_a_reference_says_what_it_lacks(place: Path) -> None:
+    q, k = torch.zeros(4, 4), torch.zeros(8, 4)
+    torch.save({"l0.q": k, "l0.k": q}, place / "fits.pt")
+    torch.save({"l0.q": k, "l0.k": q, "l1.q": k.clone()}, place / "more.pt")
+    words = "maps", "check", "my.toml", "m.pt", "--size", "g=2", "--like"
+    assert ckptconv_here(*words, "fits.pt").code == 0
+    run = ckptconv_here(*words, "more.pt")
+    assert run.code == 1
+    assert "l1.q" in run.err
+
+
 def test_what_a_check_finds_is_an_error(place: Path) -> None:
     run = ckptconv_here("maps", "check", "my.toml", "m.pt")
     assert run.code == 2

@@ -107,6 +107,26 @@ def test_sizes_come_from_the_configuration_beside_a_checkpoint(place: Path) -> N
     same(load_file("hf.safetensors"), expected(weights()))
 
 
+def test_with_a_reference_the_sizes_come_from_its_configuration_and_its_shapes(place: Path) -> None:
+    reference = {name: torch.zeros_like(tensor).bfloat16() for name, tensor in expected(weights()).items()}
+    del reference["head"]  # which it ties
+    torch.save(reference, "base.pt")
+    convert("base.pt", "base/", max_shard_size=500)
+    Path("base/config.json").write_text(json.dumps({**CONFIG, "vocab_size": 1000}))
+    my_map = MAP.replace('vocabulary = "vocab_size"\n', "")
+    Path("my.toml").write_text(my_map)
+    convert("model.pt", "hf/", map="my.toml", like="base/", exclude="output", verify=True)
+    names = sorted(path.name for path in Path("base").glob("*.safetensors"))
+    assert sorted(path.name for path in Path("hf").glob("*.safetensors")) == names
+    wanted = expected(weights())
+    del wanted["head"]
+    found = {name: tensor for file in names for name, tensor in load_file(f"hf/{file}").items()}
+    same(found, {name: tensor.bfloat16() for name, tensor in wanted.items()})
+    assert ckptconv.verify("model.pt", "hf/").tensors == len(wanted)
+    convert("hf/", "back.pt")
+    assert torch.load("back.pt")["embedding"].shape == weights()["embedding"].shape
+
+
 def test_renaming_comes_before_the_map_and_a_cast_after_it(place: Path) -> None:
     torch.save({f"module.{name}": tensor for name, tensor in weights().items()}, "model.pt")
     convert("model.pt", "hf/", map="my.toml", size=SIZES, strip_prefix="module.", dtype="bf16", include=["*linear_qkv"])

@@ -351,10 +351,15 @@ def _equations(
             seen.add((index, shape))
             yield from _dims(use.rule.sides[side][index], name, shape)
     for tensor in use.rule.sides[1 - side] if shapes else ():
-        first = tensor.name.of({**dict.fromkeys(use.rule.stacks, 0), **use.values})
+        first = _first_of(use, tensor)
         shape = tuple(shapes.get(first, ()))
         if tensor.dims is not None and len(shape) == len(tensor.dims):
             yield from _dims(tensor, first, shape)
+
+
+def _first_of(use: _Use, tensor: Tensor) -> str:
+    """Return the name of the first tensor that `tensor`, of the side to make, stands for."""
+    return tensor.name.of({**dict.fromkeys(use.rule.stacks, 0), **use.values})
 
 
 def _dims(tensor: Tensor, name: str, shape: Sequence[int]) -> Iterator[Equation]:
@@ -505,15 +510,14 @@ class _Made:
     def _sizes_and_pieces(self, use: _Use) -> tuple[Known, list[_Piece]]:
         side, rule = self._side, use.rule
         shapes = frozenset((index, self._given[name].shape) for (index, _), name in use.names.items())
-        key = (id(rule), shapes, tuple(use.counts.items())) if not self._shapes else object()
+        targets = rule.sides[1 - side] if self._shapes else ()
+        wanted = tuple(tuple(self._shapes.get(_first_of(use, tensor), ())) for tensor in targets)
+        key = (id(rule), shapes, wanted, tuple(use.counts.items()))
         found = self._solved.get(key)
         if found is None:
             sizes = _solved(use, side, self._given, self._known, self._shapes)
             _check_decided(use, sizes, self._map.sizes)
-            pieces = list(_pieces_of(rule, side, sizes))
-            if self._shapes:
-                return sizes, pieces
-            found = self._solved[key] = sizes, pieces
+            found = self._solved[key] = sizes, list(_pieces_of(rule, side, sizes))
         for tensor in (*rule.sides[0], *rule.sides[1]):
             for axis in _axes(tensor):
                 size = found[0].of(axis)
