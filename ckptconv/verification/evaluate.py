@@ -287,12 +287,12 @@ def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequenc
             yield from footprint(tensor, first, first + length)
 
 
-def blocks(tensor: LazyTensor, size: int = BLOCK) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield boxes of at most `size` bytes that cover `tensor`, with sides as equal as its shape allows.
+def blocks(tensor: LazyTensor, size: int = 0) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield boxes of at most `size` bytes (0: `BLOCK`) that cover `tensor`, with sides as equal as its shape allows.
 
     Such a box consists of runs that are not too short, in whatever order the file stores the elements.
     """
-    limit = max(size // tensor.dtype.itemsize, 1)
+    limit = max((size or BLOCK) // tensor.dtype.itemsize, 1)
     sides = [1] * len(tensor.shape)
     while True:
         small = [d for d, side in enumerate(sides) if side < tensor.shape[d]]

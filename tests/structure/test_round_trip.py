@@ -407,7 +407,7 @@ def one_process() -> Iterator[Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("zipped", [True, False])
-def test_distributed_tensors_are_refused_with_advice(zipped: bool, one_process: Any, tmp_path: Path) -> None:
+def test_distributed_tensors_of_one_process_are_whole(zipped: bool, one_process: Any, tmp_path: Path) -> None:
     from torch.distributed._shard import sharded_tensor, sharding_spec
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -415,11 +415,9 @@ def test_distributed_tensors_are_refused_with_advice(zipped: bool, one_process: 
     sharded = sharded_tensor.rand(sharding_spec.ChunkShardingSpec(0, ["rank:0/cpu"]), 4, 4)
     for tensor in (spread, torch.nn.Parameter(spread), sharded):
         path = saved(tmp_path, {"w": torch.ones(2), "d": [tensor]}, _use_new_zipfile_serialization=zipped)
-        refused = ckptconv_here("pt2safetensors", path)
-        assert refused.code == 5
-        for words in ("1 tensor", "'d.0'", "all ranks", "--exclude"):
-            assert words in refused.err, refused.err
-        assert_same({"w": torch.ones(2), "d": [None]}, loaded(back(path, "--exclude", "d.*")))
+        whole = sharded.local_tensor() if tensor is sharded else spread.to_local()
+        convert(path, tmp_path / "whole.safetensors")
+        assert_same({"w": torch.ones(2), "d.0": whole}, load_file(tmp_path / "whole.safetensors"))
 
 
 def test_a_tensor_without_data_is_named(tmp_path: Path) -> None:
