@@ -539,7 +539,8 @@ class _Made:
                     for piece in _expanded(tensor)
                     if not any(axis.is_padding for axis in itertools.chain.from_iterable(piece))
                 )
-                self.padding[name] = size - used
+                if size > used:
+                    self.padding[name] = size - used
                 given -= size - used
         if given != made:
             use.rule.fail(f"{given} elements would become {made}: the sides do not hold the same.")
