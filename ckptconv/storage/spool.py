@@ -21,6 +21,7 @@ from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError
 from ckptconv.storage import remote
 from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold
 from ckptconv.storage.handles import Handle, unnamed
+from ckptconv.storage.overwriting import laid_out
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.writing import check_space, reason
 from ckptconv.tensors.moves import File, Packed
@@ -407,9 +408,19 @@ class _Chunks(io.BytesIO):
         return next(self._chunks, b"")
 
 
+def _overwriting(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    """Unpack what overwrites a tensor of half as many bytes as `file` has."""
+
+    def unpacked() -> Iterator[bytes]:
+        return _zstandard(file, packed, reader)
+
+    return laid_out(unpacked, file.size // 2, lambda why: _damaged(file, why))
+
+
 UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {
     "deflate": _deflated,
     "zstandard": _zstandard,
+    "overwriting": _overwriting,
 }
 
 

@@ -1,0 +1,80 @@
+"""Write what changes one checkpoint into another as a delta."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
+from ckptconv.comparison.encoding import check_encodable, encoded
+from ckptconv.comparison.reading import Pair
+from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.delta import delta_files
+from ckptconv.outputs.planning import output_of
+from ckptconv.outputs.targets import beside, resolve_output
+from ckptconv.publish.producing import produce
+from ckptconv.storage.files import held, look
+from ckptconv.storage.paths import normalize
+from ckptconv.storage.spool import Spool
+from ckptconv.text import some
+
+# The name under which the compressed changes are read before they are in the delta.
+_SPOOLED = "<the changes>"
+
+
+@dataclass(frozen=True)
+class AskedDelta:
+    """A delta to be written: its directory, and how to encode it."""
+
+    path: str
+    encoding: str
+    checksum: str
+    version: int
+
+    def checked(self, options: Options) -> Options:
+        """Return `options` with a directory for temporary data. Raise UsageError if the delta cannot be at its path."""
+        target = resolve_output(normalize(self.path), options)
+        if target.is_file:
+            raise UsageError(f"{self.path} is the name of a file, and a delta is a directory.")
+        return replace(options, spool_dir=options.spool_dir or beside([target]))
+
+    def write(
+        self, one: Source, other: Source, found: Difference, changed: Mapping[str, Pair], options: Options
+    ) -> DeltaFiles:
+        """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says.
+
+        Raise UnsupportedError if more than values of tensors differ, as a delta tells nothing else.
+        """
+        started = time.monotonic()
+        unlike = [tensor.name for tensor in found.tensors if tensor.status not in (CHANGED, EQUAL)]
+        if unlike:
+            raise UnsupportedError(
+                f"A delta gives new values to tensors that {one.path} and {other.path} both have, in one shape and "
+                f"dtype. That is not so for {some(unlike)}. No delta was written.",
+                "Leave them out with --exclude, or give names and dtypes that are in both: --rename, --dtype.",
+            )
+        check_encodable(changed, self.encoding)
+        # Tied names share a pair, which is encoded once.
+        pairs = list({id(pair): pair for pair in changed.values()}.values())
+        spool = Spool(options.spool_dir)
+        try:
+            places = encoded(pairs, self.encoding, self.checksum, options, spool)
+            by_pair = {id(pair): place for pair, place in zip(pairs, places, strict=True)}
+            with held(_SPOOLED, spool.descriptor):
+                file = look(_SPOOLED).file
+                payloads = {name: by_pair[id(pair)].payload(file) for name, pair in changed.items()}
+                sums = {name: by_pair[id(pair)].checksum for name, pair in changed.items()}
+                files = delta_files(payloads, sums, self.encoding, self.checksum, self.version)
+                inputs = {f"a/{name}": each for name, each in one.inputs.items()}
+                inputs |= {f"b/{name}": each for name, each in other.inputs.items()}
+                source = replace(one, inputs=inputs, companions={}, reference=None)
+                target = resolve_output(normalize(self.path), options)
+                output = output_of("delta", [source], target, options, files, {})
+                produce([source, other], [output], options, started)
+        finally:
+            spool.close()
+        size = sum(each.size for each in files)
+        return DeltaFiles(target.path, self.version - 1, self.version, self.encoding, self.checksum, len(changed), size)
