@@ -424,32 +424,31 @@ def test_a_kernel_that_errs_is_found_by_the_checksum(
 # ------------------------------------------------------------------------------------------------- failures and kills
 
 
-def test_a_kill_leaves_the_whole_output_or_none(pair: tuple[Path, Path]) -> None:
-    place, made = pair[0].parent, pair[0].parent / "made"
-    delta = delta_of(pair, "overwrite")
-    works: dict[str, Callable[[], object]] = {
-        "delta": lambda: diff(*pair, delta=made, delta_version=2),
-        "patch": lambda: patch(pair[0], delta, made),
-    }
-    for work in works.values():
+@pytest.mark.parametrize("command", ["diff", "patch"])
+def test_a_kill_leaves_the_whole_output_or_none(command: str, pair: tuple[Path, Path]) -> None:
+    made, delta = pair[0].parent / "made", delta_of(pair, "overwrite")
+    last = made / (INDEX if command == "diff" else "model.safetensors")
 
-        def killed(after: int, work: Callable[[], object] = work) -> bool:
-            def run() -> None:
-                counted(after, lambda: os.kill(os.getpid(), signal.SIGKILL))
-                work()
+    def run(after: int) -> int:
+        def work() -> None:
+            counted(after, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            if command == "diff":
+                diff(*pair, delta=made)
+            else:
+                patch(pair[0], delta, made)
 
-            return in_child(run) != 0
+        return in_child(work)
 
-        after, last = 1, ""
-        while killed(after):
-            last = INDEX if work is works["delta"] else "model.safetensors"
-            assert not (made / last).exists() or killed(10_000) is False
-            after += 3
-        assert after > 10
-        for path in made.iterdir():
-            path.unlink()
-        made.rmdir()
-    assert not [path for path in place.iterdir() if path.name.startswith("made")]
+    def is_whole() -> bool:
+        return same(read_as_slime_does(model(), made) if command == "diff" else load_file(last), stepped(model(), 1))
+
+    after = 1
+    while run(after):
+        assert not last.exists() or is_whole()
+        after += 3
+    assert after > 10
+    assert is_whole()
+    assert {path.name[0] for path in pair[0].parent.iterdir()} == {"a", "b", "d", "m"}
 
 
 def test_a_full_disk_is_said(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
