@@ -79,6 +79,7 @@ _HOMES = {
     "OutOfRangeError": ("errors", "OutOfRangeError"),
     "Report": ("result", "Report"),
     "RowsOptions": ("options.keywords", "RowsOptions"),
+    "PatchOptions": ("options.keywords", "PatchOptions"),
     "ScanOptions": ("options.keywords", "ScanOptions"),
     "ScanReport": ("inspection.scan.report", "ScanReport"),
     "Source": ("formats.source", "Source"),
