@@ -18,6 +18,7 @@ from ckptconv.options.table import Options
 from ckptconv.process import settled
 from ckptconv.storage.files import DescriptorReader, is_far
 from ckptconv.storage.overwriting import CHANGE, NUMBER
+from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import Spool, SpoolingReaders
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.kernels import numpy_module
@@ -51,8 +52,9 @@ def encoded(
     checksum: str,
     options: Options,
     spool: Spool,
+    progress: Progress | None = None,
 ) -> list[Places]:
-    """Encode what each pair changes, compressed, into `spool`.
+    """Encode what each pair changes, compressed, into `spool`. `progress` gets the bytes of both sides.
 
     Raise UnsupportedError if zstandard or the package for `checksum` is not installed.
     """
@@ -66,7 +68,7 @@ def encoded(
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensors))
         workers = [_Encoder(readers, spool, encoding, checksum, found) for _ in range(jobs)]
-        in_threads(iter(enumerate(pairs)), workers, None)
+        in_threads(iter(enumerate(pairs)), workers, progress)
     return [each for each in found if each is not None]
 
 

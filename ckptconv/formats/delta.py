@@ -12,16 +12,19 @@ Source: slime, backends/megatron_utils/update_weight/update_weight_from_disk_del
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.weight_map import read_index
+from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
 from ckptconv.tensors.lazy import Stored
 from ckptconv.text import brief, some
 
@@ -32,6 +35,8 @@ ZSTD = "zstd"
 MOST_OVERWRITTEN = 1 << 32
 _VERSION = re.compile(r"\d{1,18}")
 _AGAIN = "Copy or download it again."
+# Bytes of the header of a frame: RFC 8878, section 3.1.1.
+_MOST_OF_HEAD = 18
 
 
 # ---------------------------------------------------------------------------------------------------------- checksums
@@ -91,8 +96,8 @@ def hasher_of(checksum: str) -> Hasher:
 class Delta:
     """A delta: which version of a model it leads from and to, and what it holds for each tensor that changed.
 
-    `payloads` are the compressed differences by name, `checksums` those of the new tensors. `inputs` identifies its
-    files by name.
+    `payloads` are the compressed differences by name, `checksums` those of the new tensors. `sizes` are the bytes of
+    the differences that are known before they are unpacked. `inputs` identifies its files by name.
     """
 
     path: str
@@ -102,6 +107,7 @@ class Delta:
     checksum: str
     payloads: Mapping[str, Stored]
     checksums: Mapping[str, str]
+    sizes: Mapping[str, int]
     inputs: Mapping[str, Hashable]
 
 
@@ -128,6 +134,7 @@ def read_delta(place: Location) -> Delta:
     checksum = _known(place, told, "checksum_format", CHECKSUMS)
     payloads: dict[str, Stored] = {}
     checksums: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     inputs: dict[str, Hashable] = {INDEX: (index.size, where.entry.file.stamp)}
     for name in dict.fromkeys(index.weight_map.values()):
         file = place.join(name)
@@ -136,6 +143,9 @@ def read_delta(place: Location) -> Delta:
         reader = file.open_reader()
         try:
             header = read_header(reader)
+            # Of a store, each would be a request.
+            if not is_remote(file.path):
+                sizes.update(_sizes(reader, header.tensors))
         finally:
             reader.close()
         inputs[name] = header.identity
@@ -160,8 +170,23 @@ def read_delta(place: Location) -> Delta:
         checksum,
         payloads,
         checksums,
+        sizes,
         inputs,
     )
+
+
+def _sizes(reader: Reader, payloads: Mapping[str, Stored]) -> Iterator[tuple[str, int]]:
+    """Yield the names of frames of zstandard that say to how many bytes they unpack, and these."""
+    try:
+        import zstandard
+    except ImportError:  # said when the first of them is unpacked
+        return
+    for name, payload in payloads.items():
+        head = reader.read_at(payload.offset, min(payload.nbytes, _MOST_OF_HEAD))
+        with contextlib.suppress(zstandard.ZstdError):  # likewise
+            size = zstandard.get_frame_parameters(head).content_size
+            if size != zstandard.CONTENTSIZE_UNKNOWN:
+                yield name, size
 
 
 def _known(place: Location, told: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:

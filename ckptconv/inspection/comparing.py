@@ -45,7 +45,7 @@ def diff(
     `rtol` or `atol`, all by value. `key`, `include`, `exclude`, `strip_prefix`, `rename` and `dtype` apply to both
     sides, as in a conversion. `optimizer` compares the optimizer states too. `delta` is a directory for what changes
     `a` into `b`, which `patch` applies. `html` is a file for a page that shows all this. `progress` and `on_total` are
-    those of `convert`, for the bytes of both sides.
+    those of `convert`, for the bytes of both sides; for a delta, they begin again with those that differ.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
     else opening a checkpoint raises. A difference is no error.
@@ -80,7 +80,7 @@ def diff(
         changed=changed,
     )
     if delta and changed is not None:
-        found.delta = delta.write(one, other, found, changed, chosen)
+        found.delta = delta.write(one, other, found, changed, chosen, counter(progress), on_total)
     if html:
         from ckptconv.inspection.differences import page_of
         from ckptconv.inspection.file import write_whole

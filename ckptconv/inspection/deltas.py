@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
@@ -18,6 +18,7 @@ from ckptconv.outputs.targets import beside, resolve_output
 from ckptconv.publish.producing import produce
 from ckptconv.storage.files import held, look
 from ckptconv.storage.paths import normalize
+from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import Spool
 from ckptconv.text import some
 
@@ -42,9 +43,17 @@ class AskedDelta:
         return replace(options, spool_dir=options.spool_dir or beside([target]))
 
     def write(
-        self, one: Source, other: Source, found: Difference, changed: Mapping[str, Pair], options: Options
+        self,
+        one: Source,
+        other: Source,
+        found: Difference,
+        changed: Mapping[str, Pair],
+        options: Options,
+        progress: Progress | None,
+        on_total: Callable[[int], object] | None,
     ) -> DeltaFiles:
-        """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says.
+        """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says. `progress` and
+        `on_total` get the bytes of what differs.
 
         Raise UnsupportedError if more than values of tensors differ, as a delta tells nothing else.
         """
@@ -59,9 +68,11 @@ class AskedDelta:
         check_encodable(changed, self.encoding)
         # Tied names share a pair, which is encoded once.
         pairs = list({id(pair): pair for pair in changed.values()}.values())
+        if on_total and pairs:
+            on_total(sum(pair.nbytes for pair in pairs))
         spool = Spool(options.spool_dir)
         try:
-            places = encoded(pairs, self.encoding, self.checksum, options, spool)
+            places = encoded(pairs, self.encoding, self.checksum, options, spool, progress)
             by_pair = {id(pair): place for pair, place in zip(pairs, places, strict=True)}
             with held(_SPOOLED, spool.descriptor):
                 file = look(_SPOOLED).file

@@ -14,6 +14,7 @@ from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.delta import INDEX, OVERWRITE, XOR, ZSTD, Delta
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output
+from ckptconv.outputs.targets import seen_from
 from ckptconv.plan import Data, FilePlan, Literal, Plan, identify
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Joined, LazyTensor, Stored, View
@@ -63,7 +64,10 @@ def patched(output: Output, deltas: Sequence[Delta]) -> Output:
         if unknown:
             raise _other_base(delta, f"has no {some(unknown, 3)}, which the delta changes")
         for name in delta.payloads:
-            kept = output.aliases.get(name)
+            kept, size = output.aliases.get(name), delta.sizes.get(name)
+            has = tensors[kept or name].nbytes
+            if delta.encoding == XOR and size not in (None, has):
+                raise _other_base(delta, f"has {has} bytes in {name!r}, of which the delta changes {size}")
             if kept is None:
                 made[name] = _changed(made.get(name, tensors[name]), delta, name)
             elif delta.checksums.get(kept) != delta.checksums[name]:
@@ -80,7 +84,9 @@ def patched(output: Output, deltas: Sequence[Delta]) -> Output:
     )
     applied = {f"{number}/{name}": each for number, delta in enumerate(deltas) for name, each in delta.inputs.items()}
     plan_id = identify(files, applied, ("patch", output.plan.plan_id))
-    return replace(output, plan=Plan(files, plan_id), heading={**output.heading, "plan": plan_id})
+    applied_from = [seen_from(output.target, delta.path) for delta in deltas]
+    heading = {**output.heading, "plan": plan_id, "deltas": applied_from}
+    return replace(output, plan=Plan(files, plan_id), heading=heading)
 
 
 def _changed(tensor: LazyTensor, delta: Delta, name: str) -> LazyTensor:
