@@ -88,8 +88,12 @@ def result(move: Move, data: np.ndarray) -> np.ndarray:
             blocks = (block.tolist() for block in np.split(data, kernel.blocks))
             data = np.array([functools.reduce(operator.xor, each) for each in zip(*blocks, strict=True)], "u1")
         elif isinstance(kernel, Overlay):
-            before, units = np.split(data, [len(data) // 3])
-            data = np.array([(b | m) ^ (m & ~v) for b, v, m in zip(before, units[::2], units[1::2], strict=True)], "u1")
+            data, *layers = np.split(
+                data, [len(data) * (1 + 2 * n) // (1 + 2 * kernel.layers) for n in range(kernel.layers)]
+            )
+            for units in layers:
+                rows = zip(data, units[::2], units[1::2], strict=True)
+                data = np.array([(b | m) ^ (m & ~v) for b, v, m in rows], "u1")
         else:
             raise TypeError(kernel)
     return data

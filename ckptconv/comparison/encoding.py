@@ -27,7 +27,9 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import install
 
 # Bytes of a tensor that are encoded at a time; of compressed data that are collected before they are written.
-_STEP, _COLLECTED = 1 << 18, 1 << 18
+_STEP, _LEAST_STEP, _COLLECTED = 1 << 18, 1 << 14, 1 << 18
+# A thread has so many buffers of a step.
+_BUFFERS = 8
 _MOST_JOBS = 4
 # Fast, and what a step changes hardly compresses better.
 _LEVEL = 1
@@ -56,18 +58,17 @@ def encoded(
 ) -> list[Places]:
     """Encode what each pair changes, compressed, into `spool`. `progress` gets the bytes of both sides.
 
-    Raise UnsupportedError if zstandard or the package for `checksum` is not installed.
+    `check_installed` tells whether it can be done.
     """
     numpy_module()
-    hasher_of(checksum)
-    _zstandard()
     tensors = [tensor for pair in pairs for tensor in (pair.one, pair.other)]
     far = any(is_far(file.stored.path) for tensor in tensors for file in tensor.inputs())
     jobs = 1 if far else min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), max(len(pairs), 1))
+    step = min(_STEP, max(options.buffers(far) // jobs // _BUFFERS, _LEAST_STEP))
     found: list[Places | None] = [None] * len(pairs)
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensors))
-        workers = [_Encoder(readers, spool, encoding, checksum, found) for _ in range(jobs)]
+        workers = [_Encoder(readers, spool, encoding, checksum, step, found) for _ in range(jobs)]
         in_threads(iter(enumerate(pairs)), workers, progress)
     return [each for each in found if each is not None]
 
@@ -76,10 +77,16 @@ class _Encoder:
     """Encodes one pair after the other, and puts each result into `found`."""
 
     def __init__(
-        self, readers: SpoolingReaders, spool: Spool, encoding: str, checksum: str, found: list[Places | None]
+        self,
+        readers: SpoolingReaders,
+        spool: Spool,
+        encoding: str,
+        checksum: str,
+        step: int,
+        found: list[Places | None],
     ) -> None:
         self._readers, self._spool, self._found = readers, spool, found
-        self._encoding, self._checksum = encoding, checksum
+        self._encoding, self._checksum, self._step = encoding, checksum, step
 
     def run(self, task: tuple[int, Pair]) -> int:
         """Encode one pair. Return the bytes read."""
@@ -87,7 +94,7 @@ class _Encoder:
         hasher = hasher_of(self._checksum)
 
         def blocks() -> Iterator[tuple[memoryview, memoryview]]:
-            for one, other in blocks_of((pair.one, pair.other), self._readers, _STEP):
+            for one, other in blocks_of((pair.one, pair.other), self._readers, self._step):
                 hasher.update(other)
                 yield one, other
 
@@ -183,6 +190,12 @@ def _zstandard() -> Any:
             "A delta is compressed with zstandard, for which a package is not installed.", install("zstd")
         ) from None
     return zstandard
+
+
+def check_installed(checksum: str) -> None:
+    """Raise UnsupportedError if zstandard or the package for `checksum` is not installed."""
+    hasher_of(checksum)
+    _zstandard()
 
 
 def check_encodable(pairs: Mapping[str, Pair], encoding: str) -> None:

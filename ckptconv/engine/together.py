@@ -14,8 +14,9 @@ from ckptconv.tensors.lazy import LazyTensor
 def blocks_of(tensors: Sequence[LazyTensor], readers: Readers, step: int) -> Iterator[list[memoryview]]:
     """Yield the bytes of `tensors`, which have equally many, `step` at a time of each. A block lives until the next."""
     nbytes = tensors[0].nbytes
+    step = min(step, nbytes)
     worker = Worker(readers, None, len(tensors) * step + ALIGNMENT)
-    for start in range(0, nbytes, step):
+    for start in range(0, nbytes, max(step, 1)):
         stop = min(start + step, nbytes)
         parts = [Data(number * step - start, tensor, "") for number, tensor in enumerate(tensors)]
         size = (len(tensors) - 1) * step + stop - start

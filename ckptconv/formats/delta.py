@@ -31,8 +31,8 @@ from ckptconv.text import brief, some
 INDEX = "model.safetensors.index.json"
 ENCODINGS = (XOR, OVERWRITE) = ("xor", "overwrite")
 ZSTD = "zstd"
-# Tensors of so many bytes have positions that a u4 does not hold.
-MOST_OVERWRITTEN = 1 << 32
+# The most bytes of a tensor of which a u4 counts how many changed, and where.
+MOST_OVERWRITTEN = (1 << 32) - 1
 _VERSION = re.compile(r"\d{1,18}")
 _AGAIN = "Copy or download it again."
 # Bytes of the header of a frame: RFC 8878, section 3.1.1.

@@ -290,7 +290,7 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     """Return a source that is compressed in one of `sources`."""
     index, offset, nbytes = (_count(entry, key) for key in ("in", "offset", "nbytes"))
     crc, method = entry.get("crc"), _text(entry, "method")
-    if index >= len(sources) or sources[index].packed is not None or method not in UNPACKING:
+    if index >= len(sources) or sources[index].packed is not None or method not in _METHODS:
         raise ValueError(f"{name[:100]!r} is packed in a way that is not known")
     if crc is not None:
         crc = _count(entry, "crc")

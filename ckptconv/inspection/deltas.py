@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
-from ckptconv.comparison.encoding import check_encodable, encoded
+from ckptconv.comparison.encoding import check_encodable, check_installed, encoded
 from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.source import Source
@@ -22,9 +22,6 @@ from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import Spool
 from ckptconv.text import some
 
-# The name under which the compressed changes are read before they are in the delta.
-_SPOOLED = "<the changes>"
-
 
 @dataclass(frozen=True)
 class AskedDelta:
@@ -36,7 +33,9 @@ class AskedDelta:
     version: int
 
     def checked(self, options: Options) -> Options:
-        """Return `options` with a directory for temporary data. Raise UsageError if the delta cannot be at its path."""
+        """Return `options` with a directory for temporary data. Raise UsageError if the delta cannot be at its path,
+        and UnsupportedError if a package that it needs is not installed."""
+        check_installed(self.checksum)
         target = resolve_output(normalize(self.path), options)
         if target.is_file:
             raise UsageError(f"{self.path} is the name of a file, and a delta is a directory.")
@@ -74,13 +73,14 @@ class AskedDelta:
         try:
             places = encoded(pairs, self.encoding, self.checksum, options, spool, progress)
             by_pair = {id(pair): place for pair, place in zip(pairs, places, strict=True)}
-            with held(_SPOOLED, spool.descriptor):
-                file = look(_SPOOLED).file
-                payloads = {name: by_pair[id(pair)].payload(file) for name, pair in changed.items()}
-                sums = {name: by_pair[id(pair)].checksum for name, pair in changed.items()}
+            name = f"<the changes in {spool.descriptor}>"
+            with held(name, spool.descriptor):
+                file = look(name).file
+                payloads = {key: by_pair[id(pair)].payload(file) for key, pair in changed.items()}
+                sums = {key: by_pair[id(pair)].checksum for key, pair in changed.items()}
                 files = delta_files(payloads, sums, self.encoding, self.checksum, self.version)
-                inputs = {f"a/{name}": each for name, each in one.inputs.items()}
-                inputs |= {f"b/{name}": each for name, each in other.inputs.items()}
+                inputs = {f"a/{path}": each for path, each in one.inputs.items()}
+                inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
                 source = replace(one, inputs=inputs, companions={}, reference=None)
                 target = resolve_output(normalize(self.path), options)
                 output = output_of("delta", [source], target, options, files, {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ckptconv.errors import CorruptError, UsageError
@@ -25,6 +25,13 @@ from ckptconv.text import some
 _FILE = "model-00000-of-00001.safetensors"
 _U8, _U16 = DTYPES["uint8"], DTYPES["uint16"]
 _METHODS = {XOR: "zstandard", OVERWRITE: "overwriting"}
+# By encoding: the kernel for so many changes, and the bytes of a change for each byte of the tensor.
+_MADE_BY: dict[str, tuple[Callable[[int], Xor | Overlay], int]] = {
+    XOR: (lambda changes: Xor(changes + 1), 1),
+    OVERWRITE: (Overlay, 2),
+}
+# Changes between encodings in a chain: each is an expression inside another.
+_MOST_NESTED = 32
 
 
 def delta_files(
@@ -45,7 +52,7 @@ def delta_files(
 
 
 def check_chain(deltas: Sequence[Delta]) -> None:
-    """Raise UsageError unless each delta changes what the one before makes."""
+    """Raise UsageError unless each delta changes what the one before makes, and the encodings do not alternate."""
     for before, after in itertools.pairwise(deltas):
         if after.base_version != before.version:
             raise UsageError(
@@ -53,6 +60,12 @@ def check_chain(deltas: Sequence[Delta]) -> None:
                 f"makes version {before.version:06d}. Nothing was written.",
                 "Give the deltas in the order in which they were made, and none left out.",
             )
+    turns = sum(before.encoding != after.encoding for before, after in itertools.pairwise(deltas))
+    if turns > _MOST_NESTED:
+        raise UsageError(
+            f"The encoding of these deltas changes {turns} times, and {_MOST_NESTED} is the most. Nothing was written.",
+            "Apply the first of them, and the others to what that gives.",
+        )
 
 
 def patched(output: Output, deltas: Sequence[Delta]) -> Output:
@@ -92,18 +105,16 @@ def patched(output: Output, deltas: Sequence[Delta]) -> Output:
 def _changed(tensor: LazyTensor, delta: Delta, name: str) -> LazyTensor:
     """Return `tensor` with what `delta` changes in it."""
     size, payload = tensor.nbytes, delta.payloads[name]
-    width = 2 if delta.encoding == OVERWRITE else 1
+    made, width = _MADE_BY[delta.encoding]
     packed = Packed(payload.file, payload.offset, payload.nbytes, None, _METHODS[delta.encoding])
     # Its path is for messages.
     unpacked = File(f"{payload.file.path}: the change of {name!r}", width * size, "", packed)
     change = Stored(unpacked, 0, _U8 if width == 1 else _U16, (size,), (1,))
     inner = tensor.tensor if isinstance(tensor, View) else None
-    if width == 1 and isinstance(inner, Joined) and isinstance(inner.kernel, Xor):
-        # A chain of these is one expression, however long it is.
-        whole = Joined((*inner.parts, change), Xor(len(inner.parts) + 1), _U8)
-    else:
-        kernel = Xor(2) if width == 1 else Overlay()
-        whole = Joined((View(tensor, _U8, (size,)), change), kernel, _U8)
+    # A chain of one encoding is one expression, however long it is.
+    is_next = isinstance(inner, Joined) and type(inner.kernel) is type(made(1))
+    parts = inner.parts if isinstance(inner, Joined) and is_next else (View(tensor, _U8, (size,)),)
+    whole = Joined((*parts, change), made(len(parts)), _U8)
     return View(whole, tensor.dtype, tensor.shape)
 
 

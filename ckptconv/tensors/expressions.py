@@ -258,8 +258,9 @@ class Decoder:
     def check_joined(self, tensor: Joined) -> None:
         kernel, parts = tensor.kernel, tensor.parts
         sizes = [part.dtype.itemsize for part in parts]
-        if type(kernel) in (Xor, Overlay):
-            fits = kernel.blocks == len(sizes) and {*sizes} == {1} if type(kernel) is Xor else sizes == [1, 2]
+        if isinstance(kernel, (Xor, Overlay)):
+            kinds, layers = ({1}, kernel.blocks - 1) if isinstance(kernel, Xor) else ({2}, kernel.layers)
+            fits = sizes[0] == 1 and {*sizes[1:]} <= kinds and len(sizes) == 1 + layers
             if not fits or tensor.dtype.itemsize != 1 or any(part.shape != parts[0].shape for part in parts):
                 raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
             return

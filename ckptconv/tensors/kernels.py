@@ -141,7 +141,7 @@ def _result_size(kernel: Kernel, size: int) -> int:
     elif isinstance(kernel, Join):
         before, after = sum(itemsize for itemsize, _, _ in kernel.kinds), kernel.result
     elif isinstance(kernel, (Xor, Overlay)):
-        before, after = (kernel.blocks if isinstance(kernel, Xor) else 3), 1
+        before, after = (kernel.blocks if isinstance(kernel, Xor) else 1 + 2 * kernel.layers), 1
     elif isinstance(kernel, Swap):
         before = after = kernel.itemsize
     else:
@@ -274,12 +274,14 @@ def _xor(kernel: Xor, data: memoryview, out: memoryview) -> int:
     return 0
 
 
-def _overlay(_: Overlay, data: memoryview, out: memoryview) -> int:
+def _overlay(kernel: Overlay, data: memoryview, out: memoryview) -> int:
     np = numpy_module()
-    before = np.frombuffer(data, "u1", len(out))
-    units = np.frombuffer(data, "u1", offset=len(out)).reshape(-1, 2)
-    values, mask = units[:, 0], units[:, 1]
-    np.bitwise_or(before & ~mask, values & mask, out=np.frombuffer(out, "u1"))
+    result = np.frombuffer(out, "u1")
+    result[...] = np.frombuffer(data, "u1", len(out))
+    for units in np.frombuffer(data, "u1", offset=len(out)).reshape(kernel.layers, len(out), 2):
+        values, mask = units[:, 0], units[:, 1]
+        result &= ~mask
+        result |= values & mask
     return 0
 
 

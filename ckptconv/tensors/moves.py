@@ -156,10 +156,12 @@ class Xor(NamedTuple):
 
 
 class Overlay(NamedTuple):
-    """Replace some bytes: the input is the bytes as they were, then a unit of two bytes for each.
+    """Replace some bytes: the input is the bytes as they were, then for each of `layers` a unit of two bytes for each.
 
     The bits of 1 in the second byte of a unit say which bits of the first replace those that were there.
     """
+
+    layers: int
 
 
 Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Xor | Overlay | Cut

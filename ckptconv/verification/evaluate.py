@@ -425,9 +425,10 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
     """Combine elements of the parts of `expression`. Raise UsageError for a value that does not fit its bits."""
     np, kernel = _numpy(), expression.kernel
     if isinstance(kernel, Overlay):
-        before, units = parts
-        mask = units >> 8
-        laid: Array = (before - (before & mask) + (units & mask)).astype("u1")
+        laid: Array = parts[0]
+        for units in parts[1:]:
+            mask = units >> 8
+            laid = (laid - (laid & mask) + (units & mask)).astype("u1")
         return laid
     result: Array = np.zeros(parts[0].shape, _code(expression.dtype))
     if isinstance(kernel, Xor):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +236,34 @@ def test_a_chain_of_deltas_is_applied_in_its_order(tmp_path: Path) -> None:
     assert not (tmp_path / "wrong.safetensors").exists()
 
 
+@pytest.mark.parametrize("alternates", [False, True])
+def test_a_chain_may_be_long(tmp_path: Path, encoded_as: str, alternates: bool) -> None:
+    count = 30 if alternates else 60
+    before, names = model(), []
+    after = stepped(before, 1)
+    encodings = ENCODINGS if alternates else (encoded_as,) * 2
+    one, other = saved(before, tmp_path / "a.safetensors"), saved(after, tmp_path / "b.safetensors")
+    places = [tmp_path / f"{turn}" for turn in range(2)]
+    diff(one, other, delta=places[0], delta_encoding=encodings[0])
+    diff(other, one, delta=places[1], delta_encoding=encodings[1])
+    for number in range(count + 1):
+        place = tmp_path / f"d{number}"
+        shutil.copytree(places[number % 2], place)
+        edited(
+            lambda index, number=number: index["metadata"].update(version=f"{number + 1}", base_version=f"{number}")
+        )(place)
+        names.append(place)
+    patch(one, names, tmp_path / "c.safetensors", jobs=1)
+    assert same(load_file(tmp_path / "c.safetensors"), after)
+
+
+def test_a_chain_that_alternates_is_applied_in_parts(pair: tuple[Path, Path]) -> None:
+    deltas = [delta_of(pair, each) for each in ENCODINGS]
+    for delta in deltas:
+        edited(lambda index: index["metadata"].update(version="1", base_version="1"))(delta)
+    assert ckptconv_here("patch", pair[0], *deltas * 20, pair[0].parent / "c").refused(2, "changes 39 times")
+
+
 def test_a_step_that_changes_one_element_in_a_hundred_takes_a_few_percent(tmp_path: Path, encoded_as: str) -> None:
     made = torch.Generator().manual_seed(3)
     before = {"w": torch.randn(600, 700, generator=made).bfloat16()}
@@ -375,6 +405,25 @@ def test_a_payload_that_lies_is_refused(case: str, pair: tuple[Path, Path]) -> N
     run = ckptconv_here("patch", pair[0], delta, pair[0].parent / "out")
     assert run.refused(4, "b.weight", said)
     assert not list(pair[0].parent.glob("out/*"))
+
+
+def test_a_frame_that_asks_for_too_much_memory_is_refused(tmp_path: Path) -> None:
+    """Its content is not what makes it large."""
+    a, b = ({"w": torch.full((1 << 18,), fill, dtype=torch.uint8)} for fill in (1, 2))
+    delta = delta_of((saved(a, tmp_path / "a.safetensors"), saved(b, tmp_path / "b.safetensors")), "xor")
+    parameters = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    frame = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    payload = np.frombuffer(frame.compress(bytes([3]) * (1 << 18)) + frame.flush(), "u1")
+    rewritten(delta, lambda payloads, _: payloads.update(w=payload))
+    assert ckptconv_here("patch", tmp_path / "a.safetensors", delta, tmp_path / "out").refused(4, "memory")
+
+
+def test_a_package_that_is_missing_is_named_first(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, options in (("xxhash", ["--delta-checksum", "xxh3-128"]), ("zstandard", [])):
+        monkeypatch.setitem(sys.modules, package, None)
+        run = ckptconv_here("diff", *pair, "--delta", pair[0].parent / "d", *options)
+        assert run.refused(5, package, "pip install")
+        assert not (pair[0].parent / "d").exists()
 
 
 def test_what_is_no_frame_of_zstandard_is_refused(pair: tuple[Path, Path], encoded_as: str) -> None:

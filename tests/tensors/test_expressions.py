@@ -57,7 +57,7 @@ EVERY: list[LazyTensor] = [
     Convert(Stored(FILE, 0, I32, (2,), (1,)), Bits(4, 3, 5, 8), I64),
     Joined((Stored(FILE, 0, I32, (2,), (1,)), Stored(FILE, 9, U8, (2,), (1,))), Join(((4, 0, 32), (1, 32, 8)), 8), I64),
     Joined((BYTES, BYTES, BYTES), Xor(3), U8),
-    Joined((BYTES, Stored(FILE, 80, U16, (6,), (1,))), Overlay(), U8),
+    Joined((BYTES, Stored(FILE, 80, U16, (6,), (1,))), Overlay(1), U8),
     Inline(b"\0\xff\x80?", F32, ()),
     Zeros(BF16, (3, 0, 2)),
 ]
@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "does not make",
     ),
     "changes of other bytes": (
-        ["joined", [["zeros", "uint8", [4]], ["zeros", "uint16", [5]]], ["overlay"], "uint8"],
+        ["joined", [["zeros", "uint8", [4]], ["zeros", "uint16", [5]]], ["overlay", 1 << 60], "uint8"],
         "does not make",
     ),
     "a swap of three bytes": (["convert", ["zeros", "float32", [4]], ["swap", 3], "float32"], "does not make"),

@@ -67,8 +67,10 @@ def reference(tensor: LazyTensor) -> np.ndarray:
     if isinstance(tensor, Joined) and isinstance(tensor.kernel, Xor):
         return np.bitwise_xor.reduce([reference(part) for part in tensor.parts])
     if isinstance(tensor, Joined) and isinstance(tensor.kernel, Overlay):
-        before, units = map(reference, tensor.parts)
-        return np.asarray(before & ~units[..., 1:] | units[..., :1] & units[..., 1:])
+        made, *layers = map(reference, tensor.parts)
+        for units in layers:
+            made = np.asarray(made & ~units[..., 1:] | units[..., :1] & units[..., 1:])
+        return made
     if isinstance(tensor, Joined):
         return np.concatenate([reference(part) for part in tensor.parts], axis=-1)
     if isinstance(tensor, Picked):
@@ -165,7 +167,11 @@ def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
             kernel = Join(((item, 0, 8 * item), (item, 8 * item, 8 * item)), 2 * item)
             wide = {1: "int16", 2: "int32", 4: "int64"}[item]
             twice = Joined((tensor, View(tensor, tensor.dtype, tensor.shape)), kernel, DTYPES[wide])
-            tensor = Joined((tensor, twice), Overlay(), DTYPES["uint8"]) if item == 1 and draw(st.booleans()) else twice
+            tensor = (
+                Joined((tensor, twice, twice), Overlay(2), DTYPES["uint8"])
+                if item == 1 and draw(st.booleans())
+                else twice
+            )
         elif step == "xor" and tensor.dtype.itemsize == 1:
             parts = (tensor, View(tensor, tensor.dtype, tensor.shape), Inline(*flipped(tensor)))
             tensor = Joined(parts, Xor(3), DTYPES["uint8"])
