@@ -22,7 +22,7 @@ from ckptconv.storage.files import Entry, is_held
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_quoted, is_remote, join
-from ckptconv.storage.spool import UNPACKING, check_ratio
+from ckptconv.storage.spool import check_ratio
 from ckptconv.tensors.moves import File, Packed
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ _GUESS = Guess(CERTAIN, "a virtual checkpoint", "virtual {} OUTPUT.virtual.json"
 _HERE = "."
 # With more sources than this in a remote directory, it is listed once.
 _FEW = 4
+# How a source may be packed. What a delta overwrites may be of any size, and no virtual checkpoint is made of deltas.
+_METHODS = ("deflate", "zstandard")
 _MISSING = Entry("missing", File("", 0))
 
 
