@@ -64,20 +64,21 @@ class AskedDelta:
                 f"dtype. That is not so for {some(unlike)}. No delta was written.",
                 "Leave them out with --exclude, or give names and dtypes that are in both: --rename, --dtype.",
             )
+        # Names that are tied on both sides share a pair. Other readers find only the one that is kept in a base.
+        ties = {tensor.name: tensor.tied for tensor in found.tensors}
+        changed = {name: pair for name, pair in changed.items() if changed.get(ties[name]) is not pair}
         check_encodable(changed, self.encoding)
-        # Tied names share a pair, which is encoded once.
-        pairs = list({id(pair): pair for pair in changed.values()}.values())
+        pairs = list(changed.values())
         if on_total and pairs:
             on_total(sum(pair.nbytes for pair in pairs))
         spool = Spool(options.spool_dir)
         try:
             places = encoded(pairs, self.encoding, self.checksum, options, spool, progress)
-            by_pair = {id(pair): place for pair, place in zip(pairs, places, strict=True)}
             name = f"<the changes in {spool.descriptor}>"
             with held(name, spool.descriptor):
                 file = look(name).file
-                payloads = {key: by_pair[id(pair)].payload(file) for key, pair in changed.items()}
-                sums = {key: by_pair[id(pair)].checksum for key, pair in changed.items()}
+                payloads = {key: place.payload(file) for key, place in zip(changed, places, strict=True)}
+                sums = {key: place.checksum for key, place in zip(changed, places, strict=True)}
                 files = delta_files(payloads, sums, self.encoding, self.checksum, self.version)
                 inputs = {f"a/{path}": each for path, each in one.inputs.items()}
                 inputs |= {f"b/{path}": each for path, each in other.inputs.items()}

@@ -298,13 +298,26 @@ def test_tied_names_have_one_change(tmp_path: Path) -> None:
         torch.save({"embedding": weight, "head": weight}, tmp_path / f"{name}.pt")
     found = diff(tmp_path / "a.pt", tmp_path / "b.pt", delta=tmp_path / "d")
     assert found.delta is not None
-    assert found.delta.tensors == 2
+    assert found.delta.tensors == 1
     patch(tmp_path / "a.pt", tmp_path / "d", tmp_path / "c")
     assert diff(tmp_path / "c", tmp_path / "b.pt").equal
-    torch.save({"embedding": torch.ones(20), "head": torch.zeros(20)}, tmp_path / "apart.pt")
-    torch.save({"embedding": torch.zeros(20), "head": torch.zeros(20)}, tmp_path / "from.pt")
-    diff(tmp_path / "from.pt", tmp_path / "apart.pt", delta=tmp_path / "apart")
-    assert patch(tmp_path / "from.pt", tmp_path / "apart", tmp_path / "e").tensors == 2
+    # The names of what a conversion writes are those of the delta.
+    convert(tmp_path / "a.pt", tmp_path / "a")
+    diff(tmp_path / "a", tmp_path / "b.pt", delta=tmp_path / "d")
+    assert json.loads((tmp_path / "d" / INDEX).read_text())["weight_map"].keys() == {"embedding"}
+    assert load_file(tmp_path / "a" / "model.safetensors").keys() == {"embedding"}
+
+
+def test_a_delta_that_unties_names_is_for_a_base_without_ties(tmp_path: Path) -> None:
+    weight = torch.zeros(20)
+    torch.save({"embedding": weight, "head": weight}, tmp_path / "tied.pt")
+    torch.save({"embedding": weight.clone(), "head": weight.clone()}, tmp_path / "apart.pt")
+    torch.save({"embedding": torch.ones(20), "head": weight + 2}, tmp_path / "b.pt")
+    diff(tmp_path / "tied.pt", tmp_path / "b.pt", delta=tmp_path / "d")
+    patch(tmp_path / "apart.pt", tmp_path / "d", tmp_path / "c")
+    assert diff(tmp_path / "c", tmp_path / "b.pt").equal
+    with pytest.raises(CorruptError, match="ties 'head' to 'embedding'"):
+        patch(tmp_path / "tied.pt", tmp_path / "d", tmp_path / "e")
 
 
 def test_checkpoints_that_are_equal_make_an_empty_delta(tmp_path: Path) -> None:
