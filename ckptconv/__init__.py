@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.loading import load_state_dict
+    from ckptconv.library.patching import patch
     from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
     from ckptconv.library.virtual import VirtualFiles
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         InspectOptions,
         LoadOptions,
         OpenOptions,
+        PatchOptions,
         RowsOptions,
         ScanOptions,
     )
@@ -77,6 +79,7 @@ _HOMES = {
     "OutOfRangeError": ("errors", "OutOfRangeError"),
     "Report": ("result", "Report"),
     "RowsOptions": ("options.keywords", "RowsOptions"),
+    "PatchOptions": ("options.keywords", "PatchOptions"),
     "ScanOptions": ("options.keywords", "ScanOptions"),
     "ScanReport": ("inspection.scan.report", "ScanReport"),
     "Source": ("formats.source", "Source"),
@@ -99,6 +102,7 @@ _HOMES = {
     "load_state_dict": ("library.loading", "load_state_dict"),
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("rows.pack", "pack"),
+    "patch": ("library.patching", "patch"),
     "save_state_dict": ("library.saving", "save_state_dict"),
     "scan": ("inspection.scan.scanning", "scan"),
     "split_rows": ("rows.split", "split"),
@@ -124,6 +128,7 @@ __all__ = [
     "OpenOptions",
     "Options",
     "OutOfRangeError",
+    "PatchOptions",
     "Report",
     "RowsOptions",
     "ScanOptions",
@@ -148,6 +153,7 @@ __all__ = [
     "load_state_dict",
     "open",
     "pack_rows",
+    "patch",
     "save_state_dict",
     "scan",
     "split_rows",

@@ -12,7 +12,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckptconv.options.kinds import FLAG
-from ckptconv.options.table import DIFFING, FINISHING, INSPECTING, LAYOUT, LOADING, OPTIONS, SCANNING, VIEWING, Option
+from ckptconv.options.table import (
+    DIFFING,
+    FINISHING,
+    INSPECTING,
+    LAYOUT,
+    LOADING,
+    OPTIONS,
+    PATCHING,
+    SCANNING,
+    VIEWING,
+    Option,
+)
 
 MODULE = Path(__file__).resolve().parents[1] / "ckptconv" / "options" / "keywords.py"
 # The table of each class, and what it is of.
@@ -20,6 +31,7 @@ TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "DiffOptions": (DIFFING, "Options of `diff`."),
+    "PatchOptions": (PATCHING, "Options of `patch`."),
     "ScanOptions": (SCANNING, "Options of `scan`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),

@@ -197,6 +197,9 @@ def extras(smoke: Smoke) -> None:
     """What the extras bring; of those for stores, that the package for the protocol can be imported."""
     if installed("zstandard"):
         smoke.run("dcp2safetensors", DATA / "dcp" / "zstd_w2" / "checkpoint", "zstd.safetensors")
+        smoke.run("diff", "model.safetensors", "model.safetensors", "--delta", "delta")
+        smoke.run("patch", "model.safetensors", "delta", "patched.safetensors")
+        smoke.same("model.safetensors", "patched.safetensors")
     else:
         smoke.run("dcp2safetensors", DATA / "dcp" / "zstd_w2" / "checkpoint", "zstd.safetensors", code=5)
     if installed("aiohttp"):

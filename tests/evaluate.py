@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import functools
+import operator
 import zlib
 from collections.abc import Iterable
 
 import numpy as np
 
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.tensors.moves import BLOCK, Assembled, Bits, Conjugate, Cut, File, Gather, Join, Move, Negate, Order, Swap
+from ckptconv.tensors.moves import (
+    BLOCK,
+    Assembled,
+    Bits,
+    Conjugate,
+    Cut,
+    File,
+    Gather,
+    Join,
+    Move,
+    Negate,
+    Order,
+    Overlay,
+    Swap,
+    Xor,
+)
 
 
 def read(move: Move) -> np.ndarray:
@@ -68,6 +84,16 @@ def result(move: Move, data: np.ndarray) -> np.ndarray:
                 joined = [whole | number << shift for whole, number in zip(joined, kind, strict=True)]
                 at += count * size
             data = packed(joined, kernel.result)
+        elif isinstance(kernel, Xor):
+            blocks = (block.tolist() for block in np.split(data, kernel.blocks))
+            data = np.array([functools.reduce(operator.xor, each) for each in zip(*blocks, strict=True)], "u1")
+        elif isinstance(kernel, Overlay):
+            data, *layers = np.split(
+                data, [len(data) * (1 + 2 * n) // (1 + 2 * kernel.layers) for n in range(kernel.layers)]
+            )
+            for units in layers:
+                rows = zip(data, units[::2], units[1::2], strict=True)
+                data = np.array([(b | m) ^ (m & ~v) for b, v, m in rows], "u1")
         else:
             raise TypeError(kernel)
     return data

@@ -14,6 +14,7 @@ from ckptconv.cli.compare import diff
 from ckptconv.cli.convert import ConvertCommand, convert_
 from ckptconv.cli.maps import maps
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
+from ckptconv.cli.patch import patch
 from ckptconv.cli.rows import rows
 from ckptconv.cli.scan import scan
 from ckptconv.cli.typer_compat import App, Command, Group
@@ -251,7 +252,7 @@ def verify_(
     shown.verified(done)
 
 
-for each in (diff, scan, virtual, serve):
+for each in (diff, patch, scan, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows, name="rows")
 app.add_typer(maps, name="maps")

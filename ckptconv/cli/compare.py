@@ -21,6 +21,7 @@ from ckptconv.options.table import COMPARING
     *named("unstack"),
     COMPARING["rtol"],
     COMPARING["atol"],
+    *(COMPARING[name] for name in ("delta", "delta_encoding", "delta_checksum", "delta_version")),
     *named("html top jobs memory spool_dir"),
     *SHOWING,
 )
@@ -39,7 +40,7 @@ def diff(
     Tensors are matched by name, and compared element by element: in how many they differ, by how much, and where first.
     Elements of one dtype are equal if all their bits are; those of two dtypes if their values are. With --rtol or
     --atol, values count, not bits and dtypes. Options that choose and change names apply to both. Exit code 0: all is
-    equal; 1: something differs.
+    equal; 1: something differs. With --delta it is 0 once the delta is written, which is empty if all is equal.
 
     \b
     Examples:
@@ -47,8 +48,10 @@ def diff(
       ckptconv diff model.pt model.safetensors
       ckptconv diff --rtol 1e-2 --top 10 fp32/ bf16/
       ckptconv diff --html changes.html base/ tuned/
+      ckptconv diff step100/ step101/ --delta deltas/weight_v000001
     """
     from ckptconv.inspection.comparing import diff as compare
+    from ckptconv.inspection.overview import count_of
     from ckptconv.storage.paths import normalize
     from ckptconv.text import format_size
 
@@ -58,6 +61,9 @@ def diff(
     signals.ignore()
     if html:
         output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
+    if found.delta:
+        size = format_size(found.delta.bytes)
+        output.note(f"wrote {found.delta.path} ({count_of(found.delta.tensors, 'changed tensor')}, {size})")
     output.differed(found, top)
-    if not found.equal:
+    if not found.equal and not found.delta:
         raise typer.Exit(1)

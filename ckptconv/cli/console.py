@@ -172,7 +172,8 @@ class Output:
         """Print what differs between two checkpoints: the `top` tensors that differ most."""
         if self.json:
             fields = found.to_dict(top)
-            self._print_json(found.equal, fields if found.equal else {**fields, "error": described(different(found))})
+            is_done = found.equal or found.delta is not None
+            self._print_json(is_done, fields if is_done else {**fields, "error": described(different(found))})
             return
         for warning in found.warnings:
             self.warn(warning)

@@ -48,6 +48,7 @@ _OTHER_WORDS = {
     "inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat"),
     "verify": ("check", "validate", "test"),
     "diff": ("compare", "cmp", "delta", "changes"),
+    "patch": ("apply",),
     "scan": ("audit", "picklescan", "fickling", "modelscan"),
     "finish": ("commit", "publish", "finalize"),
     "convert": ("to", "cast", "merge", "reshard", "consolidate", "save", "export"),

@@ -75,6 +75,20 @@ class TensorDifference:
         return max(self.bytes_a or 0, self.bytes_b or 0)
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaFiles:
+    """The delta that was written of a difference: its directory, the versions that it leads from and to, how it is
+    encoded and with which checksums, how many tensors it changes, and the bytes of its files."""
+
+    path: str
+    base_version: int
+    version: int
+    encoding: str
+    checksum: str
+    tensors: int
+    bytes: int
+
+
 @dataclass
 class Difference:
     """What differs between two checkpoints, A (`input`) and B (`other`). Sizes are in bytes.
@@ -82,7 +96,7 @@ class Difference:
     `equal`: every tensor is in both, and equal. `tensors` are all names, by falling change. `counts` are the numbers of
     names by status. `elements` were compared, and `elements_differ` of them differ; `max_abs`, `max_rel` and `norm` are
     the largest of all changes, and the norm of all differences. Tied names count once in these. `hints` say what may be
-    meant. `bytes_compared` are bytes of tensors of both sides.
+    meant. `delta` is the delta that was written, if one was. `bytes_compared` are bytes of tensors of both sides.
     """
 
     input: str
@@ -101,6 +115,7 @@ class Difference:
     tensors: list[TensorDifference]
     warnings: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
+    delta: DeltaFiles | None = None
     bytes_compared: int = 0
     bytes_read: int = 0
     seconds: float = 0.0
@@ -109,7 +124,8 @@ class Difference:
     def to_dict(self, top: int | None = None) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `diff.json`. At most `top` tensors."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**found, "tensors": [_row(each) for each in self.tensors[:top]]}
+        delta = self.delta and asdict(self.delta)
+        return {**found, "delta": delta, "tensors": [_row(each) for each in self.tensors[:top]]}
 
     def to_json(self, top: int | None = None) -> str:
         """Return `to_dict(top)` as text: one line of ASCII."""
@@ -148,12 +164,15 @@ def difference(
     tolerance: Tolerance | None = None,
     progress: Progress | None = None,
     on_total: Callable[[int], object] | None = None,
+    changed: dict[str, Pair] | None = None,
 ) -> Difference:
     """Compare two opened checkpoints.
 
     Names are chosen and changed by `options` on both sides, and floats cast, as in a conversion. With `optimizer`,
     optimizer states are compared too, under `optimizer.<parameter>.<state>`. `progress` and `on_total` get the bytes of
-    both sides. Raise UsageError if a glob of `include` matches on neither side, and what selecting or reading raises.
+    both sides. If `changed` is given, the tensors of both whose elements differ are put into it, by name; those of tied
+    names are one pair. Raise UsageError if a glob of `include` matches on neither side, and what selecting or reading
+    raises.
     """
     started = time.monotonic()
     with no_garbage():
@@ -167,6 +186,8 @@ def difference(
     with no_garbage():
         changes = {key: pair.change() for key, pair in pairs.items()}
         tensors = [_compared(name, a, b, changes, tolerance is not None) for name in names]
+    if changed is not None:
+        changed.update((each.name, pairs[a.key(each.name), b.key(each.name)]) for each in tensors if each.change)
     counts = Counter(tensor.status for tensor in tensors)
     idle = [f"{option} {why}." for option, why in a.idle.items() if option in b.idle]
     found = [change for change in changes.values() if change]

@@ -22,7 +22,7 @@ from ckptconv.storage.files import Entry, is_held
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_quoted, is_remote, join
-from ckptconv.storage.spool import UNPACKING, check_ratio
+from ckptconv.storage.spool import check_ratio
 from ckptconv.tensors.moves import File, Packed
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ _GUESS = Guess(CERTAIN, "a virtual checkpoint", "virtual {} OUTPUT.virtual.json"
 _HERE = "."
 # With more sources than this in a remote directory, it is listed once.
 _FEW = 4
+# How a source may be packed. What a delta overwrites may be of any size, and no virtual checkpoint is made of deltas.
+_METHODS = ("deflate", "zstandard")
 _MISSING = Entry("missing", File("", 0))
 
 
@@ -290,7 +292,7 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     """Return a source that is compressed in one of `sources`."""
     index, offset, nbytes = (_count(entry, key) for key in ("in", "offset", "nbytes"))
     crc, method = entry.get("crc"), _text(entry, "method")
-    if index >= len(sources) or sources[index].packed is not None or method not in UNPACKING:
+    if index >= len(sources) or sources[index].packed is not None or method not in _METHODS:
         raise ValueError(f"{name[:100]!r} is packed in a way that is not known")
     if crc is not None:
         crc = _count(entry, "crc")

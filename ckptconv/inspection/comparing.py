@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.comparison.changes import Tolerance
 from ckptconv.comparison.diff import Difference, difference
@@ -20,8 +20,13 @@ from ckptconv.storage.spool import is_pipe
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ckptconv.comparison.reading import Pair
+    from ckptconv.inspection.deltas import AskedDelta
     from ckptconv.options.keywords import DiffOptions
     from ckptconv.storage.progress import AnyProgress
+
+# The options of a delta, in the order of `AskedDelta`.
+_DELTA = ("delta", "delta_encoding", "delta_checksum", "delta_version")
 
 
 @shown
@@ -38,8 +43,9 @@ def diff(
 
     Tensors are matched by name. Elements of one dtype are compared by their bits; those of two dtypes by value; with
     `rtol` or `atol`, all by value. `key`, `include`, `exclude`, `strip_prefix`, `rename` and `dtype` apply to both
-    sides, as in a conversion. `optimizer` compares the optimizer states too. `html` is a file for a page that shows all
-    this. `progress` and `on_total` are those of `convert`, for the bytes of both sides.
+    sides, as in a conversion. `optimizer` compares the optimizer states too. `delta` is a directory for what changes
+    `a` into `b`, which `patch` applies. `html` is a file for a page that shows all this. `progress` and `on_total` are
+    those of `convert`, for the bytes of both sides; for a delta, they begin again with those that differ.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
     else opening a checkpoint raises. A difference is no error.
@@ -52,16 +58,29 @@ def diff(
     """
     asked = filled(DIFFING, options)
     html, optimizer, rtol, atol = (asked.pop(name) for name in ("html", "optimizer", "rtol", "atol"))
+    delta = _delta_asked(optimizer, (rtol, atol), *(asked.pop(name) for name in _DELTA))
     chosen = Options(**asked)
+    if delta:
+        chosen = delta.checked(chosen)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
     opened = source_of(a), source_of(b)
     if all(not isinstance(each, Source) and is_pipe(os.fspath(each)) for each in opened):
         raise UsageError("Both sides are a pipe, and there is one standard input.", "Give a path for one of them.")
     with no_garbage():
         one, other = (_opened(each, chosen, optimizer) for each in opened)
+    changed: dict[str, Pair] | None = {} if delta else None
     found = difference(
-        one, other, chosen, optimizer=optimizer, tolerance=tolerance, progress=counter(progress), on_total=on_total
+        one,
+        other,
+        chosen,
+        optimizer=optimizer,
+        tolerance=tolerance,
+        progress=counter(progress),
+        on_total=on_total,
+        changed=changed,
     )
+    if delta and changed is not None:
+        found.delta = delta.write(one, other, found, changed, chosen, counter(progress), on_total)
     if html:
         from ckptconv.inspection.differences import page_of
         from ckptconv.inspection.file import write_whole
@@ -71,6 +90,21 @@ def diff(
             html, page_of(found).encode(), "the page", [one.path, other.path, *files_behind(one), *files_behind(other)]
         )
     return found
+
+
+def _delta_asked(
+    optimizer: bool, tolerance: tuple[float | None, float | None], path: str, *settings: Any
+) -> AskedDelta | None:
+    """Return the delta that is to be written, if one is. Raise UsageError for options that contradict it."""
+    if not path:
+        return None
+    if optimizer:
+        raise UsageError("--delta is of weights, and --optimizer asks for the optimizer states too.")
+    if tolerance != (None, None):
+        raise UsageError("--delta stores every bit that differs, and --rtol and --atol ask for less.")
+    from ckptconv.inspection.deltas import AskedDelta
+
+    return AskedDelta(path, *settings)
 
 
 def _opened(given: str | os.PathLike[str] | Source, chosen: Options, optimizer: bool) -> Source:

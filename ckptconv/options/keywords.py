@@ -286,6 +286,85 @@ class DiffOptions(TypedDict, total=False):
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
+    delta: str | os.PathLike[str] | None
+    """Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it."""
+
+    delta_encoding: Literal["xor", "overwrite"] | None
+    """Store the exclusive or of old and new bytes, or the new bytes and where they go. Default: xor."""
+
+    delta_checksum: Literal["adler32", "xxh3-128", "blake3"] | None
+    """Store these checksums of the new tensors; all but adler32 need a package. Default: adler32."""
+
+    delta_version: int | str | None
+    """B is version N of the model, and A the one before. Default: 1."""
+
+
+class PatchOptions(TypedDict, total=False):
+    """Options of `patch`."""
+
+    max_shard_size: int | str | None
+    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
+    else files as the input has them."""
+
+    dtype: str | TorchDType | None
+    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
+    Default: float32 for a DeepSpeed checkpoint, else keep."""
+
+    key: str | None
+    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    strip_prefix: str | None
+    """Take PREFIX, such as model., off the beginning of names."""
+
+    rename: str | list[str] | tuple[str, ...] | None
+    """Rename, as re.sub does: '^module=model'; repeatable."""
+
+    copy_config: bool | None
+    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
+    same as --no-copy-config. Default: from the hub, and from REF of --like."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+    exclude_frozen_parameters: bool
+    """Leave frozen parameters out."""
+
+    master: bool
+    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+
+    unstack: bool
+    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
+
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
+
+    inert: bool
+    """Take even files that carry an attack; nothing in them runs."""
+
+    jobs: int | str | None
+    """Work in N threads. Default: what suits the machine."""
+
+    memory: int | str | None
+    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
+
+    fsync: bool
+    """False: Do not wait for the disk: a power cut may lose the output."""
+
+    clobber: bool
+    """False: Refuse to replace an output."""
+
+    spool_dir: str | os.PathLike[str] | None
+    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+
+    manifest: str | os.PathLike[str] | None
+    """Write there what was made of what, with checksums."""
+
+    dry_run: bool
+    """Show the plan, write nothing."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
 
 class ScanOptions(TypedDict, total=False):
     """Options of `scan`."""

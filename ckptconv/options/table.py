@@ -39,6 +39,7 @@ from ckptconv.options.kinds import (
     WORD,
     Default,
     Kind,
+    choice,
     counted,
 )
 from ckptconv.text import brief
@@ -633,6 +634,33 @@ class _Comparing:
         common=True,
     )
 
+    delta = Option(
+        PATH,
+        "Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it.",
+        metavar="DIR",
+        group=OUTPUT,
+        common=True,
+    )
+    delta_encoding = Option(
+        choice("xor", "overwrite"),
+        "Store the exclusive or of old and new bytes, or the new bytes and where they go.",
+        default="xor",
+        group=OUTPUT,
+    )
+    delta_checksum = Option(
+        choice("adler32", "xxh3-128", "blake3"),
+        "Store these checksums of the new tensors; all but adler32 need a package.",
+        default="adler32",
+        group=OUTPUT,
+    )
+    delta_version = Option(
+        counted(1, 999_999),
+        "B is version N of the model, and A the one before.",
+        metavar="N",
+        default=1,
+        group=OUTPUT,
+    )
+
 
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
@@ -664,7 +692,12 @@ INSPECTING = _named_in(
 DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
     "key include exclude optimizer strip_prefix rename dtype rtol atol html jobs memory tag exclude_frozen_parameters "
-    "master unstack inert raw spool_dir storage_options",
+    "master unstack inert raw spool_dir storage_options delta delta_encoding delta_checksum delta_version",
+)
+PATCHING = _named_in(
+    OPTIONS,
+    "max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack raw inert "
+    "jobs memory fsync clobber spool_dir manifest dry_run storage_options",
 )
 SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.

@@ -49,6 +49,16 @@ def hold(name: str, fd: int) -> None:
 
 
 @contextlib.contextmanager
+def held(name: str, fd: int) -> Iterator[None]:
+    """Make the open file `fd` readable under `name` while the block runs."""
+    hold(name, fd)
+    try:
+        yield
+    finally:
+        del _held[name]
+
+
+@contextlib.contextmanager
 def holding(buffers: Mapping[str, memoryview]) -> Iterator[None]:
     """Make bytes in memory readable under their names, as if these were paths, while the block runs."""
     _in_memory.update(buffers)

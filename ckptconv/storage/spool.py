@@ -21,6 +21,7 @@ from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError
 from ckptconv.storage import remote
 from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold
 from ckptconv.storage.handles import Handle, unnamed
+from ckptconv.storage.overwriting import laid_out
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.writing import check_space, reason
 from ckptconv.tensors.moves import File, Packed
@@ -34,6 +35,8 @@ MAX_RATIO = 1032
 # Bytes that are read, and unpacked, at a time; and bytes of a request for a remote file.
 CHUNK = 1 << 17
 _FAR_CHUNK = 1 << 22
+# Bytes that a frame of zstandard may ask to be kept: what levels up to 20 ask for.
+_MOST_WINDOW = 1 << 25
 _ELSEWHERE = "Name a directory with more room: --spool-dir."
 # Paths of descriptors that were open before: a shell puts one in the place of <(...).
 _DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
@@ -389,7 +392,8 @@ def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
         ) from None
     chunks = _Chunks(_chunks_at(reader, packed))
     try:
-        with zstandard.ZstdDecompressor().stream_reader(chunks, read_size=CHUNK, read_across_frames=True) as stream:
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
+        with unpacker.stream_reader(chunks, read_size=CHUNK, read_across_frames=True) as stream:
             while made := stream.read(CHUNK):
                 yield made
     except zstandard.ZstdError as error:
@@ -407,9 +411,19 @@ class _Chunks(io.BytesIO):
         return next(self._chunks, b"")
 
 
+def _overwriting(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    """Unpack what overwrites a tensor of half as many bytes as `file` has."""
+
+    def unpacked() -> Iterator[bytes]:
+        return _zstandard(file, packed, reader)
+
+    return laid_out(unpacked, file.size // 2, lambda why: _damaged(file, why))
+
+
 UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {
     "deflate": _deflated,
     "zstandard": _zstandard,
+    "overwriting": _overwriting,
 }
 
 

@@ -29,7 +29,7 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Join, Kernel, Negate, Swap
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Join, Kernel, Negate, Overlay, Swap, Xor
 
 # Expressions inside one another, dimensions, and elements of a tensor: no more than any real checkpoint has.
 MAX_DEPTH, MAX_DIMS, MAX_ELEMENTS = 32, 64, 1 << 63
@@ -77,6 +77,8 @@ KERNELS: dict[str, type[Kernel]] = {
     "conjugate": Conjugate,
     "bits": Bits,
     "join": Join,
+    "xor": Xor,
+    "overlay": Overlay,
 }
 _NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
 _KERNEL_NAMES = {made: name for name, made in KERNELS.items()}
@@ -256,6 +258,12 @@ class Decoder:
     def check_joined(self, tensor: Joined) -> None:
         kernel, parts = tensor.kernel, tensor.parts
         sizes = [part.dtype.itemsize for part in parts]
+        if isinstance(kernel, (Xor, Overlay)):
+            kinds, layers = ({1}, kernel.blocks - 1) if isinstance(kernel, Xor) else ({2}, kernel.layers)
+            fits = sizes[0] == 1 and {*sizes[1:]} <= kinds and len(sizes) == 1 + layers
+            if not fits or tensor.dtype.itemsize != 1 or any(part.shape != parts[0].shape for part in parts):
+                raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
+            return
         if (
             type(kernel) is not Join
             or sizes != [size for size, _, _ in kernel.kinds]

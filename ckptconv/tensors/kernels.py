@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, Cut, Gather, Join, Kernel, Negate, Runs, Swap
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, Cut, Gather, Join, Kernel, Negate, Overlay, Runs, Swap, Xor
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -140,6 +140,8 @@ def _result_size(kernel: Kernel, size: int) -> int:
         before, after = kernel.itemsize, kernel.result
     elif isinstance(kernel, Join):
         before, after = sum(itemsize for itemsize, _, _ in kernel.kinds), kernel.result
+    elif isinstance(kernel, (Xor, Overlay)):
+        before, after = (kernel.blocks if isinstance(kernel, Xor) else 1 + 2 * kernel.layers), 1
     elif isinstance(kernel, Swap):
         before = after = kernel.itemsize
     else:
@@ -259,6 +261,27 @@ def _join(kernel: Join, data: memoryview, out: memoryview) -> int:
             raise UsageError(f"A value is {int(values.max())}, and is to be stored in {width} bits.")
         result |= values.astype(result.dtype) << result.dtype.type(shift)
         at += values.nbytes
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------ deltas
+
+
+def _xor(kernel: Xor, data: memoryview, out: memoryview) -> int:
+    np = numpy_module()
+    blocks = np.frombuffer(data, "u1").reshape(kernel.blocks, -1)
+    np.bitwise_xor.reduce(blocks, axis=0, out=np.frombuffer(out, "u1"))
+    return 0
+
+
+def _overlay(kernel: Overlay, data: memoryview, out: memoryview) -> int:
+    np = numpy_module()
+    result = np.frombuffer(out, "u1")
+    result[...] = np.frombuffer(data, "u1", len(out))
+    for units in np.frombuffer(data, "u1", offset=len(out)).reshape(kernel.layers, len(out), 2):
+        values, mask = units[:, 0], units[:, 1]
+        result &= ~mask
+        result |= values & mask
     return 0
 
 
@@ -519,4 +542,6 @@ _KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {
     Conjugate: _conjugate,
     Bits: _bits,
     Join: _join,
+    Xor: _xor,
+    Overlay: _overlay,
 }

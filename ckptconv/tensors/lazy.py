@@ -30,8 +30,10 @@ from ckptconv.tensors.moves import (
     Move,
     Negate,
     Order,
+    Overlay,
     Runs,
     Swap,
+    Xor,
 )
 
 # Bytes of one move of a `Picked` tensor, which may consist of as many runs as elements; and runs, if those are longer.
@@ -395,7 +397,7 @@ class Joined(Composed):
     """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
 
     parts: tuple[LazyTensor, ...]
-    kernel: Join
+    kernel: Join | Xor | Overlay
     dtype: DType
 
     @property
@@ -404,13 +406,14 @@ class Joined(Composed):
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         after = self.dtype.itemsize
-        step = max(limit // max(after, sum(size for size, _, _ in self.kernel.kinds)), 1)
+        sizes = [part.dtype.itemsize for part in self.parts]
+        step = max(limit // max(after, sum(sizes)), 1)
         last = -(-stop // after)
         for low in range(start // after, last, step):
             count = min(step, last - low)
             moves: list[Move] = []
             at = 0
-            for part, (size, _, _) in zip(self.parts, self.kernel.kinds, strict=True):
+            for part, size in zip(self.parts, sizes, strict=True):
                 inner = part.moves(low * size, (low + count) * size, "output", limit)
                 moves.extend(move._replace(target=move.target.shifted(at - low * size)) for move in inner)
                 at += count * size

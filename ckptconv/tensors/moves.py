@@ -38,7 +38,9 @@ class File(NamedTuple):
 class Packed(NamedTuple):
     """Compressed data: `nbytes` bytes from byte `offset` of `file`.
 
-    `method` is "deflate" or "zstandard". `crc` is the CRC-32 of the uncompressed data, if it is recorded.
+    `method` is "deflate", "zstandard", or "overwriting": new bytes of a tensor and their positions, as a delta has
+    them, compressed with zstandard, of which the units that `Overlay` takes are made. `crc` is the CRC-32 of the
+    uncompressed data, if it is recorded.
     """
 
     file: File
@@ -147,7 +149,22 @@ class Join(NamedTuple):
     result: int
 
 
-Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Cut
+class Xor(NamedTuple):
+    """Combine bytes by exclusive or. The input is `blocks` blocks of equal size, one after the other."""
+
+    blocks: int
+
+
+class Overlay(NamedTuple):
+    """Replace some bytes: the input is the bytes as they were, then for each of `layers` a unit of two bytes for each.
+
+    The bits of 1 in the second byte of a unit say which bits of the first replace those that were there.
+    """
+
+    layers: int
+
+
+Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Xor | Overlay | Cut
 
 
 class Assembled(NamedTuple):

@@ -34,7 +34,7 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Negate, Swap
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Negate, Overlay, Swap, Xor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -423,9 +423,20 @@ def converted(expression: Convert, bits: Array) -> Array:
 
 def joined(expression: Joined, parts: Sequence[Array]) -> Array:
     """Combine elements of the parts of `expression`. Raise UsageError for a value that does not fit its bits."""
-    np = _numpy()
+    np, kernel = _numpy(), expression.kernel
+    if isinstance(kernel, Overlay):
+        laid: Array = parts[0]
+        for units in parts[1:]:
+            mask = units >> 8
+            laid = (laid - (laid & mask) + (units & mask)).astype("u1")
+        return laid
     result: Array = np.zeros(parts[0].shape, _code(expression.dtype))
-    for part, (_, shift, width) in zip(parts, expression.kernel.kinds, strict=True):
+    if isinstance(kernel, Xor):
+        for part in parts:
+            # a ^ b without carries: the bits that are in either, less those that are in both
+            result = (result | part) - (result & part)
+        return result
+    for part, (_, shift, width) in zip(parts, kernel.kinds, strict=True):
         if part.size and int(part.max()) >= 1 << width:
             raise UsageError(f"A value is {int(part.max())}, and is to be stored in {width} bits.")
         result += part.astype(result.dtype) * result.dtype.type(1 << shift)

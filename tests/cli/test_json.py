@@ -90,7 +90,8 @@ WAYS: dict[str, list[list[Any]]] = {
         ["model.pt", "--stats"],
         ["kv.pt"],
     ],
-    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"]],
+    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"], [Z3, Z3, "--delta", "d"]],
+    "patch": [["model.safetensors", "delta", "patched"]],
     "virtual": [["model.pt", "model.virtual.json"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],
@@ -106,6 +107,7 @@ def test_what_a_command_prints_is_of_its_schema(command: str) -> None:
     for before in (
         ["pt2safetensors", "model.pt"],
         ["pt2safetensors", "--part", "0/1", "model.pt", "parts"],
+        ["diff", "model.pt", "model.safetensors", "--delta", "delta"],
         ["rows", "split", *ROWS, "split"],
     ):
         assert ckptconv_here(*before).code == 0

@@ -27,16 +27,17 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Join, Negate, Packed, Swap
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Join, Negate, Overlay, Packed, Swap, Xor
 
-F32, BF16, I64, I32, U8, C64 = (
-    DTYPES[name] for name in ("float32", "bfloat16", "int64", "int32", "uint8", "complex64")
+F32, BF16, I64, I32, U8, U16, C64 = (
+    DTYPES[name] for name in ("float32", "bfloat16", "int64", "int32", "uint8", "uint16", "complex64")
 )
 RANKS = tuple(File(f"rank{rank}", 4096, f"{rank:x}") for rank in range(3))
 FILE, BASES = RANKS[0], (64, 128, 64)
 INSIDE = File("all.zip!data", 4096, "", Packed(FILE, 8, 400, 77))
 MATRIX = Stored(FILE, 16, F32, (6, 4), (1, 6))
 PIECES = Partitioned(RANKS, BASES, 8, 5, F32, (2, 7))
+BYTES = Stored(FILE, 3, U8, (6,), (1,))
 EVERY: list[LazyTensor] = [
     MATRIX,
     Stored(FILE, 0, F32, (), ()),
@@ -55,6 +56,8 @@ EVERY: list[LazyTensor] = [
     Convert(Stored(FILE, 0, C64, (2,), (1,)), Conjugate("complex64"), C64),
     Convert(Stored(FILE, 0, I32, (2,), (1,)), Bits(4, 3, 5, 8), I64),
     Joined((Stored(FILE, 0, I32, (2,), (1,)), Stored(FILE, 9, U8, (2,), (1,))), Join(((4, 0, 32), (1, 32, 8)), 8), I64),
+    Joined((BYTES, BYTES, BYTES), Xor(3), U8),
+    Joined((BYTES, Stored(FILE, 80, U16, (6,), (1,))), Overlay(1), U8),
     Inline(b"\0\xff\x80?", F32, ()),
     Zeros(BF16, (3, 0, 2)),
 ]
@@ -131,6 +134,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a kernel for several": (
         ["convert", ["zeros", "int32", [4]], ["join", [[4, 0, 32]], 4], "int32"],
+        "does not make",
+    ),
+    "a difference of other parts": (
+        ["joined", [["zeros", "uint8", [4]], ["zeros", "uint8", [4]]], ["xor", 1 << 62], "uint8"],
+        "does not make",
+    ),
+    "changes of other bytes": (
+        ["joined", [["zeros", "uint8", [4]], ["zeros", "uint16", [5]]], ["overlay", 1 << 60], "uint8"],
         "does not make",
     ),
     "a swap of three bytes": (["convert", ["zeros", "float32", [4]], ["swap", 3], "float32"], "does not make"),

@@ -11,7 +11,7 @@ from evaluate import evaluate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous, reshaped_strides
 from ckptconv.tensors.lazy import (
     Concat,
@@ -29,7 +29,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
     same_bytes,
 )
-from ckptconv.tensors.moves import Bits, File, Join, Swap
+from ckptconv.tensors.moves import Bits, File, Join, Overlay, Swap, Xor
 from ckptconv.tensors.slices import Span, Steps, sliced, strided
 
 SIZE = 40_000
@@ -64,6 +64,13 @@ def reference(tensor: LazyTensor) -> np.ndarray:
         return reference(tensor.tensor)[..., -1:]
     if isinstance(tensor, Convert):
         return reference(tensor.tensor)[..., ::-1]
+    if isinstance(tensor, Joined) and isinstance(tensor.kernel, Xor):
+        return np.bitwise_xor.reduce([reference(part) for part in tensor.parts])
+    if isinstance(tensor, Joined) and isinstance(tensor.kernel, Overlay):
+        made, *layers = map(reference, tensor.parts)
+        for units in layers:
+            made = np.asarray(made & ~units[..., 1:] | units[..., :1] & units[..., 1:])
+        return made
     if isinstance(tensor, Joined):
         return np.concatenate([reference(part) for part in tensor.parts], axis=-1)
     if isinstance(tensor, Picked):
@@ -124,7 +131,12 @@ def leaves(draw: st.DrawFn, file: File) -> LazyTensor:
     return Stored(file, draw(st.integers(0, 1000)), dtype, shape, strides)
 
 
-STEPS = ("concat", "narrow", "view", "swap", "last byte", "join", "pick", "slice")
+STEPS = ("concat", "narrow", "view", "swap", "last byte", "join", "xor", "pick", "slice")
+
+
+def flipped(tensor: LazyTensor) -> tuple[bytes, DType, tuple[int, ...]]:
+    """The fields of a tensor of as many bytes, none of which is zero."""
+    return bytes(at % 255 + 1 for at in range(tensor.nbytes)), DTYPES["uint8"], tensor.shape
 
 
 @st.composite
@@ -154,7 +166,15 @@ def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
             item = tensor.dtype.itemsize
             kernel = Join(((item, 0, 8 * item), (item, 8 * item, 8 * item)), 2 * item)
             wide = {1: "int16", 2: "int32", 4: "int64"}[item]
-            tensor = Joined((tensor, View(tensor, tensor.dtype, tensor.shape)), kernel, DTYPES[wide])
+            twice = Joined((tensor, View(tensor, tensor.dtype, tensor.shape)), kernel, DTYPES[wide])
+            tensor = (
+                Joined((tensor, twice, twice), Overlay(2), DTYPES["uint8"])
+                if item == 1 and draw(st.booleans())
+                else twice
+            )
+        elif step == "xor" and tensor.dtype.itemsize == 1:
+            parts = (tensor, View(tensor, tensor.dtype, tensor.shape), Inline(*flipped(tensor)))
+            tensor = Joined(parts, Xor(3), DTYPES["uint8"])
     return tensor
 
 

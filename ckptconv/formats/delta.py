@@ -1,0 +1,203 @@
+"""Deltas: what changed from one version of a model's weights to the next, in the layout that slime and sglang use.
+
+A delta is a directory of safetensors files and an index. Each tensor that changed is in it as bytes: the difference,
+compressed with zstandard. Metadata of a file are the checksums of the new tensors by name; that of the index says which
+versions the delta leads from and to, and how it is encoded:
+
+- "xor": the exclusive or of the old bytes and the new ones.
+- "overwrite": the number of bytes that changed (u4), their positions in ascending order (u4 each), their new values.
+
+Source: slime, backends/megatron_utils/update_weight/update_weight_from_disk_delta.py and utils/disk_delta.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import zlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.safetensors import read_header
+from ckptconv.formats.weight_map import read_index
+from ckptconv.storage.files import Reader
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
+from ckptconv.tensors.lazy import Stored
+from ckptconv.text import brief, some
+
+INDEX = "model.safetensors.index.json"
+ENCODINGS = (XOR, OVERWRITE) = ("xor", "overwrite")
+ZSTD = "zstd"
+# The most bytes of a tensor of which a u4 counts how many changed, and where.
+MOST_OVERWRITTEN = (1 << 32) - 1
+_VERSION = re.compile(r"\d{1,18}")
+_AGAIN = "Copy or download it again."
+# Bytes of the header of a frame: RFC 8878, section 3.1.1.
+_MOST_OF_HEAD = 18
+
+
+# ---------------------------------------------------------------------------------------------------------- checksums
+
+
+class Hasher(Protocol):
+    def update(self, data: memoryview, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class _Adler32:
+    def __init__(self) -> None:
+        self._value = 1
+
+    def update(self, data: memoryview) -> None:
+        self._value = zlib.adler32(data, self._value)
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
+def _blake3() -> Hasher:
+    import blake3
+
+    hasher: Hasher = blake3.blake3()
+    return hasher
+
+
+def _xxh3() -> Hasher:
+    import xxhash
+
+    hasher: Hasher = xxhash.xxh3_128()
+    return hasher
+
+
+# By the name that an index gives them.
+_HASHERS: dict[str, Callable[[], Hasher]] = {"adler32": _Adler32, "xxh3-128": _xxh3, "blake3": _blake3}
+CHECKSUMS = tuple(_HASHERS)
+
+
+def hasher_of(checksum: str) -> Hasher:
+    """Return a new hasher for one of `CHECKSUMS`. Raise UnsupportedError if its package is not installed."""
+    try:
+        return _HASHERS[checksum]()
+    except ImportError as error:
+        raise UnsupportedError(
+            f"Checksums by {checksum} need the package {error.name}, which is not installed.",
+            f"Install it: pip install {error.name}",
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A delta: which version of a model it leads from and to, and what it holds for each tensor that changed.
+
+    `payloads` are the compressed differences by name, `checksums` those of the new tensors. `sizes` are the bytes of
+    the differences that are known before they are unpacked. `inputs` identifies its files by name.
+    """
+
+    path: str
+    version: int
+    base_version: int
+    encoding: str
+    checksum: str
+    payloads: Mapping[str, Stored]
+    checksums: Mapping[str, str]
+    sizes: Mapping[str, int]
+    inputs: Mapping[str, Hashable]
+
+
+def read_delta(place: Location) -> Delta:
+    """Read the descriptions of the delta at `place`.
+
+    Raise UsageError if it is no directory with an index, CorruptError if that contradicts itself or its files, and
+    UnsupportedError for an encoding, compression or checksum that is not known.
+    """
+    if place.kind != "directory" or INDEX not in place.names:
+        missing = f"there is no {INDEX} in it" if place.kind == "directory" else f"it is {place.entry.described}"
+        if place.kind == "missing":
+            missing = "it does not exist"
+        raise UsageError(f"{place} is no delta: {missing}.", "`ckptconv diff A B --delta DIR` writes one.")
+    where = place.join(INDEX)
+    index = read_index(where)
+    if index is None or "base_version" not in index.metadata:
+        raise UsageError(
+            f"{place} is no delta: its {INDEX} does not say what it changes.", "Give it as BASE if it is a checkpoint."
+        )
+    told = index.metadata
+    encoding = _known(place, told, "delta_encoding", ENCODINGS)
+    _known(place, told, "compression_format", (ZSTD,))
+    checksum = _known(place, told, "checksum_format", CHECKSUMS)
+    payloads: dict[str, Stored] = {}
+    checksums: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    inputs: dict[str, Hashable] = {INDEX: (index.size, where.entry.file.stamp)}
+    for name in dict.fromkeys(index.weight_map.values()):
+        file = place.join(name)
+        if file.kind != "file":
+            raise CorruptError(f"{file} is missing, and {where} names it.", _AGAIN)
+        reader = file.open_reader()
+        try:
+            header = read_header(reader)
+            # Of a store, each would be a request.
+            if not is_remote(file.path):
+                sizes.update(_sizes(reader, header.tensors))
+        finally:
+            reader.close()
+        inputs[name] = header.identity
+        listed = {key for key, value in index.weight_map.items() if value == name}
+        if listed != header.tensors.keys():
+            raise CorruptError(
+                f"{file} does not hold what {where} says: {some(sorted(listed ^ header.tensors.keys()), 3)}.", _AGAIN
+            )
+        for key, tensor in header.tensors.items():
+            if tensor.dtype.name != "uint8" or len(tensor.shape) != 1:
+                raise CorruptError(
+                    f"{file}: {key!r} is a tensor of {tensor.dtype} {tensor.shape}, and a delta holds bytes.", _AGAIN
+                )
+            if key not in header.metadata:
+                raise CorruptError(f"{file} has no checksum of {key!r}, so it cannot be verified.", _AGAIN)
+            payloads[key], checksums[key] = tensor, header.metadata[key]
+    return Delta(
+        place.path,
+        _version(place, told, "version"),
+        _version(place, told, "base_version"),
+        encoding,
+        checksum,
+        payloads,
+        checksums,
+        sizes,
+        inputs,
+    )
+
+
+def _sizes(reader: Reader, payloads: Mapping[str, Stored]) -> Iterator[tuple[str, int]]:
+    """Yield the names of frames of zstandard that say to how many bytes they unpack, and these."""
+    try:
+        import zstandard
+    except ImportError:  # said when the first of them is unpacked
+        return
+    for name, payload in payloads.items():
+        head = reader.read_at(payload.offset, min(payload.nbytes, _MOST_OF_HEAD))
+        with contextlib.suppress(zstandard.ZstdError):  # likewise
+            size = zstandard.get_frame_parameters(head).content_size
+            if size != zstandard.CONTENTSIZE_UNKNOWN:
+                yield name, size
+
+
+def _known(place: Location, told: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+    value = told.get(key)
+    if type(value) is not str or value not in known:
+        raise UnsupportedError(f"{place}: its {key} is {brief(value)}, and known are {', '.join(known)}.")
+    return value
+
+
+def _version(place: Location, told: Mapping[str, Any], key: str) -> int:
+    value = told.get(key)
+    if type(value) is not str or not _VERSION.fullmatch(value):
+        raise CorruptError(f"{place}: its {key} is {brief(value)}, where digits were expected.", _AGAIN)
+    return int(value)

@@ -1,0 +1,92 @@
+"""Write what changes one checkpoint into another as a delta."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
+from ckptconv.comparison.encoding import check_encodable, check_installed, encoded
+from ckptconv.comparison.reading import Pair
+from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.delta import delta_files
+from ckptconv.outputs.planning import output_of
+from ckptconv.outputs.targets import beside, resolve_output
+from ckptconv.publish.producing import produce
+from ckptconv.storage.files import held, look
+from ckptconv.storage.paths import normalize
+from ckptconv.storage.progress import Progress
+from ckptconv.storage.spool import Spool
+from ckptconv.text import some
+
+
+@dataclass(frozen=True)
+class AskedDelta:
+    """A delta to be written: its directory, and how to encode it."""
+
+    path: str
+    encoding: str
+    checksum: str
+    version: int
+
+    def checked(self, options: Options) -> Options:
+        """Return `options` with a directory for temporary data. Raise UsageError if the delta cannot be at its path,
+        and UnsupportedError if a package that it needs is not installed."""
+        check_installed(self.checksum)
+        target = resolve_output(normalize(self.path), options)
+        if target.is_file:
+            raise UsageError(f"{self.path} is the name of a file, and a delta is a directory.")
+        return replace(options, spool_dir=options.spool_dir or beside([target]))
+
+    def write(
+        self,
+        one: Source,
+        other: Source,
+        found: Difference,
+        changed: Mapping[str, Pair],
+        options: Options,
+        progress: Progress | None,
+        on_total: Callable[[int], object] | None,
+    ) -> DeltaFiles:
+        """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says. `progress` and
+        `on_total` get the bytes of what differs.
+
+        Raise UnsupportedError if more than values of tensors differ, as a delta tells nothing else.
+        """
+        started = time.monotonic()
+        unlike = [tensor.name for tensor in found.tensors if tensor.status not in (CHANGED, EQUAL)]
+        if unlike:
+            raise UnsupportedError(
+                f"A delta gives new values to tensors that {one.path} and {other.path} both have, in one shape and "
+                f"dtype. That is not so for {some(unlike)}. No delta was written.",
+                "Leave them out with --exclude, or give names and dtypes that are in both: --rename, --dtype.",
+            )
+        # Names that are tied on both sides share a pair. Other readers find only the one that is kept in a base.
+        ties = {tensor.name: tensor.tied for tensor in found.tensors}
+        changed = {name: pair for name, pair in changed.items() if changed.get(ties[name]) is not pair}
+        check_encodable(changed, self.encoding)
+        pairs = list(changed.values())
+        if on_total and pairs:
+            on_total(sum(pair.nbytes for pair in pairs))
+        spool = Spool(options.spool_dir)
+        try:
+            places = encoded(pairs, self.encoding, self.checksum, options, spool, progress)
+            name = f"<the changes in {spool.descriptor}>"
+            with held(name, spool.descriptor):
+                file = look(name).file
+                payloads = {key: place.payload(file) for key, place in zip(changed, places, strict=True)}
+                sums = {key: place.checksum for key, place in zip(changed, places, strict=True)}
+                files = delta_files(payloads, sums, self.encoding, self.checksum, self.version)
+                inputs = {f"a/{path}": each for path, each in one.inputs.items()}
+                inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
+                source = replace(one, inputs=inputs, companions={}, reference=None)
+                target = resolve_output(normalize(self.path), options)
+                output = output_of("delta", [source], target, options, files, {})
+                produce([source, other], [output], options, started)
+        finally:
+            spool.close()
+        size = sum(each.size for each in files)
+        return DeltaFiles(target.path, self.version - 1, self.version, self.encoding, self.checksum, len(changed), size)

@@ -1,0 +1,172 @@
+"""Apply deltas to a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckptconv.engine.together import blocks_of
+from ckptconv.errors import CorruptError, UsageError
+from ckptconv.formats.delta import Delta, hasher_of, read_delta
+from ckptconv.formats.detect import open_source
+from ckptconv.options.table import PATCHING, Options, checked
+from ckptconv.outputs.delta import check_chain, patched
+from ckptconv.outputs.planning import Output, weights_output
+from ckptconv.outputs.targets import beside, check_spool, resolve_output
+from ckptconv.plan import Data
+from ckptconv.process import no_garbage, settled
+from ckptconv.publish.companions import accompanied
+from ckptconv.publish.producing import produce
+from ckptconv.result import Report
+from ckptconv.storage.files import look
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.storage.progress import Progress, counter, shown
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import LazyTensor, Stored, packed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.options.keywords import PatchOptions
+    from ckptconv.storage.progress import AnyProgress
+
+# Bytes of a tensor that are hashed at a time.
+_STEP = 1 << 19
+_U8 = DTYPES["uint8"]
+
+
+@shown
+@checked(PATCHING)
+def patch(
+    base: str | os.PathLike[str],
+    deltas: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
+    **options: Unpack[PatchOptions],
+) -> Report:
+    """Apply `deltas`, directories that `diff` or slime wrote, in their order to `base`, a checkpoint of any format.
+
+    `output` is safetensors, in one file or a directory, as `convert` would make it of `base`. Every tensor that a delta
+    changes is read again when it is written, and its checksum compared, before the output gets its name. `progress`,
+    `on_total` and `before_commit` are those of `convert`.
+
+    Raise UsageError for deltas that do not follow one another, CorruptError if a delta is damaged or for another base,
+    and what `convert` raises. Then nothing new has a final name.
+
+    Examples:
+        >>> report = ckptconv.convert("model.pt", "model.safetensors")
+        >>> found = ckptconv.diff("model.pt", "model.safetensors", delta="delta")
+        >>> report = ckptconv.patch("model.pt", "delta", "patched.safetensors")
+        >>> report.tensors
+        2
+    """
+    started = time.monotonic()
+    chosen = Options(**options)
+    given = [deltas] if isinstance(deltas, (str, os.PathLike)) else list(deltas)
+    if not given:
+        raise UsageError("There is no delta to apply.", "Give the directories of deltas, in order.")
+    target = resolve_output(normalize(os.fspath(output)), chosen)
+    if target.is_torch or target.is_virtual:
+        raise UsageError(
+            f"{target.path} is no name for safetensors, which is what patch writes.",
+            "Give a directory, or a name that ends in .safetensors.",
+        )
+    check_spool(chosen.spool_dir)
+    chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
+    with no_garbage():
+        places = [Location(normalize(os.fspath(each)), dict(chosen.storage_options)) for each in given]
+        chain = [read_delta(place) for place in places]
+        check_chain(chain)
+        source = open_source(normalize(os.fspath(base)), **chosen.opening(), key=chosen.key)
+        source, target = accompanied(source, target, chosen)
+        planned = patched(weights_output(source, target, chosen), chain)
+        # They are inputs, which the output may not replace.
+        source = replace(source, pointers=[*source.pointers, *_indices(chain)])
+    done = counter(progress)
+    expected = _expected(chain, planned)
+    verify = None
+    if not chosen.dry_run:
+        if is_remote(target.path):
+            # A store gives back only what has its final name: compare what is going to be written instead.
+            _check({part.name: part.tensor for part in _parts(planned)}, expected, base, chosen)
+        else:
+            verify = _verifier(planned, expected, base, chosen, done)
+    return produce([source], [planned], chosen, started, done, on_total, before_commit, verify)
+
+
+def _indices(chain: Sequence[Delta]) -> Iterator[str]:
+    for delta in chain:
+        for name in delta.inputs:
+            yield Location(delta.path).join(name).path
+
+
+def _parts(output: Output) -> Iterator[Data]:
+    return (part for file in output.plan.files for part in file.parts if isinstance(part, Data))
+
+
+def _expected(chain: Sequence[Delta], output: Output) -> dict[str, Delta]:
+    """Return the last delta that changes each tensor of `output`: its checksum is that of the result."""
+    last: dict[str, Delta] = {}
+    for delta in chain:
+        last.update(dict.fromkeys(delta.checksums, delta))
+    return {name: delta for name, delta in last.items() if name not in output.aliases}
+
+
+def _verifier(
+    output: Output, expected: Mapping[str, Delta], base: object, options: Options, progress: Progress | None
+) -> Callable[[Sequence[Mapping[str, str] | None]], int]:
+    """Return the function that compares the checksums of the staged files."""
+
+    def verify(places: Sequence[Mapping[str, str] | None]) -> int:
+        staged: dict[str, LazyTensor] = {}
+        for file in output.plan.files:
+            found = look((places[0] or {})[file.name]).file
+            for part in file.parts:
+                if isinstance(part, Data):
+                    staged[part.name] = Stored(found, part.offset, _U8, (part.nbytes,), (1,))
+        compared = _check(staged, expected, base, options, progress)
+        if progress:
+            # What no delta changes was counted too.
+            progress(output.plan.nbytes - compared)
+        return compared
+
+    return verify
+
+
+def _check(
+    tensors: Mapping[str, LazyTensor],
+    expected: Mapping[str, Delta],
+    base: object,
+    options: Options,
+    progress: Progress | None = None,
+) -> int:
+    """Compare the checksums of `tensors` with those of the deltas `expected`. Return the bytes read.
+
+    Raise CorruptError for a tensor that has another.
+    """
+    compared = 0
+    with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+        readers.expect(packed(tensors[name] for name in expected))
+        for name, delta in expected.items():
+            hasher = hasher_of(delta.checksum)
+            for (block,) in blocks_of((tensors[name],), readers, _STEP):
+                hasher.update(block)
+                compared += len(block)
+                if progress:
+                    progress(len(block))
+            if hasher.hexdigest() != delta.checksums[name]:
+                raise CorruptError(
+                    f"{name!r} would not be what {delta.path} says: its {delta.checksum} is {hasher.hexdigest()}, and "
+                    f"{delta.checksums[name]} was expected. {base} is not the checkpoint that the delta was made from, "
+                    "or one of both is damaged. Nothing was put under a final name.",
+                    "Give the base that the first delta changes, and all deltas in order.",
+                )
+    return compared

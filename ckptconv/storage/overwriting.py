@@ -1,0 +1,95 @@
+"""Lay out what a delta overwrites in a tensor, so that any range of it can be read.
+
+A delta stores a count, then the positions of the bytes that changed, then their new values. Here it becomes two bytes
+for each byte of the tensor: the new value, and 0xff where there is one, else 0 and 0.
+
+Source: slime, slime/utils/disk_delta.py, `overwrite_encode`. Numbers are u4, little-endian; positions ascend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ckptconv.errors import CkptconvError
+from ckptconv.tensors.kernels import numpy_module
+
+# Bytes of a number, and of what is stored for each byte that changed.
+NUMBER, CHANGE = 4, 5
+# Bytes of the tensor, and changes, that are laid out at a time.
+_BLOCK = 1 << 16
+
+
+def laid_out(
+    unpacked: Callable[[], Iterator[bytes]], size: int, damaged: Callable[[str], CkptconvError]
+) -> Iterator[bytes]:
+    """Yield the layout for a tensor of `size` bytes, in chunks. Each call of `unpacked` gives the stored bytes anew.
+
+    Raise the error that `damaged` makes of a reason, if the count or a position is more than the tensor has, positions
+    do not ascend, or there are more or fewer bytes than the count says.
+    """
+    np = numpy_module()
+    # Positions come before values, and both are needed together: unpack twice, at two places.
+    ahead, behind = _Stream(unpacked(), damaged), _Stream(unpacked(), damaged)
+    count = int.from_bytes(ahead.take(NUMBER), "little")
+    if count > size:
+        raise damaged(f"it overwrites {count} bytes of a tensor of {size}")
+    behind.skip(NUMBER + NUMBER * count)
+    left, last = count, -1
+    positions, values = np.empty(0, "i8"), np.empty(0, "u1")
+    for start in range(0, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        made = np.zeros(stop - start, "<u2")
+        while True:
+            if not len(positions) and left:
+                taken = min(left, _BLOCK)
+                positions = np.frombuffer(ahead.take(NUMBER * taken), "<u4").astype("i8")
+                values = np.frombuffer(behind.take(taken), "u1")
+                if positions[0] <= last or (positions[1:] <= positions[:-1]).any():
+                    raise damaged("the positions that it overwrites do not ascend")
+                last, left = int(positions[-1]), left - taken
+                if last >= size:
+                    raise damaged(f"it overwrites byte {last} of a tensor of {size}")
+            here = int(np.searchsorted(positions, stop))
+            made[positions[:here] - start] = values[:here].astype("<u2") | 0xFF00
+            positions, values = positions[here:], values[here:]
+            if len(positions) or not left:
+                break
+        yield made.tobytes()
+    if behind.take_any():
+        raise damaged(f"it has more than the {NUMBER + CHANGE * count} bytes that {count} changes take")
+
+
+class _Stream:
+    """Chunks of bytes, of which any number can be taken."""
+
+    def __init__(self, chunks: Iterator[bytes], damaged: Callable[[str], CkptconvError]) -> None:
+        self._chunks, self._damaged = chunks, damaged
+        self._rest = b""
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        taken = [self._rest]
+        got = len(self._rest)
+        while got < size:
+            taken.append(self._next())
+            got += len(taken[-1])
+        data = b"".join(taken)
+        self._rest = data[size:]
+        return data[:size]
+
+    def skip(self, size: int) -> None:
+        """Pass over the next `size` bytes."""
+        while size > len(self._rest):
+            size -= len(self._rest)
+            self._rest = self._next()
+        self._rest = self._rest[size:]
+
+    def take_any(self) -> bytes:
+        """Return some of the bytes that are left; none if there are none."""
+        return self._rest or next(self._chunks, b"")
+
+    def _next(self) -> bytes:
+        chunk = next(self._chunks, b"")
+        if not chunk:
+            raise self._damaged("it has fewer bytes than its count says")
+        return chunk
