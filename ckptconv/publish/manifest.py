@@ -15,7 +15,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Trailer
@@ -50,8 +50,11 @@ def document(head: Mapping[str, Any], files: Mapping[str, Made]) -> bytes:
         start = "," if number else ""
         out.write(f'{start}\n  {json.dumps(name)}: {{"size": {made.size}, '.encode())
         if made.digests:
-            told = {"file": made.digests.file, "tensors": made.digests.tensors}
-            out.write(f'"digests": {json.dumps(told, sort_keys=True)}, '.encode())
+            out.write(f'"digests": {{"file": "{made.digests.file}", "tensors": {{'.encode())
+            for index, tensor in enumerate(made.crcs):
+                digest = made.digests.tensors[tensor]
+                out.write(f'{"," if index else ""}\n   {json.dumps(tensor)}: "{digest}"'.encode())
+            out.write(b"}}, ")
         out.write(b'"tensors": {')
         for index, (tensor, crc) in enumerate(made.crcs.items()):
             value = "null" if crc is None else f'"{crc:08x}"'
@@ -85,7 +88,7 @@ def spans(file: FilePlan, crcs: Mapping[str, int] | None) -> Iterator[tuple[int,
 def record(file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | None, facts: Mapping[str, Any]) -> bytes:
     """Return the record that `file` is finished. `facts` identify the file later."""
     out = io.BytesIO()
-    told = {"digests": asdict(digests)} if digests else {}
+    told = {"digests": vars(digests)} if digests else {}
     out.write(json.dumps({"name": file.name, "size": file.size, **told, **facts})[:-1].encode())
     out.write(b', "spans": [')
     for number, (at, size, crc, name) in enumerate(spans(file, crcs)):

@@ -22,6 +22,8 @@ from ckptconv.text import install
 ALGORITHMS = ("sha256", "blake3")
 # Bytes that are read at a time.
 _READ = 1 << 20
+# Behind every byte of a file.
+_NEVER = 1 << 64
 # Offset, size in bytes, and name. The ranges of a file do not overlap.
 NamedRange: TypeAlias = tuple[int, int, str]
 
@@ -55,7 +57,7 @@ def digests_of(
     read_at: Callable[[int, int], bytes], size: int, ranges: Iterable[NamedRange], algorithm: str
 ) -> Digests:
     """Return the digests of a file of `size` bytes and of `ranges` of it. `read_at(offset, length)` reads it."""
-    hashings = _whole(size, algorithm), _Hashing(ranges, algorithm)
+    hashings = _whole(size, algorithm), _Hashing(sorted(ranges), algorithm)
     for at in range(0, size, _READ):
         data = memoryview(read_at(at, min(_READ, size - at)))
         for hashing in hashings:
@@ -65,31 +67,36 @@ def digests_of(
 
 
 class _Hashing:
-    """Computes the digests of `ranges` of a file whose bytes come in order. `found` has those that are complete."""
+    """Computes the digests of `ranges` of a file whose bytes come in order, as the ranges do. There may be a million.
+
+    `found` has those that are complete.
+    """
 
     def __init__(self, ranges: Iterable[NamedRange], algorithm: str) -> None:
         self.found: dict[str, str] = {}
-        self._algorithm, self._hash, self._at = algorithm, hasher(algorithm), 0
-        # The next range is the last of the list.
-        self._left: list[NamedRange] = []
-        for offset, nbytes, name in sorted(ranges, reverse=True):
+        self._ranges, self._algorithm, self._at = iter(ranges), algorithm, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the next range. Those without bytes are complete at once."""
+        for offset, nbytes, name in self._ranges:
+            self._hash = hasher(self._algorithm)
             if nbytes:
-                self._left.append((offset, offset + nbytes, name))
-            else:
-                self.found[name] = hasher(algorithm).hexdigest()
+                self._start, self._stop, self._name = offset, offset + nbytes, name
+                return
+            self.found[name] = self._hash.hexdigest()
+        self._start = self._stop = _NEVER
 
     def update(self, data: memoryview) -> None:
         """Add the next bytes of the file."""
         start, stop = self._at, self._at + len(data)
         self._at = stop
-        while self._left and self._left[-1][0] < stop:
-            low, high, name = self._left[-1]
-            self._hash.update(data[max(low, start) - start : min(high, stop) - start])
-            if high > stop:
-                break
-            self.found[name] = self._hash.hexdigest()
-            self._hash = hasher(self._algorithm)
-            self._left.pop()
+        while self._start < stop:
+            self._hash.update(data[max(self._start, start) - start : min(self._stop, stop) - start])
+            if self._stop > stop:
+                return
+            self.found[self._name] = self._hash.hexdigest()
+            self._begin()
 
 
 def _whole(size: int, algorithm: str) -> _Hashing:
@@ -97,7 +104,7 @@ def _whole(size: int, algorithm: str) -> _Hashing:
 
 
 class DigestingWriter(Writer):
-    """Writes a file of `size` bytes with `writer`, and computes its digests and those of `ranges` of it.
+    """Writes a file of `size` bytes with `writer`, and computes its digests and those of `ranges` of it, in order.
 
     Call `start` before the first byte, and `finish` when all is written, or `give_up`. If `writer` is positioned, two
     threads read back what is written, one for the digest of the file and one for those of its ranges.

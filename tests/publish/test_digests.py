@@ -42,7 +42,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tensors larger and smaller than what is read at a time, transposed, tied, empty, scalar."""
     path = tmp_path_factory.mktemp("mixed") / "mixed.pt"
     state = {f"small{n}": torch.full((n,), float(n)) for n in range(1, 40)}
-    state |= {"large": torch.randn(700, 1100), "transposed": torch.randn(900, 1500).t(), "empty": torch.empty(0, 4)}
+    state |= {"large": torch.randn(700, 1100), "transposed": torch.randn(900, 1500).t(), "empty": torch.empty(0, 4), "also": torch.empty(0)}
     torch.save({**state, "tied": state["large"], "scalar": torch.tensor(2.5), "epoch": 3}, path)
     return path
 
