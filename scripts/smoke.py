@@ -30,7 +30,7 @@ DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 sys.path.insert(0, str(DATA.parents[1]))
 LIBRARIES = (
     *("fsspec", "numpy", "rich", "safetensors", "tomli", "tqdm", "typer"),
-    *("adlfs", "aiohttp", "distributed", "gcsfs", "huggingface_hub", "s3fs", "torch", "zstandard"),
+    *("adlfs", "aiohttp", "blake3", "distributed", "gcsfs", "huggingface_hub", "s3fs", "torch", "zstandard"),
 )
 # A row of four items without a state: an id, a word of metadata, the weight.
 ROW = struct.Struct("<qq4f")
@@ -202,6 +202,7 @@ def extras(smoke: Smoke) -> None:
         smoke.same("model.safetensors", "patched.safetensors")
     else:
         smoke.run("dcp2safetensors", DATA / "dcp" / "zstd_w2" / "checkpoint", "zstd.safetensors", code=5)
+    smoke.run("convert", "model.pt", "digests", "--digest", "blake3", code=0 if installed("blake3") else 2)
     if installed("aiohttp"):
         with serving(smoke.place) as url:
             smoke.run("pt2safetensors", f"{url}/model.pt", "http.safetensors")

@@ -261,7 +261,7 @@ app.add_typer(maps, name="maps")
 @app.command("finish", cls=Command)
 @taking(
     OPTIONS["checksum"].explained("Read all again, and compare it with its checksums."),
-    *named("fsync manifest storage_options json quiet verbose progress"),
+    *named("fsync manifest attest storage_options json quiet verbose progress"),
 )
 def finish_(
     outputs: Annotated[

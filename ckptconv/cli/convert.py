@@ -17,7 +17,7 @@ from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.text import UNSET
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
-_OF_ONE = ("optimizer", "universal", "manifest", "depfile", "part", "dask")
+_OF_ONE = ("optimizer", "universal", "manifest", "attest", "depfile", "part", "dask")
 # Where a command finds the words of its command line, in its context.
 _WORDS = "ckptconv.words"
 

@@ -36,7 +36,8 @@ def named(names: str) -> list[Option]:
 SHOWING = named("json quiet verbose storage_options inert progress")
 CONVERTING = [
     *TENSORS,
-    *named("copy_config jobs memory fsync clobber verify checksum spool_dir part dask manifest depfile dry_run"),
+    *named("copy_config jobs memory fsync clobber verify checksum spool_dir part dask"),
+    *named("manifest digest attest depfile dry_run"),
     *SHOWING,
 ]
 # The layout of a row, and the options of commands that write rows.

@@ -7,7 +7,6 @@ beginning to end, one thread takes the tasks in order while others prefetch for 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Protocol, TypeVar
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Trailer
+from ckptconv.process import start_threads
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
 from ckptconv.storage.progress import Progress
@@ -27,8 +27,6 @@ from ckptconv.tensors.moves import BLOCK
 
 # Parts of fewer bytes than this on average mean very many short reads and writes.
 _SHORT = 16 << 10
-# Small stacks for threads: eight of the usual 8 MiB would count as 64 MiB of memory.
-STACK = 512 << 10
 _Work_contra = TypeVar("_Work_contra", contravariant=True)
 
 
@@ -208,18 +206,7 @@ def in_threads(
 
     threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
     try:
-        usual = threading.stack_size(STACK)
-        # Block signals while the threads start: a signal comes before or after, and never to one of them.
-        heard = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            for thread in threads:
-                thread.start()
-        except RuntimeError:
-            pass
-        finally:
-            threading.stack_size(usual)
-            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
-        if threads[0].ident is None:
+        if not start_threads(threads):
             # No thread could be started: work in this one.
             work(workers[0])
         for thread in threads:

@@ -114,6 +114,12 @@ class ConvertOptions(TypedDict, total=False):
     manifest: str | os.PathLike[str] | None
     """Write there what was made of what, with checksums."""
 
+    digest: Literal["sha256", "blake3"] | None
+    """Compute a digest of every file and tensor, kept in the manifest."""
+
+    attest: str | os.PathLike[str] | None
+    """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
+
     depfile: str | os.PathLike[str] | None
     """Write a rule for make there: which files the output is made of."""
 
@@ -382,6 +388,9 @@ class FinishOptions(TypedDict, total=False):
     manifest: str | os.PathLike[str] | None
     """Write there what was made of what, with checksums."""
 
+    attest: str | os.PathLike[str] | None
+    """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
+
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
 
@@ -567,6 +576,12 @@ class RowsOptions(TypedDict, total=False):
 
     manifest: str | os.PathLike[str] | None
     """Write there what was made of what, with checksums."""
+
+    digest: Literal["sha256", "blake3"] | None
+    """Compute a digest of every file and tensor, kept in the manifest."""
+
+    attest: str | os.PathLike[str] | None
+    """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
 
     depfile: str | os.PathLike[str] | None
     """Write a rule for make there: which files the output is made of."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from ckptconv.errors import UsageError
 from ckptconv.options.kinds import (
     CHECKPOINT,
+    DIGEST,
     DTYPE,
     DTYPE_TEXT,
     FAR_MEMORY,
@@ -356,6 +357,18 @@ class Options(_Given):
         metavar="I/N",
     )
     manifest: str = _option(PATH, "Write there what was made of what, with checksums.", metavar="FILE", group=OUTPUT)
+    digest: str = _option(
+        DIGEST,
+        "Compute a digest of every file and tensor, kept in the manifest.",
+        metavar="sha256|blake3",
+        group=OUTPUT,
+    )
+    attest: str = _option(
+        PATH,
+        "Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest.",
+        metavar="FILE",
+        group=OUTPUT,
+    )
     depfile: str = _option(
         PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE", group=OUTPUT
     )
@@ -684,7 +697,7 @@ OPENING = _named_in(
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
 VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
 LOADING = _named_in(OPTIONS, "key dtype tag raw master unstack storage_options")
-FINISHING = _named_in(OPTIONS, "checksum manifest fsync storage_options")
+FINISHING = _named_in(OPTIONS, "checksum manifest attest fsync storage_options")
 INSPECTING = _named_in(
     {**OPTIONS, **COMMAND},
     "key include exclude map size stats as_ max_shard_size html tag inert raw family spool_dir storage_options",

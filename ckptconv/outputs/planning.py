@@ -193,6 +193,8 @@ def output_of(
         head["like"] = seen_from(target, reference.path)
     if told and told.map is not None:
         head["map"] = told.map
+    if options.digest:
+        head["digest"] = options.digest
     return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told())
 
 
@@ -205,8 +207,10 @@ def check_output(output: Output, spared: Spared, options: Options) -> None:
         check_file(path, option)
         if resolved_name(path) == resolved_name(target.path):
             raise UsageError(f"What {option} asks for would replace {path}, the output.", "Write it to another place.")
-    if len({resolved_name(path) for path in asked.values()}) < len(asked):
-        raise UsageError(f"{' and '.join(asked)} both name {options.manifest}.", "Write one to another place.")
+    named: dict[str, str] = {}
+    for option, path in asked.items():
+        if (other := named.setdefault(resolved_name(path), option)) != option:
+            raise UsageError(f"{other} and {option} both name {path}.", "Write one to another place.")
     if target.is_file:
         spared.check(target.path, "The output")
     else:
@@ -221,7 +225,7 @@ def check_output(output: Output, spared: Spared, options: Options) -> None:
 
 def _written_too(options: Options) -> tuple[tuple[str, str], ...]:
     """Return the files that are written beside the outputs, by option."""
-    return ("--manifest", options.manifest), ("--depfile", options.depfile)
+    return ("--manifest", options.manifest), ("--attest", options.attest), ("--depfile", options.depfile)
 
 
 def check_growth(output: Output, available: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.storage import strict_json
+from ckptconv.storage.digests import ALGORITHMS
 
 if TYPE_CHECKING:
     from ckptconv.outputs.targets import Directory
@@ -26,6 +27,8 @@ MOST_PARTS = 10**9 - 1
 # A plan id, and the CRC-32 of a tensor as written in a manifest.
 PLAN = re.compile(r"[0-9a-f]{16}")
 _CRC = re.compile(r"[0-9a-f]{8}")
+# A digest of one of `ALGORITHMS`: each has 32 bytes.
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5,6})\.safetensors")
 # Names in staging directories that are not output files.
 _OF_STAGING = re.compile(
@@ -125,10 +128,14 @@ def _check_shards(names: list[str], index: str, gaps: bool) -> None:
 
 def check_heading(told: Any) -> None:
     """Raise ValueError unless `told` is the part of a manifest before its files."""
-    _object(told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"}, {"like", "map"})
+    _object(
+        told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"}, {"like", "map", "digest"}
+    )
     for name in ("ckptconv", "plan", "kind"):
         _text(told[name], name)
     _text(told.get("like", ""), "its reference")
+    if told.get("digest", ALGORITHMS[0]) not in ALGORITHMS:
+        raise ValueError(f"its digests are none of {' or '.join(ALGORITHMS)}")
     source = told["source"]
     _object(source, "its source", {"format", "family", "inputs"}, {"model_rank"})
     _text(source["format"], "the format of its source")
@@ -158,13 +165,26 @@ def check_manifest(told: Any) -> None:
         raise ValueError("its plan is none")
     check_names(told["files"])
     for name, found in told["files"].items():
-        _object(found, f"what it says of {name!r}", {"size", "tensors"})
+        digested = {"digests"} if "digest" in told else set()
+        _object(found, f"what it says of {name!r}", {"size", "tensors", *digested})
         _count(found["size"], f"the size of {name!r}")
         if type(found["tensors"]) is not dict:
             raise ValueError(f"the tensors of {name!r} are no object")
         for tensor, crc in found["tensors"].items():
             if crc is not None and not _CRC.fullmatch(_text(crc, f"the checksum of {tensor!r}")):
                 raise ValueError(f"the checksum of {tensor!r} is none")
+        if digested:
+            _check_digests(found["digests"], f"the digests of {name!r}", found["tensors"], set())
+
+
+def _check_digests(told: Any, what: str, tensors: Collection[str], more: set[str]) -> None:
+    """Raise ValueError unless `told` has the digest of a file and those of its `tensors`, and the keys `more`."""
+    _object(told, what, {"file", "tensors", *more})
+    if type(told["tensors"]) is not dict or told["tensors"].keys() != set(tensors):
+        raise ValueError(f"{what} are not those of its tensors")
+    for digest in (told["file"], *told["tensors"].values()):
+        if type(digest) is not str or not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{what} are none")
 
 
 def file_record(data: bytes) -> dict[str, Any]:
@@ -178,7 +198,7 @@ def object_record(data: bytes) -> dict[str, Any]:
 
 
 def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
-    found = _object(parse_json(data), "it", {"name", "size", "plan", "spans", *facts})
+    found = _object(parse_json(data), "it", {"name", "size", "plan", "spans", *facts}, {"digests"})
     _text(found["name"], "its name")
     _text(found["plan"], "its plan")
     size = _count(found["size"], "its size")
@@ -202,6 +222,10 @@ def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
             tensors += 1
     if len(names) != tensors:
         raise ValueError("the name of a tensor is there twice")
+    if "digests" in found:
+        _check_digests(found["digests"], "its digests", names, {"algorithm"})
+        if found["digests"]["algorithm"] not in ALGORITHMS:
+            raise ValueError("its digests are of no known algorithm")
     return found
 
 

@@ -17,9 +17,9 @@ from ckptconv.outputs import universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
 from ckptconv.outputs.targets import DIRECTORIES, check_file
 from ckptconv.process import peak_rss
-from ckptconv.publish.manifest import NAME, Made, document, together
+from ckptconv.publish.manifest import NAME, Made, document
 from ckptconv.publish.parts import assign
-from ckptconv.publish.publish import commit, staging_for
+from ckptconv.publish.publish import commit, stage_beside, staging_for
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import Described, described
 from ckptconv.publish.staging.base import Staging
@@ -84,11 +84,11 @@ def finish(
 ) -> Report:
     """Check that all parts of `outputs`, one path or several, are staged, and publish them.
 
-    With `checksum`, read every file again and compare it with the CRC-32 of its record. If `manifest` is given, write a
-    manifest there too. `before_commit` is called when all is checked, before the first output gets its final name.
-    `progress` and `on_total` are those of `convert`, for the bytes read again. Raises UsageError if nothing is staged,
-    FailedError if parts are missing, and CorruptError if a file has changed; then nothing is published, and the staged
-    files stay.
+    With `checksum`, read every file again and compare it with the CRC-32 of its record. If `manifest` or `attest` is
+    given, write that there too. `before_commit` is called when all is checked, before the first output gets its final
+    name. `progress` and `on_total` are those of `convert`, for the bytes read again. Raises UsageError if nothing is
+    staged, FailedError if parts are missing, and CorruptError if a file has changed; then nothing is published, and the
+    staged files stay.
 
     Examples:
         >>> for part in ("0/2", "1/2"):
@@ -98,7 +98,12 @@ def finish(
     """
     started = time.monotonic()
     chosen = Options(**options)
-    known, checksum, manifest = dict(chosen.storage_options), chosen.checksum, chosen.manifest
+    known, checksum, told = dict(chosen.storage_options), chosen.checksum, chosen.manifest or chosen.attest
+    for option, path in (("--manifest", chosen.manifest), ("--attest", chosen.attest)):
+        if path:
+            check_file(normalize(path), option)
+    if chosen.manifest and chosen.manifest == chosen.attest:
+        raise UsageError(f"--manifest and --attest both name {chosen.attest}.", "Write one to another place.")
     paths = [outputs] if isinstance(outputs, (str, os.PathLike)) else outputs
     planned = [each for path in paths for each in _planned(Location(normalize(path), known))]
     if checksum and on_total:
@@ -111,7 +116,7 @@ def finish(
             staging.__enter__()
             stack.callback(staging.detach)
             if each.published:
-                documents.append(_published(each, manifest))
+                documents.append(_published(each, bool(told)))
                 staging.committed = True
                 continue
             made = _collected(each, staging)
@@ -124,12 +129,13 @@ def finish(
                 staging.seal(staging.put(NAME, data))
                 names.append(NAME)
             works.append((staging, names))
-        written = _staged_manifest(manifest, planned, documents, chosen, stack)
+        described = [(each.path, each.kind == "file", data) for each, data in zip(planned, documents, strict=True)]
+        written = stage_beside(described, planned[0].told.plan_id, chosen, stack)
         if before_commit:
             before_commit()
         commit(works)
-        if written:
-            written.commit([""])
+        for staging in written:
+            staging.commit([""])
     return Report(
         input=", ".join(list(planned[0].told.heading["source"]["inputs"])[:1]),
         outputs=[OutputFile(each.final(name), size, count) for each in planned for name, size, count in each.files],
@@ -146,10 +152,10 @@ def finish(
     )
 
 
-def _published(planned: _Planned, manifest: str) -> bytes:
+def _published(planned: _Planned, needed: bool) -> bytes:
     """Return the manifest of an output that is published and has only to be cleaned up; b"" if there is none any more.
 
-    Raises FailedError if a file was changed or removed since, or if `manifest` is given but can no longer be made.
+    Raises FailedError if a file was changed or removed since, or if the manifest is `needed` and can no longer be made.
     """
     for name, size, _ in planned.files:
         entry = look(planned.final(name))
@@ -160,10 +166,10 @@ def _published(planned: _Planned, manifest: str) -> bytes:
             )
     path = planned.path if planned.kind == "file" else join(planned.path, NAME)
     if planned.kind == "file" or look(path).kind != "file":
-        if manifest:
+        if needed:
             raise FailedError(
                 f"{planned.path} is complete, and the records that its manifest needs are gone.",
-                "Convert it again with --manifest if you need one.",
+                "Convert it again with --manifest or --attest if you need that.",
             )
         return b""
     return read_text(path, MOST_RECORD).encode()
@@ -212,7 +218,9 @@ def _planned(output: Location) -> list[_Planned]:
 
 def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
     """Return the `Made` of every file, by name. Raises FailedError if some are missing."""
-    made = {name: found for name, size, _ in planned.files if (found := staging.finished(name, size)) is not None}
+    digest = planned.told.heading.get("digest", "")
+    every = ((name, staging.finished(name, size, digest)) for name, size, _ in planned.files)
+    made = {name: found for name, found in every if found is not None}
     for name, _, count in planned.files:
         if name in made and len(made[name].crcs) != count:
             raise CorruptError(
@@ -259,19 +267,3 @@ def _by_part(planned: _Planned, names: Sequence[str]) -> str:
         f"part {part}/{planned.told.parts} ({some(lacking, _NAMED, str)})"
         for part, lacking in _parts_of(planned, names).items()
     )
-
-
-def _staged_manifest(
-    path: str,
-    planned: Sequence[_Planned],
-    documents: Sequence[bytes],
-    options: Options,
-    stack: ExitStack,
-) -> Staging | None:
-    if not path:
-        return None
-    check_file(normalize(path), "--manifest")
-    staging = staging_for(normalize(path), planned[0].told.plan_id, "file", options)
-    stack.enter_context(staging)
-    staging.seal(staging.put("", together(documents)))
-    return staging

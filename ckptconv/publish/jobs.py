@@ -14,6 +14,7 @@ from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import AssertZero, Data, FilePlan, Plan
 from ckptconv.publish.manifest import Made
 from ckptconv.publish.staging.base import Staging
+from ckptconv.storage.digests import DigestingWriter
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records
 from ckptconv.storage.spool import SpoolingReaders
@@ -27,7 +28,7 @@ class Task:
 
     `digested`: compute the CRC-32 of its tensors. `recorded`: write a record when it is finished. `memory` (bytes)
     bounds the buffers of all `jobs` threads together (`jobs` None: as many as are useful). `requests` bounds the
-    concurrent requests to remote storage.
+    concurrent requests to remote storage. `digest` is the algorithm of its content digests; "": compute none.
     """
 
     file: FilePlan
@@ -37,6 +38,7 @@ class Task:
     jobs: int | None
     memory: int
     requests: int
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,30 +64,45 @@ class Result:
 def make(
     task: Task, readers: SpoolingReaders, progress: Progress | None = None, checksums: Checksums | None = None
 ) -> tuple[Result, Callable[[], None]]:
-    """Write a file. Return the result and a function that waits for the disk and writes the record."""
+    """Write a file. Return the result and a function that waits for the disk and writes the record.
+
+    The content digests in the result are empty until that function has run.
+    """
     file, staging = task.file, task.staging
     writer = staging.create(file.name, file.size)
+    parts = [part for part in file.parts if isinstance(part, Data)]
+    ranges = ((part.offset, part.nbytes, part.name) for part in parts)
+    digesting = DigestingWriter(writer, file.size, ranges, task.digest) if task.digest else None
     crcs: dict[str, int] | None = {} if task.digested else None
-    tally = carry_out(
-        file,
-        writer,
-        readers,
-        jobs=task.jobs,
-        memory=task.memory,
-        progress=progress,
-        seen=checksums.seen if checksums else None,
-        digests=crcs,
-        requests=task.requests,
-    )
-    names = (part.name for part in file.parts if isinstance(part, Data))
-    result = Result(Made(file.size, {name: None if crcs is None else crcs.get(name, 0) for name in names}), tally)
+    try:
+        if digesting:
+            digesting.start()
+        tally = carry_out(
+            file,
+            digesting or writer,
+            readers,
+            jobs=task.jobs,
+            memory=task.memory,
+            progress=progress,
+            seen=checksums.seen if checksums else None,
+            digests=crcs,
+            requests=task.requests,
+        )
+    except BaseException:
+        if digesting:
+            digesting.give_up()
+        raise
+    digests = digesting.digests if digesting else None
+    made = Made(file.size, {part.name: None if crcs is None else crcs.get(part.name, 0) for part in parts}, digests)
 
     def seal() -> None:
+        if digesting:
+            digesting.finish()
         staging.seal(writer)
         if task.recorded:
-            staging.record(file, crcs)
+            staging.record(file, crcs, digests)
 
-    return result, seal
+    return Result(made, tally), seal
 
 
 def make_elsewhere(task: Task, known: Elsewhere) -> Result | CkptconvError:

@@ -4,8 +4,9 @@ A manifest is deterministic: the same input and options give the same bytes, on 
 path and no time. Schema: {"ckptconv": version, "plan": id, "kind": "weights" | "optimizer" | "universal" | "dcp",
 "source": {"format", "family", "model_rank"?, "inputs": {relative name: {"size", "identity"}}}, "options": {name: value,
 where it is not the default}, "aliases": {removed: kept}, "like"?: the reference, relative to the output's directory or
-a URL, "" where neither tells, "map"?: the record of the map, "files": {name: {"size", "tensors": {name: CRC-32 in hex,
-or null where none was computed}}}}.
+a URL, "" where neither tells, "map"?: the record of the map, "digest"?: "sha256" | "blake3", "files": {name: {"size",
+"digests"?: {"file": in hex, "tensors": {name: in hex}}, "tensors": {name: CRC-32 in hex, or null where none was
+computed}}}}. Files have digests if "digest" tells by which algorithm.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Trailer
+from ckptconv.storage.digests import Digests
 
 NAME = ".ckptconv-manifest.json"
 
 
 @dataclass(frozen=True)
 class Made:
-    """A finished file of an output: its size, and the CRC-32 of each tensor by name, None where none was computed."""
+    """A finished file of an output: its size, the CRC-32 of each tensor by name, None where none was computed, and the
+    content digests if they were asked for."""
 
     size: int
     crcs: Mapping[str, int | None]
+    digests: Digests | None = None
 
     @property
     def digested(self) -> bool:
@@ -44,7 +48,14 @@ def document(head: Mapping[str, Any], files: Mapping[str, Made]) -> bytes:
     out.write(b' "files": {')
     for number, (name, made) in enumerate(files.items()):
         start = "," if number else ""
-        out.write(f'{start}\n  {json.dumps(name)}: {{"size": {made.size}, "tensors": {{'.encode())
+        out.write(f'{start}\n  {json.dumps(name)}: {{"size": {made.size}, '.encode())
+        if made.digests:
+            out.write(f'"digests": {{"file": "{made.digests.file}", "tensors": {{'.encode())
+            for index, tensor in enumerate(made.crcs):
+                digest = made.digests.tensors[tensor]
+                out.write(f'{"," if index else ""}\n   {json.dumps(tensor)}: "{digest}"'.encode())
+            out.write(b"}}, ")
+        out.write(b'"tensors": {')
         for index, (tensor, crc) in enumerate(made.crcs.items()):
             value = "null" if crc is None else f'"{crc:08x}"'
             out.write(f"{',' if index else ''}\n   {json.dumps(tensor)}: {value}".encode())
@@ -74,10 +85,11 @@ def spans(file: FilePlan, crcs: Mapping[str, int] | None) -> Iterator[tuple[int,
             yield part.offset, part.nbytes, None, None
 
 
-def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, Any]) -> bytes:
+def record(file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | None, facts: Mapping[str, Any]) -> bytes:
     """Return the record that `file` is finished. `facts` identify the file later."""
     out = io.BytesIO()
-    out.write(json.dumps({"name": file.name, "size": file.size, **facts})[:-1].encode())
+    told = {"digests": vars(digests)} if digests else {}
+    out.write(json.dumps({"name": file.name, "size": file.size, **told, **facts})[:-1].encode())
     out.write(b', "spans": [')
     for number, (at, size, crc, name) in enumerate(spans(file, crcs)):
         out.write(f"{',' if number else ''}[{at},{size},{json.dumps(crc)},{json.dumps(name)}]".encode())
@@ -87,4 +99,5 @@ def record(file: FilePlan, crcs: Mapping[str, int] | None, facts: Mapping[str, A
 
 def made(found: Mapping[str, Any]) -> Made:
     """Return the `Made` that a record describes."""
-    return Made(found["size"], {name: crc for _, _, crc, name in found["spans"] if name is not None})
+    crcs = {name: crc for _, _, crc, name in found["spans"] if name is not None}
+    return Made(found["size"], crcs, Digests(**found["digests"]) if "digests" in found else None)

@@ -21,6 +21,7 @@ from ckptconv.process import peak_rss
 from ckptconv.publish.publish import Done, files_of, final_path, last_path, publish
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
+from ckptconv.storage.digests import hasher
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress
 from ckptconv.tensors.lazy import LazyTensor
@@ -50,6 +51,7 @@ def produce(
     `started` is the monotonic time at which the conversion began. `verify` compares the staged files with the source.
     The other functions are those that `convert` takes.
     """
+    _check_digests(outputs, chosen)
     read_by = [each.plan.inputs() for each in outputs]
     read = list(dict.fromkeys(itertools.chain.from_iterable(read_by)))
     inputs = list(dict.fromkeys(file.stored for file in read))
@@ -118,6 +120,20 @@ def produce(
         like=next((each.told.like for each in outputs if each.told.like), None),
         made_of={name: list(of) for each in outputs for name, of in each.told.made_of.items() if chosen.dry_run},
     )
+
+
+def _check_digests(outputs: Sequence[Output], options: Options) -> None:
+    """Raise UsageError if digests cannot be computed, or would be kept nowhere, or are needed and not asked for."""
+    if options.digest:
+        hasher(options.digest)
+        files = [each.target.path for each in outputs if each.target.is_file]
+        if files and not (options.manifest or options.attest or options.part):
+            raise UsageError(
+                f"{files[0]} is one file, which has no manifest beside it to keep digests in. Nothing was written.",
+                "Give --manifest FILE too, or a directory as OUTPUT.",
+            )
+    elif options.attest:
+        raise UsageError("--attest is about digests, and none were asked for. Nothing was written.", "Give --digest.")
 
 
 def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:

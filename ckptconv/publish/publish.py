@@ -19,6 +19,7 @@ from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import DIRECTORIES, Target
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish import manifest
+from ckptconv.publish.attestation import statements
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
 from ckptconv.publish.parts import assign
@@ -142,14 +143,15 @@ class _Work:
         """The size of all files of this run, made or not."""
         return sum(file.size for file in self.files)
 
-    def resume(self, in_parts: bool) -> None:
-        """Count the files that an earlier run has finished as made."""
+    def resume(self, in_parts: bool, digest: str) -> None:
+        """Count the files that an earlier run has finished as made. Those of a part get their digests in `finish`."""
         for file in self.files:
             # Files without tensors are quickly made again.
-            found = self.staging.finished(file.name, file.size) if file.tensors or in_parts else None
+            known = file.tensors or in_parts
+            found = self.staging.finished(file.name, file.size, "" if in_parts else digest) if known else None
             if found and (found.digested or not self.digested):
                 # The manifest must not depend on whether the run was resumed.
-                self.made[file.name] = found if self.digested else Made(found.size, dict.fromkeys(found.crcs))
+                self.made[file.name] = found if self.digested else replace(found, crcs=dict.fromkeys(found.crcs))
 
     def manifest(self) -> bytes:
         """Return the manifest of the output, all of whose files are made."""
@@ -182,6 +184,7 @@ def publish(
     for option, asked, hint in (
         ("--verify", verify, "Verify it when it is finished."),
         ("--manifest", options.manifest, "Give it to `ckptconv finish`."),
+        ("--attest", options.attest, "Give it to `ckptconv finish`."),
         ("--depfile", options.depfile, "Write the rule by hand, for `ckptconv finish`."),
     ):
         if part and asked:
@@ -237,7 +240,7 @@ def publish(
             for digested in [_is_digested(output, options)]
         ]
         for work in works:
-            work.resume(part is not None)
+            work.resume(part is not None, options.digest)
             sizes = [made.size for made in work.made.values()]
             done.reused += len(sizes)
             done.reused_bytes += sum(sizes)
@@ -256,7 +259,7 @@ def publish(
                 # No records for a single file, which is made again until it has its final name, or for files without
                 # tensors, which are quickly made again.
                 recorded = part is not None or (bool(file.tensors) and not work.output.target.is_file)
-                task = Task(file, work.staging, work.digested, recorded, jobs, memory, requests)
+                task = Task(file, work.staging, work.digested, recorded, jobs, memory, requests, options.digest)
                 (own if here else elsewhere).append((work, task))
         if part:
             for index, work in enumerate(works):
@@ -276,15 +279,17 @@ def publish(
                 seal()
         if checksums:
             checksums.check(readers, [output.plan for output in outputs])
+        if options.digest:
+            syncing.finish()  # digests are complete when their files are sealed
         names = [[file.name for file in work.files] for work in works]
-        described = None
+        described: list[Staging] = []
         for work, listed in zip(works, names, strict=True) if not part else ():
             if not work.output.target.is_file:
                 listed.append(manifest.NAME)
                 writer = work.staging.put(manifest.NAME, work.manifest())
                 syncing.add(functools.partial(work.staging.seal, writer))
         if not part:
-            described = _manifest_file(works, options, stack)
+            described = _described(works, options, stack)
         syncing.finish()
         check_unchanged(dict.fromkeys(file.stored for file in inputs), storage_options)
         done.tally.bytes_read += readers.bytes_unpacked
@@ -300,8 +305,8 @@ def publish(
         if before_commit:
             before_commit()
         commit([(work.staging, listed) for work, listed in zip(works, names, strict=True)])
-        if described:
-            described.commit([""])
+        for staging in described:
+            staging.commit([""])
         if verify and sends:
             done.tally.bytes_verified += verify([None for _ in outputs])
     return done
@@ -402,15 +407,30 @@ def _has_failed(future: Future[Any]) -> bool:
     return future.exception() is not None or isinstance(future.result(), CkptconvError)
 
 
-def _manifest_file(works: Sequence[_Work], options: Options, stack: ExitStack) -> Staging | None:
-    """Stage the manifest of all outputs at the requested path; return None if none was requested."""
-    if not options.manifest:
-        return None
-    data = together([work.manifest() for work in works])
-    staging = staging_for(normalize(options.manifest), works[0].output.plan.plan_id, "file", options)
-    stack.enter_context(staging)
-    staging.seal(staging.put("", data))
-    return staging
+def _described(works: Sequence[_Work], options: Options, stack: ExitStack) -> list[Staging]:
+    """Stage the manifest of all outputs and the statements about them, each where it was asked for."""
+    documents = [work.manifest() for work in works] if options.manifest or options.attest else []
+    targets = [work.output.target for work in works]
+    described = [(each.path, each.is_file, data) for each, data in zip(targets, documents, strict=bool(documents))]
+    return stage_beside(described, works[0].output.plan.plan_id, options, stack)
+
+
+def stage_beside(
+    outputs: Sequence[tuple[str, bool, bytes]], plan_id: str, options: Options, stack: ExitStack
+) -> list[Staging]:
+    """Stage what is written beside `outputs`, as `options` say. Each output is given as its path, whether it is a file,
+    and its manifest."""
+    wanted: list[tuple[str, bytes]] = []
+    if options.manifest:
+        wanted.append((options.manifest, together([data for _, _, data in outputs])))
+    if options.attest:
+        wanted.append((options.attest, statements(outputs)))
+    staged = []
+    for path, data in wanted:
+        staging = stack.enter_context(staging_for(normalize(path), plan_id, "file", options))
+        staging.seal(staging.put("", data))
+        staged.append(staging)
+    return staged
 
 
 def _is_digested(output: Output, options: Options) -> bool:

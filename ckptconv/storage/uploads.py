@@ -17,6 +17,7 @@ from queue import Queue
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.process import start_threads
 from ckptconv.storage import remote
 from ckptconv.storage.writing import Writer
 
@@ -30,8 +31,6 @@ GOOD_PART = 64 << 20
 # Smaller files are sent with one request, on commit.
 SMALL = 1 << 16
 SENT_AT_A_TIME = 1 << 17
-# Small stacks for threads, which only wait for the network.
-STACK = 512 << 10
 
 
 def part_size(size: int, memory: int) -> int:
@@ -330,7 +329,7 @@ class UploadWriter(Writer):
     def _hand_over(self) -> None:
         assert self._filling is not None
         if len(self._threads) < self._most:
-            self._start()
+            self._threads += start_threads([threading.Thread(target=self._work, daemon=True)])
         part, self._filling = (self._number, self._filling, self._filled), None
         self._number += 1
         if self._threads:
@@ -340,17 +339,6 @@ class UploadWriter(Writer):
             self._send(*part)
         finally:
             self._buffers.give_back(part[1])
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._work, daemon=True)
-        usual = threading.stack_size(STACK)
-        try:
-            thread.start()
-        except RuntimeError:
-            return  # the system allows no more threads
-        finally:
-            threading.stack_size(usual)
-        self._threads.append(thread)
 
     def _work(self) -> None:
         for part in iter(self._waiting.get, None):

@@ -92,11 +92,11 @@ class LocalWriter(Writer):
                 at += length
 
     def read_at(self, offset: int, length: int) -> bytes:
-        data = bytearray()
         with writing(self._path):
+            data = os.pread(self._fd, length, offset)
             while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
                 data += more
-        return bytes(data)
+        return data
 
     def sync(self) -> None:
         with writing(self._path):

@@ -12,7 +12,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,10 +24,12 @@ from ckptconv.options.table import NO_MAP, OPTIONS, Options
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import seen_path
 from ckptconv.plan import Data, FilePlan, Literal, identify, identity
+from ckptconv.storage.digests import NamedRange, digests_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure.record import FILE_NAME
+from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.output import INDEX, SUFFIX, Written
 from ckptconv.version import __version__
@@ -144,6 +146,11 @@ def check_safetensors(
         _check_file(manifest, name, sizes.get(name), names.get(name, set()))
     if told["aliases"] != found.aliases:
         raise _not_so(manifest, "tied names", told["aliases"])
+    ranges: dict[str, list[NamedRange]] = {}
+    for name, tensor in found.tensors.items():
+        offset = tensor.offset if isinstance(tensor, Stored) else 0
+        ranges.setdefault(basename(found.homes[name]), []).append((offset, tensor.nbytes, name))
+    check_digests(manifest, {basename(file.path): manifest.place.at(file.path) for file in found.files}, ranges)
 
     def plan_id() -> str:
         files = (FilePlan(name, told["files"][name]["size"], (Literal(0, literals[name]),)) for name in told["files"])
@@ -173,6 +180,10 @@ def check_planned(
         crcs = _members(place, next(iter(entry["tensors"]), ""))
         _check_file(manifest, name, place.entry.file.size, set(crcs))
         check_checksums(manifest, name, crcs)
+    if "digest" in manifest.told:
+        places = {name: manifest.place.at(where) for name, where in files.items()}
+        examples = {name: next(iter(entry["tensors"]), "") for name, entry in manifest.told["files"].items()}
+        check_digests(manifest, places, {name: _ranges(places[name], each) for name, each in examples.items()})
     if manifest.told["aliases"]:
         raise _not_so(manifest, "tied names", manifest.told["aliases"])
 
@@ -199,6 +210,9 @@ def check_checkpoint(manifest: Manifest, source: Source, inputs: Mapping[str, Ha
         parts = {part.name for part in plan.parts if isinstance(part, Data)} if plan else set()
         _check_file(manifest, name, plan.size if plan else None, parts)
         check_checksums(manifest, name, found.crcs.get(name, {}))
+    data = {plan.name: [part for part in plan.parts if isinstance(part, Data)] for plan in found.plans}
+    ranges = {name: [(part.offset, part.nbytes, part.name) for part in parts] for name, parts in data.items()}
+    check_digests(manifest, found.where, ranges)
     if manifest.told["aliases"]:
         raise _not_so(manifest, "tied names", manifest.told["aliases"])
 
@@ -214,6 +228,24 @@ def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> N
     for name, crc in manifest.told["files"][file]["tensors"].items():
         if crc is not None and int(crc, 16) != crcs.get(name):
             raise _not_so(manifest, f"the checksum of {name!r} in {file}", crc)
+
+
+def check_digests(
+    manifest: Manifest, places: Mapping[str, Location], ranges: Mapping[str, Iterable[NamedRange]]
+) -> None:
+    """Raise DifferenceError if a digest in the manifest, of a file or of a tensor, is not so.
+
+    `places` are where the files are read, by name, and `ranges` where each has which tensors. Every file is read once.
+    """
+    algorithm: str = manifest.told.get("digest", "")
+    for name, entry in manifest.told["files"].items() if algorithm else ():
+        with contextlib.closing(places[name].open_reader()) as reader:
+            found = digests_of(reader.read_at, reader.file.size, ranges.get(name, ()), algorithm)
+        told = entry["digests"]
+        wrong = [tensor for tensor, digest in told["tensors"].items() if found.tensors.get(tensor) != digest]
+        if wrong or found.file != told["file"]:
+            what = f"{wrong[0]!r} in {name}" if wrong else name
+            raise _not_so(manifest, f"the {algorithm} of {what}", told["tensors"][wrong[0]] if wrong else told["file"])
 
 
 def has_checksum(manifest: Manifest | None, file: str, name: str) -> bool:
@@ -310,6 +342,26 @@ def _members(place: Location, example: str) -> dict[str, int]:
         with zipfile.ZipFile(opened) as archive:
             records = (found for found in archive.infolist() if found.file_size and "/data/" in found.filename)
             return {found.filename: found.CRC for found in records}
+
+
+def _ranges(place: Location, example: str) -> list[NamedRange]:
+    """Return where a torch file has the "tensors" that `_members` gives."""
+    with contextlib.closing(place.open_reader()) as reader:
+        opened = io.BufferedReader(_Seekable(reader), _BUFFER)
+        if (example and "/" not in example) or not zipfile.is_zipfile(opened):
+            return [(0, reader.file.size, place.name)]
+        with zipfile.ZipFile(opened) as archive:
+            return [
+                (_data_offset(reader, found.header_offset), found.file_size, found.filename)
+                for found in archive.infolist()
+                if found.file_size and "/data/" in found.filename
+            ]
+
+
+def _data_offset(reader: Reader, header: int) -> int:
+    """Return where the bytes of a zip record begin. Source: APPNOTE.TXT 4.3.7, the local file header."""
+    lengths = reader.read_at(header + 26, 4)
+    return header + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
 
 
 class _Seekable(io.RawIOBase):

@@ -11,13 +11,14 @@ import contextlib
 import errno
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made, made
+from ckptconv.storage.digests import Digests, digests_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.handles import ForeignError
 from ckptconv.storage.writing import BusyError, Writer
@@ -49,13 +50,21 @@ class Staging:
     recorded: set[str] = field(default_factory=set)
     _writers: list[Writer] = field(default_factory=list)
 
-    def finished(self, name: str, size: int) -> Made | None:
-        """Return what an earlier run of the same plan has made under `name`; None if it has to be made."""
+    def finished(self, name: str, size: int, digest: str = "") -> Made | None:
+        """Return what an earlier run of the same plan has made under `name`; None if it has to be made.
+
+        With `digest`, an algorithm, it has content digests: if its record has none, the file is read once more.
+        """
         found = self._known(name, size)
         if found is None:
             return None
         self.recorded.add(name)
-        return made(found)
+        result = made(found)
+        if not digest or (result.digests and result.digests.algorithm == digest):
+            return result if digest else replace(result, digests=None)
+        with self._reading(name, found) as reader:
+            ranges = [(at, nbytes, tensor) for at, nbytes, _, tensor in found["spans"] if tensor is not None]
+            return replace(result, digests=digests_of(reader.read_at, size, ranges, digest))
 
     def check(self, name: str, size: int, progress: Callable[[int], object] | None = None) -> bool:
         """Read a finished file again; whether it still has the checksums of its record. If not, remove the record.
@@ -117,7 +126,7 @@ class Staging:
         writer.close()
         self._writers.remove(writer)
 
-    def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
+    def record(self, file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | None = None) -> None:
         """Write the record that `file`, already sealed, is finished. `crcs` are the CRC-32 of its tensors by name."""
 
     def staged(self, name: str) -> str:

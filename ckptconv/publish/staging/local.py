@@ -42,6 +42,7 @@ from ckptconv.publish.staging.area import (
     wait_for,
 )
 from ckptconv.publish.staging.base import GO_ON, Staging
+from ckptconv.storage.digests import Digests
 from ckptconv.storage.files import DescriptorReader, Reader
 from ckptconv.storage.handles import ForeignError, Handle, resolved
 from ckptconv.storage.writing import LocalWriter, Writer, check_space, reason, writing
@@ -259,10 +260,10 @@ class LocalStaging(Staging):
 
     # ---- what is there
 
-    def finished(self, name: str, size: int) -> Made | None:
+    def finished(self, name: str, size: int, digest: str = "") -> Made | None:
         self._files += 1
         with writing(self.path):
-            return super().finished(name, size)
+            return super().finished(name, size, digest)
 
     def _known(self, name: str, size: int) -> dict[str, Any] | None:
         assert self._staging is not None
@@ -365,14 +366,14 @@ class LocalStaging(Staging):
         self._writers.append(writer)
         return writer
 
-    def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
+    def record(self, file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | None = None) -> None:
         assert self._staging is not None
         place = self._place(file.name)
         with writing(self.path):
             with place.open() as directory:
                 now = directory.stat(place.name)
             facts = {"plan": self.plan_id, "inode": now.st_ino, "mtime": now.st_mtime_ns, "synced": self.durable}
-            self._staging.write_whole(record_of(file.name), record(file, crcs, facts))
+            self._staging.write_whole(record_of(file.name), record(file, crcs, digests, facts))
         self.recorded.add(file.name)
 
     # ---- publishing

@@ -26,6 +26,7 @@ from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, Described, is_sib
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote
+from ckptconv.storage.digests import Digests
 from ckptconv.storage.files import Reader, RemoteReader
 from ckptconv.storage.location import Location
 from ckptconv.storage.uploads import KINDS, explained
@@ -130,9 +131,9 @@ class PartsOnStore(UploadStaging):
                 if name in present:
                     self._remove(fs, f"{inner}/{name}")
 
-    def record(self, file: FilePlan, crcs: Mapping[str, int] | None) -> None:
+    def record(self, file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | None = None) -> None:
         facts = {"plan": self.plan_id, "version": self._at(file.name).entry.file.stamp}
-        self._put(record_of(file.name), record(file, crcs, facts))
+        self._put(record_of(file.name), record(file, crcs, digests, facts))
         self.recorded.add(file.name)
 
     def _complete(self, name: str) -> None:

@@ -1,0 +1,217 @@
+"""Content digests of a file and of ranges of it, sha256 or blake3, computed while the file is written.
+
+Such a digest can only be computed from the first byte to the last, and a local file is written in any order. So threads
+follow the writers: they read back what is complete from the beginning of the file on, while it is in the page cache.
+What is sent to a store is written in order, and is digested on its way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ckptconv.errors import UsageError
+from ckptconv.process import start_threads
+from ckptconv.storage.writing import Writer
+from ckptconv.text import install
+
+ALGORITHMS = ("sha256", "blake3")
+# Bytes that are read at a time.
+_READ = 1 << 20
+# Behind every byte of a file.
+_NEVER = 1 << 64
+# Offset, size in bytes, and name. The ranges of a file do not overlap.
+NamedRange: TypeAlias = tuple[int, int, str]
+
+
+@dataclass
+class Digests:
+    """The digests of a file, in hex, by one of `ALGORITHMS`: its own, and those of its tensors by name.
+
+    Of a file that is being written, they are empty until it is sealed.
+    """
+
+    algorithm: str
+    file: str = ""
+    tensors: dict[str, str] = field(default_factory=dict)
+
+
+def hasher(algorithm: str) -> Any:
+    """Return a new hash object, with `update` and `hexdigest`. Raises UsageError if its package is not installed."""
+    if algorithm == "sha256":
+        return hashlib.sha256()
+    try:
+        import blake3
+    except ImportError:
+        raise UsageError(
+            "Digests by blake3 need the package blake3, which is not installed.", install("blake3")
+        ) from None
+    return blake3.blake3()
+
+
+def digests_of(
+    read_at: Callable[[int, int], bytes], size: int, ranges: Iterable[NamedRange], algorithm: str
+) -> Digests:
+    """Return the digests of a file of `size` bytes and of `ranges` of it. `read_at(offset, length)` reads it."""
+    hashings = _whole(size, algorithm), _Hashing(sorted(ranges), algorithm)
+    for at in range(0, size, _READ):
+        data = memoryview(read_at(at, min(_READ, size - at)))
+        for hashing in hashings:
+            hashing.update(data)
+    own, of_ranges = hashings
+    return Digests(algorithm, own.found[""], of_ranges.found)
+
+
+class _Hashing:
+    """Computes the digests of `ranges` of a file whose bytes come in order, as the ranges do. There may be a million.
+
+    `found` has those that are complete.
+    """
+
+    def __init__(self, ranges: Iterable[NamedRange], algorithm: str) -> None:
+        self.found: dict[str, str] = {}
+        self._ranges, self._algorithm, self._at = iter(ranges), algorithm, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the next range. Those without bytes are complete at once."""
+        for offset, nbytes, name in self._ranges:
+            self._hash = hasher(self._algorithm)
+            if nbytes:
+                self._start, self._stop, self._name = offset, offset + nbytes, name
+                return
+            self.found[name] = self._hash.hexdigest()
+        self._start = self._stop = _NEVER
+
+    def update(self, data: memoryview) -> None:
+        """Add the next bytes of the file."""
+        start, stop = self._at, self._at + len(data)
+        self._at = stop
+        while self._start < stop:
+            self._hash.update(data[max(self._start, start) - start : min(self._stop, stop) - start])
+            if self._stop > stop:
+                return
+            self.found[self._name] = self._hash.hexdigest()
+            self._begin()
+
+
+def _whole(size: int, algorithm: str) -> _Hashing:
+    return _Hashing([(0, size, "")], algorithm)
+
+
+class DigestingWriter(Writer):
+    """Writes a file of `size` bytes with `writer`, and computes its digests and those of `ranges` of it, in order.
+
+    Call `start` before the first byte, and `finish` when all is written, or `give_up`. If `writer` is positioned, two
+    threads read back what is written, one for the digest of the file and one for those of its ranges.
+    """
+
+    def __init__(self, writer: Writer, size: int, ranges: Iterable[NamedRange], algorithm: str) -> None:
+        self.positioned = writer.positioned
+        # Filled in by `finish`.
+        self.digests = Digests(algorithm)
+        self._writer, self._size = writer, size
+        self._hashings = _whole(size, algorithm), _Hashing(ranges, algorithm)
+        # Blocks of `_READ` bytes: how many are complete from the beginning on, and what is written of later ones.
+        self._complete, self._written = 0, Counter[int]()
+        self._all_written = self._given_up = False
+        self._changed = threading.Condition()
+        self._failures: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start to follow what is written."""
+        if self.positioned and self._size > _READ:
+            follow = self._follow
+            self._threads = [threading.Thread(target=follow, args=(each,), daemon=True) for each in self._hashings]
+            self._threads = start_threads(self._threads)
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        self._writer.write_at(offset, data)
+        if not self.positioned:
+            for hashing in self._hashings:
+                hashing.update(data)
+        else:
+            self._count(_by_block(offset, len(data)))
+
+    def write_runs(self, offsets: Iterable[int], length: int, data: memoryview) -> None:
+        if not self.positioned:
+            super().write_runs(offsets, length, data)  # by `write_at`
+            return
+        written = Counter[int]()
+
+        def counted() -> Iterator[int]:
+            for offset in offsets:
+                for block, count in _by_block(offset, length):
+                    written[block] += count
+                yield offset
+
+        self._writer.write_runs(counted(), length, data)
+        self._count(written.items())
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return self._writer.read_at(offset, length)
+
+    def _count(self, written: Iterable[tuple[int, int]]) -> None:
+        """Note how many bytes of which blocks are written."""
+        with self._changed:
+            for block, count in written:
+                self._written[block] += count
+            before = self._complete
+            while self._written[self._complete] >= _READ:
+                del self._written[self._complete]
+                self._complete += 1
+            if self._complete > before:
+                self._changed.notify_all()
+
+    def _follow(self, hashing: _Hashing) -> None:
+        """Digest the file from its first byte to its last, each block once it is written."""
+        try:
+            for block, at in enumerate(range(0, self._size, _READ)):
+                with self._changed:
+                    while not (self._complete > block or self._all_written or self._given_up):
+                        self._changed.wait()
+                if self._given_up:
+                    return
+                hashing.update(memoryview(self._writer.read_at(at, min(_READ, self._size - at))))
+        except BaseException as error:
+            self._failures.append(error)
+
+    def finish(self) -> None:
+        """Compute what is left, and fill in `digests`. The file is completely written, and not closed yet."""
+        with self._changed:
+            self._all_written = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        if self.positioned:
+            # Small files, and where the system allows no more threads.
+            for hashing in self._hashings[len(self._threads) :]:
+                self._follow(hashing)
+        if self._failures:
+            raise self._failures[0]
+        own, of_ranges = self._hashings
+        self.digests.file, self.digests.tensors = own.found[""], of_ranges.found
+
+    def give_up(self) -> None:
+        """End the threads: the file will not be complete."""
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+def _by_block(offset: int, length: int) -> Iterator[tuple[int, int]]:
+    """Yield the blocks that the `length` bytes at `offset` are in, each with how many of them are."""
+    stop = offset + length
+    while offset < stop:
+        block = offset // _READ
+        end = min((block + 1) * _READ, stop)
+        yield block, end - offset
+        offset = end

@@ -1,0 +1,390 @@
+"""`--digest` and `--attest`: content digests of every file and tensor, in the manifest, and statements for others."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+import sys
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from checkpoints import DATA, ZERO, ckptconv_here, seven_shards
+from remote import BUCKET, fresh, s3_server
+
+from ckptconv import convert, finish, verify
+from ckptconv.errors import DifferenceError, FailedError, UsageError
+from ckptconv.outputs.schema import check_manifest, file_record
+from ckptconv.publish.staging import base
+
+MANIFEST = ".ckptconv-manifest.json"
+INDEX = "model.safetensors.index.json"
+RUN = ZERO / "z3_bf16_w2" / "checkpoint"
+DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+SHARD = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt")
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tensors larger and smaller than what is read at a time, transposed, tied, empty, scalar."""
+    path = tmp_path_factory.mktemp("mixed") / "mixed.pt"
+    state = {f"small{n}": torch.full((n,), float(n)) for n in range(1, 40)}
+    state |= {"large": torch.randn(700, 1100), "transposed": torch.randn(900, 1500).t(), "tied": state["small9"]}
+    state |= {"empty": torch.empty(0, 4), "also empty": torch.empty(0), "scalar": torch.tensor(2.5)}
+    torch.save({**state, "epoch": 3}, path)
+    return path
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def of_safetensors(data: bytes) -> dict[str, bytes]:
+    """The bytes of each tensor."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    header.pop("__metadata__", None)
+    return {
+        name: data[8 + length + told["data_offsets"][0] : 8 + length + told["data_offsets"][1]]
+        for name, told in header.items()
+    }
+
+
+def of_archive(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {
+            each.filename: archive.read(each)
+            for each in archive.infolist()
+            if "/data/" in each.filename and each.file_size
+        }
+
+
+def tensors_in(name: str, data: bytes) -> dict[str, bytes]:
+    if name.endswith(".safetensors"):
+        return of_safetensors(data)
+    return of_archive(data) if name.endswith(".pt") else {}
+
+
+def assert_digested(manifest: bytes | str, files: dict[str, bytes]) -> None:
+    """The manifest has the sha256 of each of these files, and of all tensors in them."""
+    told = json.loads(manifest)
+    check_manifest(told)
+    assert told["digest"] == "sha256"
+    assert told["files"].keys() == files.keys()
+    for name, data in files.items():
+        expected = {tensor: sha256(each) for tensor, each in tensors_in(name, data).items()}
+        assert told["files"][name]["digests"] == {"file": sha256(data), "tensors": expected}
+
+
+def written(directory: Path) -> dict[str, bytes]:
+    names = (path for path in directory.iterdir() if path.is_file() and path.name != MANIFEST)
+    return {path.name: path.read_bytes() for path in names}
+
+
+# ------------------------------------------------------------------------------------------------- of every output
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (RUN, {"max_shard_size": 50_000}),
+        (DCP, {}),
+        ("mixed", {"jobs": 4}),
+        ("mixed", {"dtype": "bf16", "jobs": 1}),
+        ("mixed", {"max_shard_size": 4_000_000, "jobs": 2}),
+        ("shards", {"max_shard_size": SHARD, "fsync": False}),
+    ],
+)
+def test_every_file_and_tensor_has_the_digest_of_its_bytes(
+    source: Any, options: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(source) if isinstance(source, str) else source
+    convert(path, tmp_path / "out", digest="sha256", **options)
+    assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
+    verify(path, tmp_path / "out")
+
+
+def test_a_single_file_has_them_in_its_manifest(mixed: Path, tmp_path: Path) -> None:
+    out, back = tmp_path / "out.safetensors", tmp_path / "back.pt"
+    convert(mixed, out, digest="sha256", manifest=tmp_path / "out.json")
+    assert_digested((tmp_path / "out.json").read_text(), {out.name: out.read_bytes()})
+    convert(out, back, digest="sha256", manifest=tmp_path / "back.json")
+    assert_digested((tmp_path / "back.json").read_text(), {back.name: back.read_bytes()})
+    verify(mixed, out, manifest=tmp_path / "out.json")
+    verify(out, back, manifest=tmp_path / "back.json")
+
+
+def test_a_checkpoint_of_torch_has_them(mixed: Path, tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    out = tmp_path / "out"
+    convert(mixed, out, to="dcp", digest="sha256")
+    told = json.loads((out / MANIFEST).read_text())["files"]
+    assert {name: entry["digests"]["file"] for name, entry in told.items()} == {
+        name: sha256(data) for name, data in written(out).items()
+    }
+    for key, place in FileSystemReader(out).read_metadata().storage_data.items():
+        record = (out / place.relative_path).read_bytes()[place.offset : place.offset + place.length]
+        found = torch.load(io.BytesIO(record), weights_only=False)
+        if isinstance(found, torch.Tensor) and found.numel():
+            expected = sha256(found.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            assert told[place.relative_path]["digests"]["tensors"][f"{key.fqn} {[0] * found.dim()}"] == expected
+    verify(mixed, out, to="dcp")
+
+
+def test_a_universal_checkpoint_and_optimizer_states_have_them(tmp_path: Path) -> None:
+    convert(RUN, tmp_path / "out", digest="sha256", optimizer=tmp_path / "states", universal=tmp_path / "step_u")
+    assert_digested((tmp_path / "states" / MANIFEST).read_text(), written(tmp_path / "states"))
+    told = json.loads((tmp_path / "step_u" / MANIFEST).read_text())["files"]
+    for name, entry in told.items():
+        path = tmp_path / name if name == "latest_universal" else tmp_path / "step_u" / name
+        assert entry["digests"]["file"] == sha256(path.read_bytes())
+    verify(RUN, universal=tmp_path / "step_u")
+
+
+# ---------------------------------------------------------------------------------------------- however it was made
+
+
+@pytest.mark.parametrize("before", ["", "sha256"])
+def test_a_conversion_that_goes_on_gives_the_same_manifest(
+    before: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise FailedError("It was stopped.")
+
+    read: list[int] = []
+    digests_of = base.digests_of
+    monkeypatch.setattr(base, "digests_of", lambda *args: read.append(args[1]) or digests_of(*args))
+    options: Any = {"max_shard_size": SHARD}
+    with pytest.raises(FailedError, match="stopped"):
+        convert(shards, tmp_path / "out", digest=before, before_commit=stop, **options)
+    assert convert(shards, tmp_path / "out", digest="sha256", **options).reused == 7
+    assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
+    # What has no digest in its record is read once.
+    assert len(read) == (0 if before else 7)
+    convert(shards, tmp_path / "whole", digest="sha256", **options)
+    assert (tmp_path / "out" / MANIFEST).read_bytes() == (tmp_path / "whole" / MANIFEST).read_bytes()
+
+
+@pytest.mark.parametrize("first", ["", "sha256"])
+def test_parts_give_what_a_whole_run_gives(first: str, mixed: Path, tmp_path: Path) -> None:
+    options: Any = {"max_shard_size": 4_000_000}
+    for number, digest in enumerate((first, "sha256")):
+        convert(mixed, tmp_path / "parts" / "out", part=(number, 2), digest=digest, **options)
+    finish(tmp_path / "parts" / "out", attest=tmp_path / "parts.jsonl")
+    convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "whole.jsonl", **options)
+    assert (tmp_path / "parts" / "out" / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
+    assert (tmp_path / "parts.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_the_process_that_writes_a_file_digests_it(shards: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        convert(shards, tmp_path / "out", max_shard_size=SHARD, digest="sha256", executor=executor)
+    assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
+
+
+def test_what_is_sent_to_a_store_is_digested_on_its_way(shards: Path, mixed: Path) -> None:
+    with s3_server() as s3:
+        known: Any = {"storage_options": s3.options}
+        for source, size, part in ((mixed, 4_000_000, None), (shards, SHARD, (0, 1))):
+            url = f"s3://{BUCKET}/{fresh()}"
+            convert(source, url, digest="sha256", max_shard_size=size, part=part, **known)
+            if part:
+                finish(url, **known)
+            fs, inner = fsspec.core.url_to_fs(url, **s3.options)
+            files = {path[len(inner) + 1 :]: fs.cat_file(path) for path in fs.find(inner)}
+            assert_digested(files.pop(MANIFEST), files)
+            verify(source, url, **known)
+
+
+def test_a_conversion_that_fails_leaves_no_thread(mixed: Path, tmp_path: Path) -> None:
+    def full(count: int) -> None:
+        raise FailedError("The disk is full.")
+
+    before = threading.active_count()
+    with pytest.raises(FailedError, match="full"):
+        convert(mixed, tmp_path / "out", digest="sha256", progress=full)
+    assert threading.active_count() == before
+    assert not (tmp_path / "out").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- verifying
+
+
+def changed(path: Path, change: Any) -> None:
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+
+
+def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(shards, out, max_shard_size=SHARD, digest="sha256")
+    # The same index in other words, as long as before.
+    text = (out / INDEX).read_text()
+    (out / INDEX).write_text(text.replace('"metadata": {', ' "metadata":{', 1))
+    assert len((out / INDEX).read_text()) == len(text)
+    with pytest.raises(DifferenceError, match=f"the sha256 of {INDEX}"):
+        verify(shards, out)
+
+
+@pytest.mark.parametrize("what", ["file", "tensor"])
+@pytest.mark.parametrize("to", ["out", "back.pt", "dcp"])
+def test_verify_finds_a_digest_that_is_not_so(what: str, to: str, mixed: Path, tmp_path: Path) -> None:
+    options: Any = {"digest": "sha256"} | ({"to": "dcp"} if to == "dcp" else {})
+    source, manifest = mixed, tmp_path / to / MANIFEST
+    if to == "back.pt":
+        source, manifest = tmp_path / "m.safetensors", tmp_path / "m.json"
+        convert(mixed, source)
+        options["manifest"] = manifest
+    convert(source, tmp_path / to, **options)
+
+    def change(told: Any) -> None:
+        for entry in told["files"].values():
+            digests = entry["digests"]
+            if digests["tensors"]:
+                first = next(iter(digests["tensors"]))
+                target, key = (digests, "file") if what == "file" else (digests["tensors"], first)
+                target[key] = "0" * 64
+
+    changed(manifest, change)
+    asked: Any = {"manifest": manifest} if to == "back.pt" else {}
+    with pytest.raises(DifferenceError, match=r"the sha256 of .* is not so"):
+        verify(source, tmp_path / to, **asked)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told.update(digest="md5"),
+        lambda told: told.update(digest=["sha256"]),
+        lambda told: told.pop("digest"),
+        lambda told: told["files"]["model.safetensors"].pop("digests"),
+        lambda told: told["files"]["model.safetensors"]["digests"].pop("file"),
+        lambda told: told["files"]["model.safetensors"]["digests"].update(file="0" * 63),
+        lambda told: told["files"]["model.safetensors"]["digests"].update(tensors=[]),
+        lambda told: told["files"]["model.safetensors"]["digests"]["tensors"].update(more="0" * 64),
+        lambda told: told["files"]["model.safetensors"]["digests"]["tensors"].update(large=3),
+        lambda told: told["files"]["model.safetensors"]["digests"].update(sha512="0" * 64),
+    ],
+)
+def test_digests_that_nothing_writes_are_refused(change: Any, mixed: Path, tmp_path: Path) -> None:
+    convert(mixed, tmp_path / "out", digest="sha256")
+    changed(tmp_path / "out" / MANIFEST, change)
+    with pytest.raises(DifferenceError, match="is no sound manifest"):
+        verify(mixed, tmp_path / "out")
+
+
+def test_a_record_with_unknown_digests_is_refused() -> None:
+    told: dict[str, Any] = {"name": "a", "size": 0, "plan": "p", "spans": [], "inode": 1, "mtime": 1, "synced": True}
+    told["digests"] = {"algorithm": "sha256", "file": sha256(b""), "tensors": {}}
+    assert file_record(json.dumps(told).encode()) == told
+    for algorithm in ("md5", 3, ["sha256"]):
+        told["digests"]["algorithm"] = algorithm
+        with pytest.raises(ValueError, match="no known algorithm"):
+            file_record(json.dumps(told).encode())
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_without_the_package_blake3_nothing_is_written(
+    mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    run = ckptconv_here("pt2safetensors", mixed, tmp_path / "out", "--digest", "blake3")
+    run.refused(2, "need the package blake3", "pip install 'ckptconv[blake3]'")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_package_blake3_gives_the_digests(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another function with digests as long, as the package need not be there.
+    monkeypatch.setitem(sys.modules, "blake3", SimpleNamespace(blake3=hashlib.blake2s))
+    convert(mixed, tmp_path / "out", digest="blake3", attest=tmp_path / "out.jsonl")
+    told = json.loads((tmp_path / "out" / MANIFEST).read_text())
+    data = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert told["digest"] == "blake3"
+    assert told["files"]["model.safetensors"]["digests"] == {
+        "file": hashlib.blake2s(data).hexdigest(),
+        "tensors": {name: hashlib.blake2s(each).hexdigest() for name, each in of_safetensors(data).items()},
+    }
+    verify(mixed, tmp_path / "out")
+
+
+def test_digests_that_would_be_kept_nowhere_are_refused(mixed: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no manifest beside it"):
+        convert(mixed, tmp_path / "out.safetensors", digest="sha256")
+    with pytest.raises(UsageError, match="none were asked for"):
+        convert(mixed, tmp_path / "out", attest=tmp_path / "out.jsonl")
+    with pytest.raises(UsageError, match="both name"):
+        convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "x", depfile=tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_without_digests_are_not_attested(shards: Path, tmp_path: Path) -> None:
+    convert(shards, tmp_path / "out", max_shard_size=SHARD, part=(0, 1))
+    with pytest.raises(UsageError, match="without digests"):
+        finish(tmp_path / "out", attest=tmp_path / "out.jsonl")
+    finish(tmp_path / "out")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+# ------------------------------------------------------------------------------------------------------ statements
+
+
+def statements(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_model_signing_is_told_all_files_of_the_directory(shards: Path, tmp_path: Path) -> None:
+    convert(shards, tmp_path / "out", max_shard_size=SHARD, digest="sha256", attest=tmp_path / "out.jsonl")
+    signing, _ = statements(tmp_path / "out.jsonl")
+    found = sorted((path.name, sha256(path.read_bytes())) for path in (tmp_path / "out").iterdir())
+    # As model_signing 1.1.1 has it: the digest of the model is that of the digests of its files.
+    root = sha256(b"".join(bytes.fromhex(digest) for _, digest in found))
+    assert signing["_type"] == "https://in-toto.io/Statement/v1"
+    assert signing["predicateType"] == "https://model_signing/signature/v1.0"
+    assert signing["subject"] == [{"name": "out", "digest": {"sha256": root}}]
+    assert signing["predicate"]["resources"] == [
+        {"name": name, "algorithm": "sha256", "digest": digest} for name, digest in found
+    ]
+    assert signing["predicate"]["serialization"]["method"] == "files"
+
+
+def test_a_single_file_is_the_model(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    convert(mixed, out, digest="sha256", attest=tmp_path / "out.jsonl")
+    signing, provenance = statements(tmp_path / "out.jsonl")
+    digest = sha256(out.read_bytes())
+    assert signing["predicate"]["resources"] == [{"name": ".", "algorithm": "sha256", "digest": digest}]
+    assert provenance["subject"] == [{"name": out.name, "digest": {"sha256": digest}}]
+
+
+def test_the_provenance_says_of_what_and_how_it_was_made(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(mixed, out, digest="sha256", attest=tmp_path / "out.jsonl", dtype="bf16")
+    _, provenance = statements(tmp_path / "out.jsonl")
+    told = json.loads((out / MANIFEST).read_text())
+    assert provenance["predicateType"] == "https://slsa.dev/provenance/v1"
+    files = {entry["name"]: entry["digest"]["sha256"] for entry in provenance["subject"]}
+    assert files == {path.name: sha256(path.read_bytes()) for path in out.iterdir()}
+    definition = provenance["predicate"]["buildDefinition"]
+    assert definition["externalParameters"]["options"] == {"dtype": "bfloat16"}
+    assert definition["internalParameters"] == {"plan": told["plan"]}
+    assert {each["name"]: each["annotations"] for each in definition["resolvedDependencies"]} == told["source"][
+        "inputs"
+    ]
+    assert provenance["predicate"]["runDetails"]["builder"]["version"] == {"ckptconv": told["ckptconv"]}
