@@ -60,7 +60,7 @@ def _digests(path: str, is_file: bool, told: Mapping[str, Any], manifest: bytes)
 def _model_signing(path: str, is_file: bool, algorithm: str, digests: Mapping[str, str]) -> dict[str, Any]:
     """Return the statement that model_signing makes of a model with these files and its default settings.
 
-    Source: `Payload` in model_signing/_signing/signing.py of 1.1.
+    Source: `Payload` in model_signing/_signing/signing.py of release 1.1.1.
     """
     # The paths are sorted name by name; a model that is one file is called ".".
     ordered = sorted(digests.items(), key=lambda each: each[0].split("/"))
@@ -97,8 +97,8 @@ def _provenance(told: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str
                 "externalParameters": {"source": source, **chosen},
                 "internalParameters": {"plan": told["plan"]},
                 "resolvedDependencies": [
-                    # Inputs are not read as a whole, so they have no content digest.
-                    {"name": name, "uri": quote(name, errors="surrogateescape"), "annotations": found}
+                    # No content digest: not every byte of an input is read. A name may hold half a surrogate pair.
+                    {"name": name, "uri": quote(name, errors="surrogatepass"), "annotations": found}
                     for name, found in inputs.items()
                 ],
             },

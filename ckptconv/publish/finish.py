@@ -119,6 +119,12 @@ def finish(
                 documents.append(_published(each, bool(told)))
                 staging.committed = True
                 continue
+            if each.kind == "file" and "digest" in each.told.heading and not told:
+                raise UsageError(
+                    f"{each.path} is one file, which has no manifest beside it to keep its digests in. "
+                    f"{each.untouched}",
+                    "Give --manifest FILE too.",
+                )
             made = _collected(each, staging)
             if checksum:
                 _check(each, staging, counter(progress))

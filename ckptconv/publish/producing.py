@@ -133,7 +133,9 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
                 "Give --manifest FILE too, or a directory as OUTPUT.",
             )
     elif options.attest:
-        raise UsageError("--attest is about digests, and none were asked for. Nothing was written.", "Give --digest.")
+        raise UsageError(
+            "--attest is about digests, and none were asked for. Nothing was written.", "Give --digest sha256 too."
+        )
 
 
 def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:

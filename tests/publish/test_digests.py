@@ -334,6 +334,15 @@ def test_digests_that_would_be_kept_nowhere_are_refused(mixed: Path, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+def test_a_part_of_a_single_file_is_finished_with_a_place_for_its_digests(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    convert(mixed, out, digest="sha256", part=(0, 1))
+    with pytest.raises(UsageError, match="no manifest beside it"):
+        finish(out)
+    finish(out, manifest=tmp_path / "out.json")
+    assert_digested((tmp_path / "out.json").read_text(), {out.name: out.read_bytes()})
+
+
 def test_parts_without_digests_are_not_attested(shards: Path, tmp_path: Path) -> None:
     convert(shards, tmp_path / "out", max_shard_size=SHARD, part=(0, 1))
     with pytest.raises(UsageError, match="without digests"):
