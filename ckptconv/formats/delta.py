@@ -115,7 +115,7 @@ def read_delta(place: Location) -> Delta:
     """Read the descriptions of the delta at `place`.
 
     Raise UsageError if it is no directory with an index, CorruptError if that contradicts itself or its files, and
-    UnsupportedError for an encoding, compression or checksum that is not known.
+    UnsupportedError for an encoding, compression or checksum that is not known, or whose package is not installed.
     """
     if place.kind != "directory" or INDEX not in place.names:
         missing = f"there is no {INDEX} in it" if place.kind == "directory" else f"it is {place.entry.described}"
@@ -132,6 +132,7 @@ def read_delta(place: Location) -> Delta:
     encoding = _known(place, told, "delta_encoding", ENCODINGS)
     _known(place, told, "compression_format", (ZSTD,))
     checksum = _known(place, told, "checksum_format", CHECKSUMS)
+    hasher_of(checksum)  # that its package is installed
     payloads: dict[str, Stored] = {}
     checksums: dict[str, str] = {}
     sizes: dict[str, int] = {}

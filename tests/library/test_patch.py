@@ -28,8 +28,11 @@ from safetensors.torch import load_file, save_file
 
 from ckptconv import CorruptError, FailedError, UnsupportedError, UsageError, convert, diff, patch
 from ckptconv.comparison import encoding
+from ckptconv.comparison.reading import Pair
 from ckptconv.storage import overwriting
 from ckptconv.tensors import kernels
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Zeros
 from ckptconv.tensors.moves import Overlay, Xor
 
 INDEX = "model.safetensors.index.json"
@@ -358,6 +361,14 @@ def test_a_delta_tells_nothing_but_new_values(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match=name):
             diff(a, b, delta=tmp_path / "d")
         assert not (tmp_path / "d").exists()
+
+
+def test_positions_are_counted_in_four_bytes() -> None:
+    largest, larger = (Zeros(DTYPES["uint8"], (size,)) for size in ((1 << 32) - 1, 1 << 32))
+    encoding.check_encodable({"w": Pair(largest, largest)}, "overwrite")
+    encoding.check_encodable({"w": Pair(larger, larger)}, "xor")
+    with pytest.raises(UnsupportedError, match=r"'w' has 4294967296 bytes.*--delta-encoding xor"):
+        encoding.check_encodable({"w": Pair(larger, larger)}, "overwrite")
 
 
 def test_options_that_contradict_a_delta_are_refused(tmp_path: Path, pair: tuple[Path, Path]) -> None:

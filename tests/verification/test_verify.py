@@ -43,7 +43,7 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, File, Join, Negate, Swap
+from ckptconv.tensors.moves import Bits, Cast, File, Join, Negate, Overlay, Swap, Xor
 from ckptconv.verification import evaluate as reference
 from ckptconv.verification import renaming
 from ckptconv.verification.evaluate import Evaluator
@@ -818,7 +818,7 @@ def wrapped(draw: st.DrawFn, tensor: LazyTensor) -> LazyTensor:
     if tensor.dtype.kind in "iu":
         choices += ["bits"]
     if tensor.dtype.name == "uint8":
-        choices += ["join"]
+        choices += ["join", "xor", "overlay"]
     kind = draw(st.sampled_from(choices))
     if kind == "bits":
         item = tensor.dtype.itemsize
@@ -827,6 +827,12 @@ def wrapped(draw: st.DrawFn, tensor: LazyTensor) -> LazyTensor:
         return Convert(tensor, Bits(item, shift, width, item), tensor.dtype)
     if kind == "join":
         return Joined((tensor, tensor), Join(((1, 0, 8), (1, 8, 8)), 2), DTYPES["int16"])
+    if kind in ("xor", "overlay"):
+        wide = Joined((tensor, tensor), Join(((1, 0, 8), (1, 8, 8)), 2), DTYPES["uint16"])
+        backwards = View(Convert(wide, Swap(2), wide.dtype), DTYPES["uint8"], (2 * tensor.numel,))
+        others = View(Narrow(backwards, 0, tensor.numel, tensor.numel), tensor.dtype, tensor.shape)
+        parts = (tensor, others, tensor) if kind == "xor" else (others, wide, wide)
+        return Joined(parts, Xor(3) if kind == "xor" else Overlay(2), tensor.dtype)
     if kind == "transposed":
         return Picked(tensor, 0, tensor.shape[::-1], contiguous_strides(tensor.shape)[::-1])
     if kind == "flat":
