@@ -308,6 +308,8 @@ def _read_set(place: Location, warnings: list[str]) -> FileSet:
         differing.pop(METADATA_KEY, None)
     if differing:
         warnings.append(f"{place}: the metadata of its files differs in {some(differing)}; that of the last is taken.")
+    if "delta_encoding" in metadata:
+        warnings.append(f"{place} is of a delta: its tensors are compressed differences. `ckptconv patch` applies it.")
     found.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
     return found
 

@@ -363,6 +363,11 @@ def test_a_delta_tells_nothing_but_new_values(tmp_path: Path) -> None:
         assert not (tmp_path / "d").exists()
 
 
+def test_a_delta_that_is_taken_for_a_checkpoint_is_said_to_be_one(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    report = convert(delta_of(pair, "xor"), tmp_path / "payloads")
+    assert any("is of a delta" in warning and "ckptconv patch" in warning for warning in report.warnings)
+
+
 def test_positions_are_counted_in_four_bytes() -> None:
     largest, larger = (Zeros(DTYPES["uint8"], (size,)) for size in ((1 << 32) - 1, 1 << 32))
     encoding.check_encodable({"w": Pair(largest, largest)}, "overwrite")
