@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckptconv.errors import CkptconvError
-from ckptconv.tensors.kernels import numpy_module
 
 # Bytes of a number, and of what is stored for each byte that changed.
 NUMBER, CHANGE = 4, 5
@@ -27,7 +26,8 @@ def laid_out(
     Raise the error that `damaged` makes of a reason, if the count or a position is more than the tensor has, positions
     do not ascend, or there are more or fewer bytes than the count says.
     """
-    np = numpy_module()
+    import numpy as np
+
     # Positions come before values, and both are needed together: unpack twice, at two places.
     ahead, behind = _Stream(unpacked(), damaged), _Stream(unpacked(), damaged)
     count = int.from_bytes(ahead.take(NUMBER), "little")
