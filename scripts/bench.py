@@ -1,11 +1,14 @@
 """Times ckptconv beside `cp` of its output and beside the other ways to convert, as whole processes.
 
-    bench.py [--sizes 0.5,2,8] [--only zero,pt,floats,transposed,small] [--rounds 5] [--cold] [--write]
+    bench.py [--sizes 0.5,2,8] [--only KIND,KIND] [--rounds 5] [--cold] [--write]
 
 Inputs are made once, under build/bench; SIZES are gigabytes of output. Every round runs every case of a task once, in
 turn; the disk is idle when a case begins, and no two ever run at the same time. Shown are medians of wall and processor
 time, the ratio of wall time to `cp` of the same output in the same rounds, and peak memory. `--write` puts tables and
 pictures into docs/.
+
+For `megatron` and `titan`, models of 2 GB get the names and layouts of Hugging Face by a map, beside a program in torch
+that does the same, as the frameworks' own converters do. `delta` writes what changed in one of a hundred elements.
 
 DeepSpeed, huggingface_hub and mergekit take part where they are installed: here, or in environments of their own,
 build/deepspeed-latest (which `make test-deepspeed` makes) and build/mergekit.
@@ -93,6 +96,103 @@ torch.save({f"w{n}": torch.randn(4096, 4096).t() for n in range(8)}, sys.argv[1]
 SMALL = """
 import sys, torch
 torch.save({f"layer.{n // 10}.{n % 10}.weight": torch.full((256,), float(n)) for n in range(200_000)}, sys.argv[1])
+"""
+# Llama-like models under the names of two frameworks, and what a program in torch makes of them.
+SIZES = "H, F, L, V, G, Q, D = 2048, 8192, 15, 32000, 8, 4, 64"
+RANDOM = """
+import sys, torch
+{sizes}
+def r(*shape): return torch.empty(*shape, dtype=torch.bfloat16).uniform_(-1, 1)
+"""
+MEGATRON_MODEL = (
+    RANDOM
+    + """
+state = {{"embedding.word_embeddings.weight": r(V, H), "output_layer.weight": r(V, H)}}
+state["decoder.final_layernorm.weight"] = r(H)
+for l in range(L):
+    at = f"decoder.layers.{{l}}."
+    state[at + "self_attention.linear_qkv.weight"] = r(G * (Q + 2) * D, H)
+    state[at + "self_attention.linear_qkv.layer_norm_weight"] = r(H)
+    state[at + "self_attention.linear_proj.weight"] = r(H, G * Q * D)
+    state[at + "mlp.linear_fc1.layer_norm_weight"] = r(H)
+    state[at + "mlp.linear_fc1.weight"] = r(2 * F, H)
+    state[at + "mlp.linear_fc2.weight"] = r(H, F)
+torch.save(state, sys.argv[1])
+"""
+)
+TITAN_MODEL = (
+    RANDOM
+    + """
+state = {{"tok_embeddings.weight": r(V, H), "output.weight": r(V, H), "norm.weight": r(H)}}
+for l in range(L):
+    at = f"layers.{{l}}."
+    for name, rows in (("wq", G * Q * D), ("wk", G * D), ("wv", G * D), ("wo", H)):
+        state[f"{{at}}attention.{{name}}.weight"] = r(rows, H)
+    for name, shape in (("w1", (F, H)), ("w2", (H, F)), ("w3", (F, H))):
+        state[f"{{at}}feed_forward.{{name}}.weight"] = r(*shape)
+    state[at + "attention_norm.weight"], state[at + "ffn_norm.weight"] = r(H), r(H)
+torch.save(state, sys.argv[1])
+"""
+)
+MEGATRON_TO_HF = """
+import sys, torch
+from safetensors.torch import save_file
+{sizes}
+state = torch.load(sys.argv[1], weights_only=True, mmap=True)
+made = {{"model.embed_tokens.weight": state["embedding.word_embeddings.weight"]}}
+made |= {{"lm_head.weight": state["output_layer.weight"], "model.norm.weight": state["decoder.final_layernorm.weight"]}}
+for l in range(L):
+    old, new = f"decoder.layers.{{l}}.", f"model.layers.{{l}}."
+    groups = state[old + "self_attention.linear_qkv.weight"].reshape(G, Q + 2, D, H)
+    for name, part in (("q", groups[:, :Q]), ("k", groups[:, Q]), ("v", groups[:, Q + 1])):
+        made[f"{{new}}self_attn.{{name}}_proj.weight"] = part.reshape(-1, H).contiguous()
+    made[new + "input_layernorm.weight"] = state[old + "self_attention.linear_qkv.layer_norm_weight"]
+    made[new + "self_attn.o_proj.weight"] = state[old + "self_attention.linear_proj.weight"]
+    made[new + "post_attention_layernorm.weight"] = state[old + "mlp.linear_fc1.layer_norm_weight"]
+    gate, up = state[old + "mlp.linear_fc1.weight"].chunk(2)
+    made[new + "mlp.gate_proj.weight"], made[new + "mlp.up_proj.weight"] = gate.clone(), up.clone()
+    made[new + "mlp.down_proj.weight"] = state[old + "mlp.linear_fc2.weight"]
+save_file(made, sys.argv[2], {{"format": "pt"}})
+"""
+TITAN_TO_HF = """
+import sys, torch
+from safetensors.torch import save_file
+{sizes}
+state = torch.load(sys.argv[1], weights_only=True, mmap=True)
+made = {{"model.embed_tokens.weight": state["tok_embeddings.weight"], "lm_head.weight": state["output.weight"]}}
+made["model.norm.weight"] = state["norm.weight"]
+def halves(rows): return rows.reshape(-1, D // 2, 2, H).transpose(1, 2).reshape(-1, H).contiguous()
+for l in range(L):
+    old, new = f"layers.{{l}}.", f"model.layers.{{l}}."
+    made[new + "self_attn.q_proj.weight"] = halves(state[old + "attention.wq.weight"])
+    made[new + "self_attn.k_proj.weight"] = halves(state[old + "attention.wk.weight"])
+    made[new + "self_attn.v_proj.weight"] = state[old + "attention.wv.weight"]
+    made[new + "self_attn.o_proj.weight"] = state[old + "attention.wo.weight"]
+    for ours, theirs in (("w1", "gate"), ("w2", "down"), ("w3", "up")):
+        made[f"{{new}}mlp.{{theirs}}_proj.weight"] = state[f"{{old}}feed_forward.{{ours}}.weight"]
+    made[new + "input_layernorm.weight"] = state[old + "attention_norm.weight"]
+    made[new + "post_attention_layernorm.weight"] = state[old + "ffn_norm.weight"]
+save_file(made, sys.argv[2], {{"format": "pt"}})
+"""
+# A step that changes one element in a hundred, of 1 GB of bfloat16, as reinforcement learning does.
+STEPS = """
+import os, sys, torch
+from safetensors.torch import save_file
+os.mkdir(sys.argv[1])
+before = {f"layers.{n}.weight": torch.randn(4096, 4096).bfloat16() for n in range(30)}
+save_file(before, sys.argv[1] + "/before.safetensors", {"format": "pt"})
+for tensor in before.values():
+    flat = tensor.view(-1)
+    places = torch.randint(len(flat), (len(flat) // 100,))
+    flat[places] += 0.01
+save_file(before, sys.argv[1] + "/after.safetensors", {"format": "pt"})
+"""
+KINDS = ("zero", "pt", "floats", "transposed", "small", "megatron", "titan", "delta")
+_DELTA_THEN_PATCH = """
+before=$1 after=$2 delta=$3 result=$4
+shift 4
+rm -rf "$delta"
+"$@" diff "$before" "$after" --delta "$delta" --quiet && "$@" patch "$before" "$delta" "$result" --no-fsync --quiet
 """
 _PAGES = bytes(1 << 20)
 # DeepSpeed needs so many times the size of the output in memory, and a part of the machine's is in use.
@@ -334,6 +434,93 @@ def small_task(directory: Path) -> Task:
     return loading_task("small", "200,000 tensors of 1 KiB", directory, source)
 
 
+def mapped_task(kind: str, title: str, named: str, model: str, program: str, directory: Path) -> Task:
+    """A model of another framework, which a map or a program in torch gives the names and layouts of Hugging Face."""
+    source, result, theirs = (
+        directory / f"{kind}.pt",
+        directory / f"{kind}.safetensors",
+        directory / "torch.safetensors",
+    )
+    make(source, python(model.format(sizes=SIZES)))
+    sizes = [word for size in ("d=64", "q=4", "e=32", "v=32000") if size[0] in _AXES[kind] for word in ("--size", size)]
+    line = [
+        PYTHON,
+        "-m",
+        "ckptconv",
+        "pt2safetensors",
+        str(source),
+        str(result),
+        "--no-progress",
+        "--map",
+        named,
+        *sizes,
+    ]
+    name = f"`ckptconv pt2safetensors --map {named}"
+    cases = [
+        *copies(result, directory / "copy"),
+        Case(f"{name} --no-fsync`", [*line, "--no-fsync"], [source], result, "ckptconv"),
+        Case(f"{name}`", line, [source], result),
+        Case(
+            "torch.load(mmap=True), reshape, save_file",
+            python(program.format(sizes=SIZES), source, theirs),
+            [source],
+            theirs,
+        ),
+    ]
+    return Task(kind, title, result, cases, lambda: check_same(result, theirs), theirs)
+
+
+# The axes whose sizes the maps cannot know of these models, which have no config.json.
+_AXES = {"megatron": "dqv", "titan": "e"}
+
+
+def megatron_task(directory: Path) -> Task:
+    title = "Megatron-core's Llama of 2 GB, to Hugging Face"
+    return mapped_task("megatron", title, "megatron-llama", MEGATRON_MODEL, MEGATRON_TO_HF, directory)
+
+
+def titan_task(directory: Path) -> Task:
+    title = "torchtitan's Llama 3 of 2 GB, to Hugging Face"
+    return mapped_task("titan", title, "torchtitan-llama3", TITAN_MODEL, TITAN_TO_HF, directory)
+
+
+def delta_task(directory: Path) -> Task:
+    """What changed in a step, beside what others need to send the new file."""
+    place = directory / "steps"
+    make(place, python(STEPS))
+    before, after, result = place / "before.safetensors", place / "after.safetensors", directory / "patched.safetensors"
+    delta, packed = directory / "delta", directory / "after.packed"
+    cases = [
+        *copies(result, directory / "copy"),
+        Case(
+            "`ckptconv diff --delta`, then `patch --no-fsync`",
+            [
+                *("sh", "-c", _DELTA_THEN_PATCH, "-"),
+                *(str(before), str(after), str(delta), str(result), PYTHON, "-m", "ckptconv"),
+            ],
+            [before, after],
+            result,
+        ),
+    ]
+    others = {
+        "zstd": ["zstd", "-q", "-f", "-1", str(after), "-o", str(packed)],
+        "xdelta3": ["xdelta3", "-e", "-f", "-s", str(before), str(after), str(packed)],
+        "rsync": ["rsync", "--no-whole-file", "--only-write-batch", str(packed), str(after), str(before)],
+    }
+    for name, line in others.items():
+        if shutil.which(name):
+            cases.append(
+                Case(
+                    f"`{' '.join(word for word in line[:4] if '/' not in word)}`",
+                    line,
+                    [before, after],
+                    packed,
+                    others=True,
+                )
+            )
+    return Task("delta", "a step that changes 1 % of 1 GB", result, cases, lambda: check_same(result, after))
+
+
 def check_same(ours: Path, theirs: Path) -> None:
     """Raise RuntimeError unless two safetensors files hold the same, byte for byte, whatever their metadata."""
     headers = []
@@ -356,7 +543,13 @@ def size(paths: Iterable[Path]) -> str:
 def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iterator[Task]:
     """The tasks asked for, their inputs made; the outputs of one are removed before the next."""
     sized = {"zero": zero_task, "pt": pt_task, "floats": floats_task}
-    alone = {"transposed": transposed_task, "small": small_task}
+    alone = {
+        "transposed": transposed_task,
+        "small": small_task,
+        "megatron": megatron_task,
+        "titan": titan_task,
+        "delta": delta_task,
+    }
     for kind in kinds:
         if kind in alone:
             yield alone[kind](directory)
@@ -466,7 +659,7 @@ def pictures(done: Sequence[Task]) -> dict[str, str]:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--sizes", default="0.5,2,8", metavar="GB", help="sizes of the output; default: 0.5,2,8")
-    parser.add_argument("--only", default="zero,pt,floats,transposed,small", metavar="KINDS", help="some of the tasks")
+    parser.add_argument("--only", default=",".join(KINDS), metavar="KINDS", help="some of the tasks")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--cold", action="store_true", help="drop the input from the page cache before every case")
     parser.add_argument("--write", action="store_true", help=f"write tables and pictures to {DOCS.relative_to(ROOT)}/")
@@ -477,7 +670,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.rounds < 1:
         parser.error("--rounds has to be at least 1")
     options.kinds = options.only.split(",")
-    if unknown := set(options.kinds) - {"zero", "pt", "floats", "transposed", "small"}:
+    if unknown := set(options.kinds) - {*KINDS}:
         parser.error(f"--only: no such task: {', '.join(sorted(unknown))}")
     try:
         options.sizes = [float(each) for each in options.sizes.split(",")]
