@@ -160,7 +160,7 @@ def _with_states(source: Source, given: str | os.PathLike[str] | Source, options
     if not options.optimizer:
         return source
     asked = source.path if isinstance(given, Source) else normalize(given)
-    return with_states(source, asked, options.optimizer, **{**options.opening(), "like": "", "map": "", "size": {}})
+    return with_states(source, asked, options.optimizer, **options.opening())
 
 
 def _like(source: Source, targets: Mapping[Planner, Target], options: Options) -> tuple[dict[Planner, Target], Options]:

@@ -23,7 +23,9 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         if source.states() is None:
             raise _none(path)
         return source
-    other = open_source(normalize(path), **{**settings, "family": "", "tag": "", "states": True})
+    # Which checkpoint to take, and the layout of the output, are said of the source.
+    of_source = {"family": "", "tag": "", "like": "", "map": "", "size": None}
+    other = open_source(normalize(path), **{**settings, **of_source, "states": True})
     found = other.states() or _states_in(other.weights)
     if found is None:
         raise _none(path)

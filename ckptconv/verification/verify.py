@@ -225,8 +225,7 @@ def verify(
             sources = [with_training(one, asked) for one in sources]
         if asked.to and asked.optimizer:
             given = source.path if isinstance(source, Source) else normalize(source)
-            settings = {**asked.opening(), "like": "", "map": "", "size": {}}
-            sources = [with_states(one, given, asked.optimizer, **settings) for one in sources]
+            sources = [with_states(one, given, asked.optimizer, **asked.opening()) for one in sources]
     pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
