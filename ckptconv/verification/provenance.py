@@ -7,7 +7,6 @@ which is computed anew, depends on everything that decides an output.
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import zipfile
@@ -28,6 +27,7 @@ from ckptconv.storage.digests import NamedRange, digests_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
+from ckptconv.storage.seekable import Seekable
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
@@ -336,7 +336,7 @@ def _members(place: Location, example: str) -> dict[str, int]:
             reader.close()
         return {place.name: crc}
     with contextlib.closing(place.open_reader()) as reader:
-        opened = io.BufferedReader(_Seekable(reader), _BUFFER)
+        opened = io.BufferedReader(Seekable(reader), _BUFFER)
         if not zipfile.is_zipfile(opened):
             return {}
         with zipfile.ZipFile(opened) as archive:
@@ -347,7 +347,7 @@ def _members(place: Location, example: str) -> dict[str, int]:
 def _ranges(place: Location, example: str) -> list[NamedRange]:
     """Return where a torch file has the "tensors" that `_members` gives."""
     with contextlib.closing(place.open_reader()) as reader:
-        opened = io.BufferedReader(_Seekable(reader), _BUFFER)
+        opened = io.BufferedReader(Seekable(reader), _BUFFER)
         if (example and "/" not in example) or not zipfile.is_zipfile(opened):
             return [(0, reader.file.size, place.name)]
         with zipfile.ZipFile(opened) as archive:
@@ -362,37 +362,6 @@ def _data_offset(reader: Reader, header: int) -> int:
     """Return where the bytes of a zip record begin. Source: APPNOTE.TXT 4.3.7, the local file header."""
     lengths = reader.read_at(header + 26, 4)
     return header + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
-
-
-class _Seekable(io.RawIOBase):
-    """A reader as zipfile takes one."""
-
-    def __init__(self, reader: Reader) -> None:
-        super().__init__()
-        self._reader, self._at = reader, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + (0, self._at, self._reader.file.size)[whence]
-        if at < 0:
-            raise OSError(errno.EINVAL, "before the first byte")
-        self._at = at
-        return at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        out = memoryview(buffer).cast("B")
-        data = self._reader.read_at(self._at, max(min(len(out), self._reader.file.size - self._at), 0))
-        out[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:

@@ -30,7 +30,7 @@ from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip import PICKLE, begins_as_pickle
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
-from ckptconv.inspection.scan.readers import InMemory, Part, Stream
+from ckptconv.inspection.scan.readers import InMemory, Part
 from ckptconv.inspection.scan.report import ATTACK, RULES, Finding
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
@@ -38,6 +38,7 @@ from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import WHOLE_TREES, Constructor, TruncatedError, Vocabulary
 from ckptconv.storage.files import Reader
+from ckptconv.storage.seekable import Seekable
 from ckptconv.text import brief, some
 
 HEAD = 512
@@ -508,7 +509,7 @@ def _is_file(data: bytes | bytearray) -> bool:
 
 def _members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
     """Yield name, offset and size of the regular files in a tar archive, as Python's tarfile finds them."""
-    with tarfile.open(fileobj=io.BufferedReader(Stream(reader)), mode="r:") as archive:
+    with tarfile.open(fileobj=io.BufferedReader(Seekable(reader)), mode="r:") as archive:
         for member in itertools.islice(archive, _MEMBERS):
             if member.isreg() and not member.issparse():
                 yield member.name, member.offset_data, member.size

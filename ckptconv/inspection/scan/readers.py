@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 from ckptconv.errors import CorruptError
 from ckptconv.storage.files import Reader
 from ckptconv.tensors.moves import File
@@ -33,27 +31,3 @@ class InMemory(Reader):
         if offset + length > len(self._data):
             raise CorruptError(f"{self.file.path} ends at byte {len(self._data)}, and more of it is said to be there.")
         return self._data[offset : offset + length]
-
-
-class Stream(io.RawIOBase):
-    """A reader as a file object, for modules of the standard library."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader, self._at = reader, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._reader.file.size}[whence]
-        self._at = max(base + offset, 0)
-        return self._at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        length = min(len(buffer), max(self._reader.file.size - self._at, 0))
-        buffer[:length] = self._reader.read_at(self._at, length)
-        self._at += length
-        return length
