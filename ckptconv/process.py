@@ -7,7 +7,7 @@ import gc
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 # Small stacks for threads: eight of the usual 8 MiB would count as 64 MiB of memory.
 STACK = 512 << 10
@@ -68,7 +68,26 @@ def peak_rss() -> int:
     return int(match[1]) << 10 if match else 0
 
 
-def start_threads(threads: Sequence[threading.Thread]) -> list[threading.Thread]:
+class Thread(threading.Thread):
+    """A daemon thread that runs `target`. A signal that interrupts `join` does no harm: call it again."""
+
+    def __init__(self, target: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._run, self._ended = target, threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._ended.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        # Before Python 3.13, an interrupted join() takes a thread that still runs for one that has ended.
+        if self._ended.wait(timeout):
+            super().join(timeout)
+
+
+def start_threads(threads: Sequence[Thread]) -> list[Thread]:
     """Start `threads`, with small stacks. Return those that run: fewer if the system allows no more."""
     started = []
     usual = threading.stack_size(STACK)

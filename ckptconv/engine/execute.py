@@ -10,12 +10,13 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Trailer
-from ckptconv.process import start_threads
+from ckptconv.process import Thread, start_threads
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
 from ckptconv.storage.progress import Progress
@@ -204,7 +205,7 @@ def in_threads(
             failures.append(error)
             stop.set()
 
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+    threads = [Thread(partial(work, worker)) for worker in workers]
     try:
         if not start_threads(threads):
             # No thread could be started: work in this one.

@@ -12,10 +12,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.process import start_threads
+from ckptconv.process import Thread, start_threads
 from ckptconv.storage.writing import Writer
 from ckptconv.text import install
 
@@ -121,13 +122,12 @@ class DigestingWriter(Writer):
         self._all_written = self._given_up = False
         self._changed = threading.Condition()
         self._failures: list[BaseException] = []
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
 
     def start(self) -> None:
         """Start to follow what is written."""
         if self.positioned and self._size > _READ:
-            follow = self._follow
-            self._threads = [threading.Thread(target=follow, args=(each,), daemon=True) for each in self._hashings]
+            self._threads = [Thread(partial(self._follow, each)) for each in self._hashings]
             self._threads = start_threads(self._threads)
 
     def write_at(self, offset: int, data: memoryview) -> None:

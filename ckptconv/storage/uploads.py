@@ -17,7 +17,7 @@ from queue import Queue
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
-from ckptconv.process import start_threads
+from ckptconv.process import Thread, start_threads
 from ckptconv.storage import remote
 from ckptconv.storage.writing import Writer
 
@@ -305,7 +305,7 @@ class UploadWriter(Writer):
         self._filling: bytearray | None = None
         self._filled = 0
         self._waiting: Queue[tuple[int, bytearray, int] | None] = Queue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
         self._most = buffers.count - 1 if upload.parallel else 1
         self._failure: BaseException | None = None
 
@@ -329,7 +329,7 @@ class UploadWriter(Writer):
     def _hand_over(self) -> None:
         assert self._filling is not None
         if len(self._threads) < self._most:
-            self._threads += start_threads([threading.Thread(target=self._work, daemon=True)])
+            self._threads += start_threads([Thread(self._work)])
         part, self._filling = (self._number, self._filling, self._filled), None
         self._number += 1
         if self._threads:

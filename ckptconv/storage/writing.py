@@ -6,11 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from queue import Queue
 
 from ckptconv.errors import FailedError
+from ckptconv.process import Thread
 from ckptconv.storage.handles import Handle
 
 
@@ -143,14 +143,14 @@ class Syncing:
 
     def __init__(self) -> None:
         self._waiting: Queue[Callable[[], None] | None] = Queue(maxsize=1)
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._failure: BaseException | None = None
         self._stopped = False
 
     def add(self, step: Callable[[], None]) -> None:
         """Queue `step`, to be run after those before it."""
         if self._thread is None:
-            thread = threading.Thread(target=self._work, daemon=True)
+            thread = Thread(self._work)
             try:
                 thread.start()
             except RuntimeError:  # the system allows no more threads

@@ -168,7 +168,7 @@ def test_cancelled_in_asyncio_it_leaves_nothing_behind(model: Path, tmp_path: Pa
 
 
 INTERRUPTED = """
-import itertools, os, signal, sys, threading
+import itertools, os, signal, sys, threading, time
 import ckptconv
 
 calls = itertools.count()
@@ -177,6 +177,7 @@ def progress(count):
     # Once: a second one, while the first is cleaned up after, ends the cleaning.
     if next(calls) == 0:
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)  # in one of the threads, which must be waited for
 
 try:
     ckptconv.convert(sys.argv[1], sys.argv[2], progress=progress, jobs=2)
