@@ -36,7 +36,7 @@ from ckptconv.structure import keymap, torchao
 from ckptconv.structure.record import FILE_NAME, MAP_KEY, METADATA_KEY
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, Stored
+from ckptconv.tensors.lazy import Equal, LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import quoted, some
 
@@ -167,7 +167,7 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
     from ckptconv.formats import olmo
 
     name, structured = "safetensors", True
-    equal: list[tuple[str, LazyTensor, LazyTensor]] = []
+    equal: list[Equal] = []
     if found.record is not None:
         equal = list(keymap.claimed_equal(found.tensors, found.record))
         if '["opaque"' in found.record:

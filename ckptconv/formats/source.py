@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptconv.errors import CkptconvError
 from ckptconv.storage.records import Records
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ class Source:
     structured: bool = True
     owners: Mapping[str, str] = field(default_factory=dict)
     unaccounted: Sequence[str] = field(default_factory=list)
-    equal: Sequence[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
-    equal_states: Sequence[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
-    alike_states: Sequence[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    equal: Sequence[Equal] = field(default_factory=list)
+    equal_states: Sequence[Equal] = field(default_factory=list)
+    alike_states: Sequence[Equal] = field(default_factory=list)
     counts: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     opaque: Sequence[str] = field(default_factory=list)

@@ -24,7 +24,7 @@ from ckptconv.result import OutputFile, Report
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import Equal
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
@@ -66,7 +66,7 @@ def produce(
     filled = {name for each in outputs if each.told.like for name in each.told.like.filled}
     equal = [pair for one in sources for pair in one.equal] + [pair for each in outputs for pair in each.told.equal]
     equal += [pair for one in references for pair in one.equal if pair[0] in filled]
-    alike: list[tuple[str, LazyTensor, LazyTensor]] = []
+    alike: list[Equal] = []
     if chosen.optimizer or chosen.universal:
         equal.extend(pair for one in sources for pair in one.equal_states)
         alike.extend(pair for one in sources for pair in one.alike_states)

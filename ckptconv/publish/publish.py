@@ -32,7 +32,7 @@ from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Syncing
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ class _Work:
 def publish(
     outputs: Sequence[Output],
     inputs: Sequence[File],
-    equal: Sequence[tuple[str, LazyTensor, LazyTensor]],
-    alike: Sequence[tuple[str, LazyTensor, LazyTensor]],
+    equal: Sequence[Equal],
+    alike: Sequence[Equal],
     options: Options,
     on_total: Callable[[int], object] | None,
     progress: Progress | None,
@@ -443,9 +443,7 @@ def _is_digested(output: Output, options: Options) -> bool:
     return asked or sum(bool(file.tensors) for file in output.plan.files) > 1
 
 
-def _check_equal(
-    outputs: Iterable[Output], equal: Iterable[tuple[str, LazyTensor, LazyTensor]], readers: SpoolingReaders
-) -> None:
+def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: SpoolingReaders) -> None:
     """Raise CorruptError if tensors that are stored twice differ."""
     for name, one, other in equal:
         if not same(one, other, readers):

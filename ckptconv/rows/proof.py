@@ -20,7 +20,7 @@ from ckptconv.rows.parts import Parts
 from ckptconv.rows.tables import Table, contents
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import Equal
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.evaluate import Evaluator
 
@@ -28,7 +28,7 @@ from ckptconv.verification.evaluate import Evaluator
 def verifier_of_split(table: Table, output: Output, options: Options, progress: Progress | None) -> Verifier:
     """Return a verifier that packs the parts of `table` again, and compares the result with the table."""
 
-    def pairs(source: Source) -> Iterator[tuple[str, LazyTensor, LazyTensor]]:
+    def pairs(source: Source) -> Iterator[Equal]:
         yield table.name, table.tensor, Parts.choose(contents(source), {}, RowOptions()).table()
 
     return lambda places: _compare(pairs(_made(output, places, options)), output, options, progress)
@@ -37,7 +37,7 @@ def verifier_of_split(table: Table, output: Output, options: Options, progress: 
 def verifier_of_pack(parts: Parts, name: str, output: Output, options: Options, progress: Progress | None) -> Verifier:
     """Return a verifier that splits the table `name` again, and compares each part with what it was made from."""
 
-    def pairs(source: Source) -> Iterator[tuple[str, LazyTensor, LazyTensor]]:
+    def pairs(source: Source) -> Iterator[Equal]:
         table = contents(source).tensors[name]
         for field in parts.layout.fields(decode="metadata" not in parts.tensors):
             yield field.name, parts.tensors[field.name], part(table, field)
@@ -55,9 +55,7 @@ def _made(output: Output, places: Sequence[Mapping[str, str] | None], options: O
     return open_source(at, spool_dir=options.spool_dir, storage_options=options.storage_options)
 
 
-def _compare(
-    pairs: Iterator[tuple[str, LazyTensor, LazyTensor]], output: Output, options: Options, progress: Progress | None
-) -> int:
+def _compare(pairs: Iterator[Equal], output: Output, options: Options, progress: Progress | None) -> int:
     """Return the number of bytes compared. Raise DifferenceError for the first block in which two tensors differ."""
     compared = 0
     with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import bands, gather, is_contiguous, row_runs, spread, tiles, trim
@@ -39,6 +39,8 @@ from ckptconv.tensors.moves import (
 # Bytes of one move of a `Picked` tensor, which may consist of as many runs as elements; and runs, if those are longer.
 _PICKED_AT_ONCE, _RUNS_AT_ONCE = 1 << 16, 512
 _INNER = File("", 0)
+# A name, and two tensors found under it of which one is kept: their bytes have to be equal.
+Equal: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
 
 
 # ------------------------------------------------------------------------------------------------------ LazyTensor

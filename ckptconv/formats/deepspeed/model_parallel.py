@@ -19,7 +19,7 @@ from ckptconv.formats.deepspeed.patterns import Expressions, PatternError
 from ckptconv.formats.deepspeed.weights import Weights
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, View
+from ckptconv.tensors.lazy import Concat, Convert, Equal, Inline, LazyTensor, Narrow, View
 from ckptconv.tensors.moves import Cast
 from ckptconv.text import brief
 
@@ -326,7 +326,7 @@ class _Merger:
     ranks: Sequence[Weights]
     patterns: Patterns
     merged: Weights = field(init=False)
-    pairs: list[tuple[str, LazyTensor, LazyTensor]] = field(init=False)
+    pairs: list[Equal] = field(init=False)
 
     def __post_init__(self) -> None:
         first = self.ranks[0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import Equal, LazyTensor
 
 
 @dataclass
@@ -28,10 +28,10 @@ class Weights:
     unaccounted: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     # Pairs of tensors, by name, that are stored twice and must be equal: weights, and optimizer states.
-    equal: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
-    equal_states: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    equal: list[Equal] = field(default_factory=list)
+    equal_states: list[Equal] = field(default_factory=list)
     # Pairs of states that each rank keeps for itself, and that may differ.
-    alike: list[tuple[str, LazyTensor, LazyTensor]] = field(default_factory=list)
+    alike: list[Equal] = field(default_factory=list)
     # Why the optimizer states cannot be determined, if so.
     states_error: CkptconvError | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape, Tile
@@ -20,11 +20,10 @@ from ckptconv.formats.ranks.layouts import Layout, Mesh, boxes, by_shards, exten
 from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, parts_of, shape_of
 from ckptconv.structure import keymap
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.lazy import LazyTensor, Narrow, Tagged, untagged
+from ckptconv.tensors.lazy import Equal, LazyTensor, Narrow, Tagged, untagged
 from ckptconv.text import some
 
 # A tensor that is stored twice: its name, and both.
-Pair: TypeAlias = tuple[str, LazyTensor, LazyTensor]
 _OTHER_SAVE = "The files are not of one save: copy those of one save, of all ranks, to a directory of their own."
 
 
@@ -33,7 +32,7 @@ class Joined:
     """The tensors of all ranks as one, and those that are stored several times."""
 
     tensors: dict[Path, LazyTensor] = field(default_factory=dict)
-    equal: list[Pair] = field(default_factory=list)
+    equal: list[Equal] = field(default_factory=list)
 
 
 @dataclass
@@ -53,7 +52,7 @@ class Ranks:
     differing: dict[Path, None] = field(default_factory=dict)
     expected: set[int] = field(default_factory=set)
     ready: dict[Path, LazyTensor] = field(default_factory=dict)
-    equal: list[Pair] = field(default_factory=list)
+    equal: list[Equal] = field(default_factory=list)
     _written: dict[Path, str | None] = field(default_factory=dict)
     _layouts: dict[Any, Any] = field(default_factory=dict)
 
@@ -142,7 +141,7 @@ class Ranks:
                 ties[key] = tensor
         return joined
 
-    def _joined(self, path: Path, held: Mapping[int, Piece], equal: list[Pair]) -> LazyTensor:
+    def _joined(self, path: Path, held: Mapping[int, Piece], equal: list[Equal]) -> LazyTensor:
         name = dotted(path)
         first = min(held)
         one = held[first]
@@ -175,7 +174,7 @@ class Ranks:
                 _OTHER_SAVE,
             )
 
-    def _from_mesh(self, name: str, parts: Mapping[int, Part], equal: list[Pair]) -> LazyTensor:
+    def _from_mesh(self, name: str, parts: Mapping[int, Part], equal: list[Equal]) -> LazyTensor:
         layouts = {part.layout for part in parts.values()}
         if len(layouts) > 1:
             raise CorruptError(f"{self.where}: the ranks disagree on how {named(name)} is placed.", _OTHER_SAVE)
@@ -219,7 +218,7 @@ class Ranks:
             )
         return fits[0][0]
 
-    def _from_shards(self, name: str, held: Mapping[int, Shards], equal: list[Pair]) -> LazyTensor:
+    def _from_shards(self, name: str, held: Mapping[int, Shards], equal: list[Equal]) -> LazyTensor:
         tiles = [tile for _, piece in sorted(held.items()) for tile in piece.tiles]
         one = held[min(held)]
         dtypes = [tile.tensor.dtype for tile in tiles]
@@ -234,7 +233,7 @@ class Ranks:
         dtype: DType,
         shape: Shape,
         tiles: Iterable[Tile],
-        equal: list[Pair],
+        equal: list[Equal],
     ) -> LazyTensor:
         """Join the tiles, each once; the others of the same place are compared with it."""
         once: dict[tuple[Shape, Shape], LazyTensor] = {}

@@ -17,7 +17,7 @@ from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.dcp import paths as names_of
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.ranks import flat
-from ckptconv.formats.ranks.join import Pair, Ranks, distributed, lacking
+from ckptconv.formats.ranks.join import Ranks, distributed, lacking
 from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, choose, locate, parsed, sets_in, sets_of
 from ckptconv.formats.ranks.optimizer import by_name
 from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed, is_partial
@@ -34,7 +34,7 @@ from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.records import Records
-from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
+from ckptconv.tensors.lazy import Equal, LazyTensor, Stored, Tagged, untagged
 from ckptconv.text import some
 
 # Values of a state dict, tensors and others; an honest one has some tens of thousands.
@@ -292,7 +292,7 @@ def _is_understood(name: str) -> bool:
     return name.startswith("torch.distributed.")
 
 
-def _weights(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[Pair], bool]:
+def _weights(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[Equal], bool]:
     """Return the weights, what must be equal in them, and whether they are more than a flat state dict."""
     joined = ranks.join([each for each in paths if each in ranks.pieces or each in ranks.ready])
     depth = len(model)
@@ -307,12 +307,12 @@ def _weights(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[Pa
     return ({} if inner is None else inner), joined.equal, True
 
 
-def _everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Pair]]:
+def _everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Equal]]:
     joined = ranks.join([*ranks.pieces, *ranks.ready])
     return {key: names_of.nest({**joined.tensors, **ranks.values}, ranks.where)}, joined.equal
 
 
-def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Pair]]:
+def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
     """Return the optimizer's states by parameter, or why they cannot be told, and what must be equal in them."""
     if opened.beside is not None:
         return opened.beside.optimizer, opened.beside.states_error, list(opened.beside.equal_states)

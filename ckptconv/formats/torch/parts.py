@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import fingerprint, read_torch
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
-from ckptconv.tensors.lazy import Concat, LazyTensor, untagged
+from ckptconv.tensors.lazy import Concat, Equal, LazyTensor, untagged
 from ckptconv.text import quoted, some
-
-# A name, and two tensors that must be equal.
-Pair: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
 
 
 @dataclass
@@ -28,7 +25,7 @@ class Parts:
 
     where: str
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
-    equal: list[Pair] = field(default_factory=list)
+    equal: list[Equal] = field(default_factory=list)
     _whole: dict[str, LazyTensor] = field(default_factory=dict)
 
     def add(self, name: str, tensor: LazyTensor) -> None:

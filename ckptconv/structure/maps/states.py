@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.structure.maps.chosen import ChosenMap
 from ckptconv.structure.maps.compile import Applied
-from ckptconv.tensors.lazy import LazyTensor, same_bytes, untagged
+from ckptconv.tensors.lazy import Equal, LazyTensor, same_bytes, untagged
 from ckptconv.text import quoted, some
 
 
@@ -22,7 +22,7 @@ class MappedStates(NamedTuple):
     states: dict[str, dict[str, Any]]
     groups: list[dict[str, Any]]
     applied: Applied
-    equal: list[tuple[str, LazyTensor, LazyTensor]]
+    equal: list[Equal]
 
 
 def apply_to_states(
@@ -49,7 +49,7 @@ def apply_to_states(
         applied.sources.update((name, of) for name, of in found.sources.items() if name not in applied.sources)
     if applied is None:
         raise UnsupportedError("The optimizer has no states in the layout of its parameters: a map has nothing to do.")
-    equal: list[tuple[str, LazyTensor, LazyTensor]] = []
+    equal: list[Equal] = []
     for key in keys:
         for name, sources in applied.sources.items() if key not in laid_out else ():
             values = {source: states[source][key] for source in sources if key in states[source]}
@@ -64,7 +64,7 @@ def _is_laid_out(value: Any) -> bool:
     return isinstance(value, LazyTensor) and value.numel > 1
 
 
-def _one_of(name: str, values: Mapping[str, Any], equal: list[tuple[str, LazyTensor, LazyTensor]]) -> Any:
+def _one_of(name: str, values: Mapping[str, Any], equal: list[Equal]) -> Any:
     """Return the value that all have; if that is in the files, add to `equal` what has to be compared."""
     (first, kept), *others = values.items()
     for source, value in others:
