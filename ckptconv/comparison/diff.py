@@ -17,8 +17,9 @@ from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
+from ckptconv.outputs.pipeline import selected, selected_states
 from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
-from ckptconv.outputs.selected import Selected, selected, selected_states
+from ckptconv.outputs.selected import Selected
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.storage.progress import Progress
 from ckptconv.structure.choice import Choice

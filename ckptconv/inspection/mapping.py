@@ -9,7 +9,7 @@ from typing import Any
 from ckptconv.formats.chosen_map import read_map
 from ckptconv.formats.detect import open_source
 from ckptconv.options.table import Options
-from ckptconv.outputs.selected import selected
+from ckptconv.outputs.pipeline import selected
 from ckptconv.storage.paths import normalize
 
 

@@ -15,8 +15,9 @@ from ckptconv.formats.source import Source
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
+from ckptconv.outputs.mapped import with_owners
+from ckptconv.outputs.pipeline import tree_of
 from ckptconv.outputs.planning import weights_output
-from ckptconv.outputs.selected import tree_of
 from ckptconv.outputs.targets import Target
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import TorchConstant
@@ -165,7 +166,7 @@ def tensors_of(source: Source, chosen: Options) -> Chosen:
     idle = selection.idle_globs(list(tensors), choice)
     if source.map:
         ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
-        applied = source.map.apply({name: flat[ties.get(name, name)] for name in flat})
+        applied = source.map.apply(with_owners(flat, ties))
         made_of = {name: list(of) for name, of in applied.sources.items()}
         return Chosen(applied.tensors, selection.untie(applied.tensors, {}), idle, made_of)
     return Chosen(flat, selection.untie(flat, source.owners), idle)

@@ -17,7 +17,8 @@ from ckptconv.library.memory import Memory, batches
 from ckptconv.library.tensor import Tensor
 from ckptconv.options.table import OPENING, VIEWING, Options, checked, filled
 from ckptconv.outputs import selection
-from ckptconv.outputs.selected import Selected, selected, selected_states
+from ckptconv.outputs.pipeline import selected, selected_states
+from ckptconv.outputs.selected import Selected
 from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
 from ckptconv.storage.paths import normalize

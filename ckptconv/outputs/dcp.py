@@ -25,9 +25,11 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors, selection, writable
 from ckptconv.outputs.dcp_metadata import Saved, SavedChunk, description
 from ckptconv.outputs.optimizer import arranged
+from ckptconv.outputs.pipeline import selected, selected_states
 from ckptconv.outputs.restore import refusal
 from ckptconv.outputs.selected import METADATA as FORMAT
-from ckptconv.outputs.selected import Rename, Selected, selected, selected_states
+from ckptconv.outputs.selected import Selected
+from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.torch_tree import STORAGE, TorchTree, plan_tree
 from ckptconv.pickles.children import ATOMS, MAPPINGS, walk
 from ckptconv.pickles.nodes import Composite

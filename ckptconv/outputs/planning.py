@@ -12,14 +12,14 @@ from ckptconv.formats import virtual
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import likeness, safetensors, selection
-from ckptconv.outputs.selected import selected, selected_states
+from ckptconv.outputs.pipeline import selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, seen_from
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
 from ckptconv.result import LikeReport
 from ckptconv.storage.paths import basename, dirname, normalize, resolved_name
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
-from ckptconv.tensors.lazy import LazyTensor, whole
+from ckptconv.tensors.lazy import Equal, LazyTensor, whole
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 from ckptconv.version import __version__
@@ -59,7 +59,7 @@ class Told:
     like: LikeReport | None = None
     map: Mapping[str, Any] | None = None
     made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    equal: Sequence[tuple[str, LazyTensor, LazyTensor]] = ()
+    equal: Sequence[Equal] = ()
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     """Plan the files of the weights. Pure."""
     chosen = selected(source, options)
     described, tensors, names = chosen.described, chosen.tensors, chosen.names
-    aliases = chosen.aliases() if options.tied == "alias" else {}
-    aliases = {alias: kept for alias, kept in aliases.items() if alias not in safetensors_input.RESERVED}
+    aliases = chosen.recorded_aliases() if options.tied == "alias" else {}
     structure = chosen.structure(aliases)
     kept = {name: chosen.cast(name) for name in tensors if name not in aliases}
     cast = [old for old, new in names.items() if new in kept and kept[new].dtype != tensors[new].dtype]

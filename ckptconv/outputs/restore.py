@@ -11,14 +11,15 @@ from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import selection, writable
-from ckptconv.outputs.selected import map_back, selected_tree, torch_tree_of
+from ckptconv.outputs.mapped import map_back
+from ckptconv.outputs.pipeline import selected_tree, torch_tree_of
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
 from ckptconv.structure.record import MAP_KEY
-from ckptconv.tensors.lazy import LazyTensor, Tagged
+from ckptconv.tensors.lazy import Equal, LazyTensor, Tagged
 from ckptconv.text import some
 
 # Suffixes of files for torch.load.
@@ -46,7 +47,7 @@ class Restored:
     unscaled: tuple[str, ...] = ()
     map: Mapping[str, Any] | None = None
     made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    equal: Sequence[tuple[str, LazyTensor, LazyTensor]] = ()
+    equal: Sequence[Equal] = ()
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings for the user."""
@@ -77,7 +78,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     unscaled: tuple[str, ...] = ()
     record: Mapping[str, Any] | None = {} if options.map == NO_MAP and MAP_KEY in source.remarks else None
     made_of: Mapping[str, Sequence[str]] = {}
-    equal: Sequence[tuple[str, LazyTensor, LazyTensor]] = ()
+    equal: Sequence[Equal] = ()
     selects = options.include or options.exclude or dtype != "keep" or not options.structure
     if selects or map_back(source, options) or _has_unlisted(tree):
         chosen = selected_tree(source, tree, options)

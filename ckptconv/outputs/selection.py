@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.options.kinds import parse_rule
@@ -19,6 +19,9 @@ from ckptconv.tensors.dtypes import DTYPES, can_cast
 from ckptconv.tensors.lazy import Convert, LazyTensor, View, same_bytes, untagged
 from ckptconv.tensors.moves import Cast
 from ckptconv.text import some
+
+# Maps old names to new ones, {old: new}, by --strip-prefix and --rename.
+Rename: TypeAlias = "Callable[[Iterable[str], str, Sequence[str]], dict[str, str]]"
 
 # Characters of a name shown in a message.
 _LONGEST = 200

@@ -19,7 +19,8 @@ from ckptconv.formats.source import Source, Training
 from ckptconv.formats.training import FRESH, weights_key
 from ckptconv.options.table import TENSORS, Options
 from ckptconv.outputs import selection
-from ckptconv.outputs.selected import Rename, selected
+from ckptconv.outputs.pipeline import selected
+from ckptconv.outputs.selection import Rename
 from ckptconv.pickles.nodes import Size
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged

@@ -21,7 +21,7 @@ from ckptconv.formats.dcp.read import Checkpoint
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import dcp
-from ckptconv.outputs.selected import Rename
+from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.pickles.children import ATOMS
 from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer

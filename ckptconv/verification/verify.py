@@ -27,7 +27,8 @@ from ckptconv.formats.training import with_training
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
-from ckptconv.outputs.selected import Rename, selected, selected_states, selected_tree, torch_tree_of
+from ckptconv.outputs.pipeline import selected, selected_states, selected_tree, torch_tree_of
+from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss, settled

@@ -39,17 +39,6 @@ class ChosenMap:
         """Return the tensors of the other side. `shapes` are known shapes of tensors to make. Raises as `apply_map`."""
         return apply_map(self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes)
 
-    def record(self, applied: Applied) -> dict[str, Any]:
-        """Return the record of what the map made."""
-        return {
-            "name": self.map.name,
-            "sha256": self.map.digest,
-            "from": applied.source,
-            "to": applied.target,
-            "sizes": dict(sorted(applied.sizes.items())),
-            "text": self.map.text,
-        }
-
     def idle_sizes(self) -> tuple[str, ...]:
         """Return the given sizes that no rule has an axis for."""
         known = {*self.map.sizes}

@@ -14,7 +14,7 @@ import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UsageError
 from ckptconv.structure.maps.file import Map, matches
@@ -47,6 +47,7 @@ class Applied:
     `RULE.n`. `source` and `target` are the names of the sides.
     """
 
+    map: Map
     source: str
     target: str
     tensors: dict[str, LazyTensor]
@@ -55,6 +56,17 @@ class Applied:
     dropped: dict[str, str]
     padding: dict[str, int]
     sizes: dict[str, int] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of the map that an output keeps, as `chosen.of_record` reads it."""
+        return {
+            "name": self.map.name,
+            "sha256": self.map.digest,
+            "from": self.source,
+            "to": self.target,
+            "sizes": dict(sorted(self.sizes.items())),
+            "text": self.map.text,
+        }
 
 
 def apply_map(
@@ -86,6 +98,7 @@ def apply_map(
             if use:
                 made.make(use)
     return Applied(
+        map_,
         map_.sides[side],
         map_.sides[1 - side],
         made.tensors,

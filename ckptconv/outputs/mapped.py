@@ -1,0 +1,84 @@
+"""Apply a map to what is selected: to weights by name, or to an optimizer's states by parameter. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ckptconv.formats.source import Source
+from ckptconv.options.table import NO_MAP, Options
+from ckptconv.outputs.selected import Selected
+from ckptconv.structure import keymap
+from ckptconv.structure.record import MAP_KEY
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import some
+
+if TYPE_CHECKING:
+    from ckptconv.structure.maps.chosen import ChosenMap
+    from ckptconv.structure.maps.compile import Applied
+    from ckptconv.structure.maps.states import MappedStates
+
+
+def map_back(source: Source, options: Options) -> ChosenMap | None:
+    """Return the map that the user chose for `source`, or else the reverse of the one by which it was made."""
+    if source.map or options.map == NO_MAP or MAP_KEY not in source.remarks:
+        return source.map
+    from ckptconv.structure.maps.chosen import of_record
+
+    return of_record(source.remarks[MAP_KEY], source.path, back=True)
+
+
+def with_owners(tensors: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, LazyTensor]:
+    """Return `tensors`, of ties {alias: owner} the owner's: what a map makes of them is tied then, too."""
+    return {name: tensors[owners.get(name, name)] for name in tensors}
+
+
+def mapped(chosen: Selected, map_: ChosenMap | None, reference: Selected | None = None) -> Selected:
+    """Return `chosen` with the names and layouts that `map_` gives; as it is without one. No structure record is kept.
+
+    Sizes may follow from the shapes of tensors in `reference`.
+    """
+    if map_ is None:
+        return chosen
+    shapes = {name: tensor.shape for name, tensor in reference.tensors.items()} if reference else {}
+    applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes)
+    made = applied.tensors
+    fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
+    return replace(
+        chosen,
+        names={name: name for name in made},
+        known=made,
+        tensors=made,
+        described=keymap.Flattened(made, None, fixed),
+        structured=False,
+        owners={},
+        fixed=fixed,
+        warnings=(*chosen.warnings, *_left_out(chosen, map_, applied)),
+        quantized={},
+        unmapped=chosen,
+        applied=applied,
+    )
+
+
+def mapped_states(
+    map_: ChosenMap, states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> MappedStates:
+    """Return what `map_` makes of the states of parameters, and of their groups. Raises as `apply_to_states`."""
+    from ckptconv.structure.maps.states import apply_to_states
+
+    return apply_to_states(map_, states, groups)
+
+
+def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[str]:
+    """Yield what a user should know of what a map left out."""
+    if applied.dropped:
+        yield f"left out, as the map {map_.map.name} says: {some(applied.dropped)}"
+    if applied.padding:
+        told = some(applied.padding.items(), form=lambda each: f"{each[1]} elements of {each[0][:100]!r}")
+        yield f"left out as padding: {told}"
+    if chosen.structured and (chosen.described.values or chosen.described.inert):
+        values = some(chosen.described.values, form=str) or "objects of other classes"
+        yield f"with --map, tensors alone are written; what was left out beside them: {values}"
+    if idle := map_.idle_sizes():
+        yield f"--size {idle[0]} is of no use: the map {map_.map.name} has no such axis."

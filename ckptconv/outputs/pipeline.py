@@ -1,0 +1,338 @@
+"""From a source and options to what an output holds, for planning and verifying alike. Pure.
+
+The steps are the same for the weights, the optimizer's states and the tree of a `.pt` file: choose tensors and name
+them, apply the map, take over what the reference says, and write down in the metadata what readers should know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.source import Source, StoredTensors
+from ckptconv.options.table import Options
+from ckptconv.outputs import likeness, selection, writable
+from ckptconv.outputs.mapped import map_back, mapped, mapped_states
+from ckptconv.outputs.selected import METADATA, Selected
+from ckptconv.outputs.selection import Rename
+from ckptconv.pickles import nodes
+from ckptconv.structure import keymap, torchao
+from ckptconv.structure.choice import Choice
+from ckptconv.structure.record import MAP_KEY
+from ckptconv.tensors.lazy import Equal, same_bytes, untagged
+from ckptconv.text import some
+
+
+def selected(source: Source, options: Options, rename: Rename = selection.renamed) -> Selected:
+    """Select the weights by the options: a subtree, names to keep and rename, dtypes.
+
+    If the source has a reference, its tensors are those of the output. Raise UsageError if nothing is left,
+    CorruptError or UnsupportedError for tensors that cannot be converted, DifferenceError if the source does not give
+    the tensors of its reference.
+    """
+    chosen = _chosen(source, options, rename)
+    reference = selected(source.reference, Options()) if source.reference else None
+    chosen = mapped(chosen, source.map, reference)
+    _check_like(source, options)
+    if reference:
+        chosen = _like_reference(chosen, reference, source, options)
+    return _with_metadata(chosen, source.remarks, source.path)
+
+
+def selected_states(source: Source, options: Options, rename: Rename = selection.renamed) -> Selected:
+    """Select the optimizer states by the options: named <parameter>.<state>, and nested as torch nests them.
+
+    Parameters have the names of the weights. Half-precision states are widened by default, as the weights are, and
+    never narrowed. `owners` are states shared with another parameter: {alias: owner}.
+    """
+    optimizer = source.states()
+    if optimizer is None:
+        raise UsageError(f"{source.path} holds no optimizer states that can be named by parameter, for --optimizer.")
+    choice = Choice(options.include, options.exclude)
+    known = dict.fromkeys([*_flattened(source, source.weights, choice).tensors, *optimizer["state"]])
+    names = _names(source, known, options, choice, rename)
+    states = {names[name]: state for name, state in optimizer["state"].items() if name in names}
+    groups = [
+        {**group, "params": [names[name] for name in group["params"] if name in names]}
+        for group in optimizer["param_groups"]
+    ]
+    ties = _owners(source.owners, names)
+    applied = None
+    equal: list[Equal] = []
+    if source.map:
+        states.update({alias: states[owner] for alias, owner in ties.items() if owner in states})
+        states, groups, applied, equal = mapped_states(source.map, states, groups)
+    described = keymap.flatten_states(states, groups)
+    owners = {}
+    for alias, owner in ties.items() if options.tied == "alias" and not applied else ():
+        for key in states.get(owner, {}):
+            kept, removed = f"{owner}.{key}", f"{alias}.{key}"
+            if kept in described.tensors and removed not in described.tensors:
+                owners[removed] = kept
+    dtype = "keep" if options.dtype == "keep" else source.default_dtype
+    chosen = Selected(
+        names,
+        known,
+        described.tensors,
+        described,
+        options.structure,
+        owners,
+        choice,
+        dtype,
+        widen_only=True,
+        applied=applied,
+        equal=tuple(equal),
+    )
+    return _with_metadata(chosen, {}, source.path)
+
+
+def tree_of(source: Source, options: Options) -> Any:
+    """Return the source's tree, or what `options.key` names in it."""
+    if not options.key:
+        return source.weights
+    return selection.subtree(source.tree(options.key), options.key, source.path)
+
+
+def torch_tree_of(source: Source, options: Options) -> Any:
+    """Return the tree of which a `.pt` file of the source is made: `tree_of`, with torchao's tensors of their parts."""
+    tree = tree_of(source, options)
+    is_stored = not source.structured and options.structure and not options.key
+    return torchao.assembled(tree, source.remarks) if is_stored else tree
+
+
+def selected_tree(source: Source, tree: Any, options: Options) -> Selected:
+    """Select what a `.pt` file of `tree`, which is of `source`, holds by the options.
+
+    The tensors of `known` are tagged with their facts.
+    """
+    choice = Choice(options.include, options.exclude)
+    map_ = map_back(source, options)
+    applied = None
+    equal: list[Equal] = []
+    if map_ and isinstance(tree, Mapping) and tree.keys() == {"state", "param_groups"}:
+        states, groups, applied, equal = mapped_states(map_, tree["state"], tree["param_groups"])
+        tree, map_ = {"state": states, "param_groups": groups}, None
+    described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
+    known = described.tensors
+    names = {name: name for name in selection.matching(known, choice)}
+    bare = {name: untagged(known[name]) for name in names}
+    dtype, fixed = options.dtype or "keep", described.fixed | selection.scales(known)
+    chosen = Selected(
+        names,
+        known,
+        bare,
+        described,
+        options.structure,
+        {},
+        choice,
+        dtype,
+        widen_only=False,
+        fixed=fixed,
+        applied=applied,
+        equal=tuple(equal),
+    )
+    try:
+        return mapped(chosen, map_)
+    except UsageError as error:
+        if source.map:
+            raise
+        raise UsageError(
+            f"{source.path} was made by a map, and its reverse does not fit. {error.message}",
+            "--map none writes the tensors as they are.",
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------------------------- choosing
+
+
+class _Named(NamedTuple):
+    """The tensors of a source by the names that options are about, and the source's ties {alias: owner} of these."""
+
+    described: keymap.Flattened
+    ties: Mapping[str, str]
+    structured: bool
+    choice: Choice
+    warnings: tuple[str, ...] = ()
+
+
+def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
+    """Return the weights that the options choose, with the names that they give."""
+    described, ties, structured, choice, warnings = _named(source, options)
+    flat = described.tensors
+    names = _names(source, flat, options, choice, rename)
+    quantized = described.quantized or torchao.read(source.remarks, flat)
+    # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
+    if not flat and (options.key or not source.structured):
+        where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
+        raise UsageError(f"There is no tensor {where}: nothing to convert.")
+    if flat and not names:
+        raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
+    dtype = options.dtype or source.default_dtype
+    fixed = described.fixed | selection.scales(flat) | torchao.parts_of(quantized)
+    return Selected(
+        names,
+        flat,
+        {new: flat[old] for old, new in names.items()},
+        described,
+        structured,
+        _owners(ties, names),
+        choice,
+        dtype,
+        widen_only=source.default_dtype == dtype == "float32",
+        fixed=frozenset(names[name] for name in fixed if name in names),
+        warnings=warnings,
+        quantized=quantized,
+    )
+
+
+def _named(source: Source, options: Options) -> _Named:
+    choice = Choice(options.include, options.exclude)
+    described = _flattened(source, tree_of(source, options), choice)
+    structured, stored = source.structured and options.structure, source.stored
+    if not stored or options.key or stored.tensors.keys() == described.tensors.keys():
+        return _Named(described, source.owners, structured, choice)
+    # The record gives other names than the file does, as the output of a conversion that renamed. The file's count.
+    choice = Choice(options.include, options.exclude)
+    warnings: tuple[str, ...] = ()
+    if structured and (choice or (options.tied != "alias" and stored.aliases)):
+        structured = False
+        why = "--include or --exclude" if choice else "--tied duplicate"
+        told = f"the names of its tensors have been changed, and it cannot be kept with {why}"
+        warnings = (f"{source.path}: its structure record was left out: {told}.",)
+    return _Named(_as_stored(stored, described, structured), stored.aliases, structured, choice, warnings)
+
+
+def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:
+    """Return `described` with the tensors under the names that the file has for them, and the file's own record."""
+    fixed = {same_bytes(described.tensors[name]) for name in described.fixed}
+    names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in fixed)
+    record = stored.record if structured else None
+    return described._replace(tensors=dict(stored.tensors), structure=record, fixed=names, apart=False, quantized={})
+
+
+def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
+    """Flatten `tree` to tensors, with a record of those that are chosen. Raise UnsupportedError for tensors without
+    data, unless they are excluded by name."""
+    if not source.structured:
+        return keymap.Flattened(dict(tree), None, frozenset())
+    without: list[str] = []
+
+    def leave_out(name: str, node: Any) -> bool:
+        reason = nodes.lacks_data(node)
+        without.extend([name] if reason else [])
+        return bool(reason)
+
+    flattened = keymap.describe(tree, leave_out=leave_out, choice=choice)
+    if flattened.found:
+        lacking = {name: nodes.lacks_data(node) for name, node in flattened.found.items()}
+        raise nodes.without_data(source.path, lacking)
+    if without and not flattened.tensors:
+        raise UsageError(f"Nothing is left to convert: all {len(without)} tensors are excluded.")
+    return flattened
+
+
+def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Choice, rename: Rename) -> dict[str, str]:
+    """Return what is converted, and under which names: {old: new}."""
+    names = selection.matching(flat, choice)
+    _check_pieces(source, flat)
+    lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
+    if lost:
+        raise CorruptError(
+            f"{source.path} names {len(lost)} parameters whose data is nowhere in it: {', '.join(lost[:5])}"
+            f"{', …' if len(lost) > 5 else ''}. Nothing was written.",
+            "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
+        )
+    return rename(names, options.strip_prefix, options.rename)
+
+
+def _check_pieces(source: Source, names: Iterable[str]) -> None:
+    """Raise UnsupportedError if some of `names` are pieces of parameters."""
+    found = [name for name in names if source.pieces and source.pieces.search(name)]
+    if found:
+        raise UnsupportedError(
+            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(found, 1, repr)} are flat parameters, each "
+            "of them several parameters in one, whose shapes are not in the checkpoint. Nothing was written.",
+            "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
+        )
+
+
+def _owners(ties: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """Return a source's own ties by new name: {alias: owner}."""
+    return {names[a]: names[o] for a, o in ties.items() if a in names and o in names}
+
+
+# ------------------------------------------------------------------------------------------------------- the reference
+
+
+def _check_like(source: Source, options: Options) -> None:
+    """Raise UsageError for options about a reference without one, or that exclude each other."""
+    given = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
+    if given and source.reference is None:
+        raise UsageError(f"{given} is for tensors of a reference, and there is none.", "Name it: --like REF.")
+    if options.partial and options.fill:
+        raise UsageError("--partial leaves tensors out that --fill takes from the reference.", "Give one of them.")
+
+
+def _like_reference(chosen: Selected, theirs: Selected, source: Source, options: Options) -> Selected:
+    """Return `chosen` with what the output takes over from `theirs`, which is all of the source's reference.
+
+    No structure record then belongs to the output: the reference has none.
+    """
+    reference = source.reference
+    assert reference is not None
+    removed = theirs.aliases()
+    wanted = {name: theirs.cast(name) for name in theirs.tensors if name not in removed}
+    casts = options.dtype is None
+    ties, their_ties = (
+        ({}, {}) if options.tied == "duplicate" else (chosen.recorded_aliases(), theirs.recorded_aliases())
+    )
+    found = likeness.compare(chosen.tensors, wanted, ties, their_ties, fixed=chosen.fixed, casts=casts)
+    others = {name: chosen.tensors[before] for name, before in found.others.items()}
+    likeness.check(found, {**chosen.tensors, **others}, wanted, source, options)
+    filled = found.missing if options.fill else ()
+    dtypes = {name: wanted[name].dtype.name for name in wanted} if casts else {}
+    dtypes.update({alias: dtypes[kept] for alias, kept in found.aliases.items() if casts})
+    taken = likeness.Likeness(
+        reference.path,
+        dtypes,
+        likeness.files_of(reference, wanted),
+        found.missing if options.partial else (),
+        filled,
+        found.others,
+    )
+    fixed = {name for name, before in found.others.items() if before in chosen.fixed}
+    return replace(
+        chosen,
+        tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
+        structured=False,
+        owners=dict(found.aliases),
+        dtype="keep" if casts else chosen.dtype,
+        widen_only=chosen.widen_only and not casts,
+        fixed=chosen.fixed | fixed | theirs.fixed.intersection(filled),
+        like=taken,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- the metadata
+
+
+def _with_metadata(chosen: Selected, remarks: Mapping[str, str], path: str) -> Selected:
+    """Return `chosen` with the metadata of the output: the `remarks` of the source at `path`, and the map's record.
+
+    A remark that a reader would take for an alias {removed: kept} is left out, with a warning.
+    """
+    if (chosen.unmapped or chosen).quantized:
+        remarks = torchao.without(remarks)
+    if chosen.map_record:
+        remarks = {**remarks, MAP_KEY: json.dumps(chosen.map_record, ensure_ascii=False, separators=(",", ":"))}
+    taken = chosen.tensors.keys()
+    lost = sorted(key for key, text in remarks.items() if key not in METADATA and (key in taken or text in taken))
+    warnings = chosen.warnings
+    if lost:
+        told = f"left out of the metadata: {some(lost)}. Readers would take it for the name of a tied tensor"
+        warnings = (*warnings, f"{path}: {told} in the output.")
+    kept = {key: text for key, text in remarks.items() if key not in lost}
+    return replace(chosen, metadata={**METADATA, **kept}, warnings=warnings)
