@@ -30,7 +30,8 @@ from ckptconv.outputs.targets import (
 )
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
-from ckptconv.publish.producing import Verifier, produce
+from ckptconv.publish.producing import produce
+from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
 from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location
@@ -123,7 +124,7 @@ def convert(
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
                 sources[0] = replace(sources[0], notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())
-        verify = _verifier(work, chosen, counter(progress)) if chosen.verify else None
+        verify = _verifier(work, chosen) if chosen.verify else None
         return produce(sources, outputs, chosen, started, counter(progress), on_total, before_commit, verify, executor)
 
 
@@ -133,7 +134,7 @@ def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Outpu
     return is_pipe(path) or is_remote(path) or any(file.packed for each in outputs for file in each.plan.inputs())
 
 
-def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, progress: Progress | None) -> Verifier:
+def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options) -> Verifier:
     """Return the function that compares every output with its source."""
     from ckptconv.verification import verify as verification
 
@@ -144,7 +145,7 @@ def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options, 
         dcp_output: "dcp",
     }
 
-    def verify(places: Sequence[Mapping[str, str] | None]) -> int:
+    def verify(places: Sequence[Mapping[str, str] | None], progress: Progress) -> int:
         staged = [
             (source, verification.Target(Location(target.path, dict(options.storage_options)), made_of[plan], at))
             for (source, plan, target), at in zip(work, places, strict=True)

@@ -20,6 +20,7 @@ from ckptconv.plan import Data
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import produce
+from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
 from ckptconv.storage.files import look
 from ckptconv.storage.location import Location
@@ -90,7 +91,6 @@ def patch(
         planned = patched(weights_output(source, target, chosen), chain)
         # They are inputs, which the output may not replace.
         source = replace(source, pointers=[*source.pointers, *_indices(chain)])
-    done = counter(progress)
     expected = _expected(chain, planned)
     verify = None
     if not chosen.dry_run:
@@ -98,8 +98,8 @@ def patch(
             # A store gives back only what has its final name: compare what is going to be written instead.
             _check({part.name: part.tensor for part in _parts(planned)}, expected, base, chosen)
         else:
-            verify = _verifier(planned, expected, base, chosen, done)
-    return produce([source], [planned], chosen, started, done, on_total, before_commit, verify)
+            verify = _verifier(planned, expected, base, chosen)
+    return produce([source], [planned], chosen, started, counter(progress), on_total, before_commit, verify)
 
 
 def _indices(chain: Sequence[Delta]) -> Iterator[str]:
@@ -120,23 +120,17 @@ def _expected(chain: Sequence[Delta], output: Output) -> dict[str, Delta]:
     return {name: delta for name, delta in last.items() if name not in output.aliases}
 
 
-def _verifier(
-    output: Output, expected: Mapping[str, Delta], base: object, options: Options, progress: Progress | None
-) -> Callable[[Sequence[Mapping[str, str] | None]], int]:
+def _verifier(output: Output, expected: Mapping[str, Delta], base: object, options: Options) -> Verifier:
     """Return the function that compares the checksums of the staged files."""
 
-    def verify(places: Sequence[Mapping[str, str] | None]) -> int:
+    def verify(places: Sequence[Mapping[str, str] | None], progress: Progress) -> int:
         staged: dict[str, LazyTensor] = {}
         for file in output.plan.files:
             found = look((places[0] or {})[file.name]).file
             for part in file.parts:
                 if isinstance(part, Data):
                     staged[part.name] = Stored(found, part.offset, _U8, (part.nbytes,), (1,))
-        compared = _check(staged, expected, base, options, progress)
-        if progress:
-            # What no delta changes was counted too.
-            progress(output.plan.nbytes - compared)
-        return compared
+        return _check(staged, expected, base, options, progress)
 
     return verify
 

@@ -7,8 +7,8 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import UsageError
@@ -18,7 +18,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, check_growth, check_output
 from ckptconv.outputs.targets import Spared, files_behind, named_inputs
 from ckptconv.process import peak_rss
-from ckptconv.publish.publish import Done, files_of, final_path, last_path, publish
+from ckptconv.publish.publish import Done, Verifier, files_of, final_path, last_path, publish
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.digests import hasher
@@ -30,9 +30,6 @@ from ckptconv.text import some
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-# Compares the staged outputs with their sources; takes the file paths of each output, returns the bytes compared.
-Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None]], int]
 
 
 def produce(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import same
@@ -29,7 +29,7 @@ from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.prefetch import REQUESTS
-from ckptconv.storage.progress import Progress
+from ckptconv.storage.progress import Announced, Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Syncing
 from ckptconv.tensors.lazy import Equal, LazyTensor
@@ -37,6 +37,10 @@ from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
+
+# Compares outputs with their sources. Takes the paths of each output's staged files by name (None for files under their
+# final names), and what counts the bytes compared, of which it returns the sum.
+Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None], Progress], int]
 
 
 @dataclass
@@ -168,15 +172,14 @@ def publish(
     progress: Progress | None,
     before_commit: Callable[[], object] | None,
     checksums: Checksums | None = None,
-    verify: Callable[[Sequence[Mapping[str, str] | None]], int] | None = None,
+    verify: Verifier | None = None,
     executor: Executor | None = None,
 ) -> Done:
     """Carry out the plans in staging and commit when all files are complete; or make one part, and keep it staged.
 
     Files that an earlier run of the same plan has finished are not made again. `on_total` is called with the number of
-    bytes to write and verify. `verify` is called before the commit with the paths of each output's files by name; it
-    raises if one is wrong and returns the bytes compared. Remote outputs can be read only under their final names: with
-    one, `verify` is called after the commit, with None for each output. `executor`, if given, writes the files.
+    bytes to write and verify. `verify` is called before the commit, and raises if a file is wrong; with a remote
+    output, which can be read only under its final name, after the commit. `executor`, if given, writes the files.
     """
     storage_options = dict(options.storage_options)
     part = options.part
@@ -249,6 +252,7 @@ def publish(
         if on_total:
             # Verification reads all of it once more.
             on_total(whole - done.reused_bytes + (whole if verify else 0))
+        counted = Announced(progress, whole - done.reused_bytes)
         syncing = stack.enter_context(Syncing())
         requests = options.jobs or REQUESTS
         jobs = options.jobs or (1 if executor else None)
@@ -265,18 +269,19 @@ def publish(
             for index, work in enumerate(works):
                 work.staging.describe(_description(work.output, part[1], index))
         if executor:
-            _elsewhere(elsewhere, executor, options, checksums, progress, done.tally)
+            _elsewhere(elsewhere, executor, options, checksums, counted, done.tally)
         on_file = getattr(progress, "on_file", None)
         for work, task in own:
             if on_file:
                 on_file(task.file.name)
-            result, seal = make(task, readers, progress, checksums)
+            result, seal = make(task, readers, counted, checksums)
             done.tally.add(result.tally)
             work.made[task.file.name] = result.made
             if options.fsync:
                 syncing.add(seal)
             else:
                 seal()
+        counted.finish()
         if checksums:
             checksums.check(readers, [output.plan for output in outputs])
         if options.digest:
@@ -301,15 +306,25 @@ def publish(
             on_file("verifying")
         if verify and not sends:
             places = [{file.name: work.staging.staged(file.name) for file in work.output.plan.files} for work in works]
-            done.tally.bytes_verified += verify(places)
+            done.tally.bytes_verified += _verified(verify, places, progress, whole)
         if before_commit:
             before_commit()
         commit([(work.staging, listed) for work, listed in zip(works, names, strict=True)])
         for staging in described:
             staging.commit([""])
         if verify and sends:
-            done.tally.bytes_verified += verify([None for _ in outputs])
+            done.tally.bytes_verified += _verified(verify, [None for _ in outputs], progress, whole)
     return done
+
+
+def _verified(
+    verify: Verifier, places: Sequence[Mapping[str, str] | None], progress: Progress | None, total: int
+) -> int:
+    """Verify, and count `total` bytes for it: those of whole files, while `verify` counts tensors."""
+    counted = Announced(progress, total)
+    compared = verify(places, counted)
+    counted.finish()
+    return compared
 
 
 def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:
@@ -359,7 +374,7 @@ def _elsewhere(
     executor: Executor,
     options: Options,
     checksums: Checksums | None,
-    progress: Progress | None,
+    progress: Progress,
     tally: Tally,
 ) -> None:
     """Run the tasks in `executor`, the largest first."""
@@ -387,8 +402,7 @@ def _elsewhere(
                 tally.add(result.tally)
                 if checksums:
                     checksums.include(result.checked, result.extra_bytes, result.unrecorded)
-                if progress:
-                    progress(task.file.size)
+                progress(task.file.size)
     except BaseException as error:
         for future in futures:
             future.cancel()

@@ -68,7 +68,7 @@ def pack(
     chosen_parts = Parts.choose(found, names or {}, asked)
     name = name or chosen_parts.name
     planned = _plan(sources, chosen_parts, target, name)
-    verify = verifier_of_pack(chosen_parts, name, planned, chosen, counter(progress)) if chosen.verify else None
+    verify = verifier_of_pack(chosen_parts, name, planned, chosen) if chosen.verify else None
     report = produce(sources, [planned], chosen, started, counter(progress), on_total, before_commit, verify)
     counts = {"rows": chosen_parts.rows, "bytes a row": chosen_parts.layout.row_bytes}
     return replace(report, counts=counts, warnings=[*report.warnings, *chosen_parts.warnings])

@@ -12,8 +12,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options, RowOptions
 from ckptconv.outputs.planning import Output
-from ckptconv.publish.producing import Verifier
-from ckptconv.publish.publish import final_path
+from ckptconv.publish.publish import Verifier, final_path
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import PAD
 from ckptconv.rows.parts import Parts
@@ -25,16 +24,16 @@ from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.evaluate import Evaluator
 
 
-def verifier_of_split(table: Table, output: Output, options: Options, progress: Progress | None) -> Verifier:
+def verifier_of_split(table: Table, output: Output, options: Options) -> Verifier:
     """Return a verifier that packs the parts of `table` again, and compares the result with the table."""
 
     def pairs(source: Source) -> Iterator[Equal]:
         yield table.name, table.tensor, Parts.choose(contents(source), {}, RowOptions()).table()
 
-    return lambda places: _compare(pairs(_made(output, places, options)), output, options, progress)
+    return lambda places, progress: _compare(pairs(_made(output, places, options)), output, options, progress)
 
 
-def verifier_of_pack(parts: Parts, name: str, output: Output, options: Options, progress: Progress | None) -> Verifier:
+def verifier_of_pack(parts: Parts, name: str, output: Output, options: Options) -> Verifier:
     """Return a verifier that splits the table `name` again, and compares each part with what it was made from."""
 
     def pairs(source: Source) -> Iterator[Equal]:
@@ -45,7 +44,7 @@ def verifier_of_pack(parts: Parts, name: str, output: Output, options: Options, 
         if pad is not None:
             yield PAD, parts.pad, pad
 
-    return lambda places: _compare(pairs(_made(output, places, options)), output, options, progress)
+    return lambda places, progress: _compare(pairs(_made(output, places, options)), output, options, progress)
 
 
 def _made(output: Output, places: Sequence[Mapping[str, str] | None], options: Options) -> Source:
@@ -55,7 +54,7 @@ def _made(output: Output, places: Sequence[Mapping[str, str] | None], options: O
     return open_source(at, spool_dir=options.spool_dir, storage_options=options.storage_options)
 
 
-def _compare(pairs: Iterator[Equal], output: Output, options: Options, progress: Progress | None) -> int:
+def _compare(pairs: Iterator[Equal], output: Output, options: Options, progress: Progress) -> int:
     """Return the number of bytes compared. Raise DifferenceError for the first block in which two tensors differ."""
     compared = 0
     with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
@@ -76,7 +75,6 @@ def _compare(pairs: Iterator[Equal], output: Output, options: Options, progress:
                         what="value",
                         tensor=name,
                     )
-                if progress:
-                    progress(stop - start)
+                progress(stop - start)
             compared += before.nbytes
     return compared

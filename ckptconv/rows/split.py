@@ -81,7 +81,7 @@ def split(
     while True:
         planned = plan_split(sources, found, layout, target, decode=decode, keep_padding=keep)
         try:
-            verify = verifier_of_split(found, planned, chosen, counter(progress)) if chosen.verify else None
+            verify = verifier_of_split(found, planned, chosen) if chosen.verify else None
             report = produce(sources, [planned], chosen, started, counter(progress), on_total, before_commit, verify)
         except NotZeroError:
             # Rare: padding that is not zero usually is so from the first rows on.

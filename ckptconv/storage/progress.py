@@ -100,6 +100,29 @@ class _Tasks:
             self._tasks.stop()
 
 
+class Announced:
+    """Passes counts on, `total` bytes altogether: it stops when they are reached, and `finish` adds those that lack.
+
+    For work that counts about as much as was announced. Any thread may call it.
+    """
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._left = total
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        with self._lock:
+            count = min(count, self._left)
+            self._left -= count
+        if self._progress and count:
+            self._progress(count)
+
+    def finish(self) -> None:
+        """Pass on what lacks."""
+        self(self._left)
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

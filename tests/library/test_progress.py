@@ -61,6 +61,21 @@ def test_a_bar_of_tqdm_counts_bytes_and_stays_open(model: Path, tmp_path: Path) 
         assert not bar.disable
 
 
+@pytest.mark.parametrize("output", ["one.safetensors", "several/", "back.pt"])
+def test_what_is_counted_is_what_was_announced_with_verification_too(tmp_path: Path, output: str) -> None:
+    """Verification counts tensors, not headers, and tensors that share memory each by itself."""
+    numbers = torch.arange(1000.0)
+    torch.save({"all": numbers, "some": numbers[10:900]}, tmp_path / "m.pt")
+    source = tmp_path / "m.pt"
+    if output == "back.pt":
+        source = tmp_path / "m.safetensors"
+        ckptconv.convert(tmp_path / "m.pt", source)
+    totals: list[int] = []
+    counts: list[int] = []
+    ckptconv.convert(source, tmp_path / output, verify=True, progress=counts.append, on_total=totals.append)
+    assert totals == [sum(counts)]
+
+
 def test_of_a_class_of_tqdm_a_bar_is_made_and_closed(model: Path, tmp_path: Path, made: list[Closing]) -> None:
     totals: list[int] = []
     ckptconv.convert(model, tmp_path / "a.safetensors", progress=Closing, on_total=totals.append)
