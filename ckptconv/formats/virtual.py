@@ -23,6 +23,7 @@ from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_quoted, is_remote, join
 from ckptconv.storage.spool import check_ratio
+from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
 from ckptconv.tensors.moves import File, Packed
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def load(place: Location) -> Described:
     """
     text = place.read_text(strict_json.MOST)
     try:
-        told = _object(strict_json.parse(text), "the whole of it")
+        told = object_of(strict_json.parse(text), "it")
         version = told.get(_MARK)
         if type(version) is int and version > VERSION:
             raise UnsupportedError(
@@ -183,10 +184,10 @@ def load(place: Location) -> Described:
             )
         if version != VERSION:
             raise ValueError(f"it does not begin with {_BEGINNING.decode()}: {VERSION}")
-        roots = tuple(_root(place, each) for each in _list(told, "roots"))
-        sources = _sources(place, roots, _list(told, "sources"))
+        roots = tuple(_root(place, text_of(each, "a root")) for each in list_of(told.get("roots"), "its 'roots'"))
+        sources = _sources(place, roots, list_of(told.get("sources"), "its 'sources'"))
         files = _files(place, sources, told)
-        called, plan_id = (_text(told, key) for key in ("format", "plan"))
+        called, plan_id = (text_of(told.get(key), f"its {key!r}") for key in ("format", "plan"))
     except ValueError as error:
         raise CorruptError(
             f"{place} is no sound virtual checkpoint: {error}.", "Make it again with ckptconv virtual."
@@ -228,16 +229,14 @@ def _index_metadata(place: Location, name: str, raw: bytes) -> dict[str, str]:
     """Return the texts in the metadata of an index: aliases."""
     try:
         index = strict_json.parse(raw.decode())
-        metadata = _object(_object(index, "it").get("metadata", {}), "its metadata")
+        metadata = object_of(object_of(index, "it").get("metadata", {}), "its 'metadata'")
     except ValueError as error:
         raise CorruptError(f"{_within(place, name)} is no sound index: {error}.") from error
     return {key: value for key, value in metadata.items() if type(value) is str}
 
 
-def _root(place: Location, told: Any) -> str:
+def _root(place: Location, told: str) -> str:
     """Return the directory that a root names. Raise UnsafeError for one that may not be read."""
-    if type(told) is not str:
-        raise ValueError("a root is no text")
     if told == _HERE:
         return place.parent.path
     _, colon, rest = told.partition("://")
@@ -267,18 +266,19 @@ def _sources(place: Location, roots: Sequence[str], told: list[Any]) -> list[Fil
     sources: list[File] = []
     directories: Counter[str] = Counter()
     for each in told:
-        entry = _object(each, "a source")
-        name, size = _text(entry, "name"), _count(entry, "size")
+        entry = object_of(each, "a source")
+        name = text_of(entry.get("name"), "the name of a source")
+        size = count_of(entry.get("size"), f"the size of {name[:100]!r}")
         if "in" in entry:
             sources.append(_packed(entry, name, size, sources))
             continue
-        root = _count(entry, "root")
+        root = count_of(entry.get("root"), f"the root of {name[:100]!r}")
         if root >= len(roots):
             raise ValueError(f"a source names root {root} of {len(roots)}")
         check_inside(name, place.path, roots[root])
         path = join(roots[root], name)
         directories[dirname(path)] += 1
-        sources.append(File(path, size, _text(entry, "stamp")))
+        sources.append(File(path, size, text_of(entry.get("stamp"), f"the stamp of {name[:100]!r}")))
     listed = {path: place.at(path) for path, count in directories.items() if count > _FEW and is_remote(path)}
     for file in sources:
         if file.packed is None:
@@ -290,12 +290,14 @@ def _sources(place: Location, roots: Sequence[str], told: list[Any]) -> list[Fil
 
 def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]) -> File:
     """Return a source that is compressed in one of `sources`."""
-    index, offset, nbytes = (_count(entry, key) for key in ("in", "offset", "nbytes"))
-    crc, method = entry.get("crc"), _text(entry, "method")
+    index, offset, nbytes = (
+        count_of(entry.get(key), f"{key!r} of {name[:100]!r}") for key in ("in", "offset", "nbytes")
+    )
+    crc, method = entry.get("crc"), text_of(entry.get("method"), f"the method of {name[:100]!r}")
     if index >= len(sources) or sources[index].packed is not None or method not in _METHODS:
         raise ValueError(f"{name[:100]!r} is packed in a way that is not known")
     if crc is not None:
-        crc = _count(entry, "crc")
+        count_of(crc, f"the checksum of {name[:100]!r}")
     if offset + nbytes > sources[index].size:
         raise ValueError(f"{name[:100]!r} ends at byte {offset + nbytes} of a file of {sources[index].size}")
     if method == "deflate":
@@ -323,8 +325,8 @@ def _files(place: Location, sources: list[File], told: dict[str, Any]) -> tuple[
     decoder = Decoder(sources, told.get("lists"))
     files: dict[str, FilePlan] = {}
     names: set[str] = set()
-    for each in _list(told, "files"):
-        file = _file(place, _object(each, "a file"), decoder)
+    for each in list_of(told.get("files"), "its 'files'"):
+        file = _file(place, object_of(each, "a file"), decoder)
         held = [part.name for part in file.parts[1:]]  # type: ignore[union-attr]
         twice = next(itertools.chain((name for name in held if name in names), filter(files.get, [file.name])), None)
         if twice is not None:
@@ -339,14 +341,14 @@ def _file(place: Location, told: dict[str, Any], decoder: Decoder) -> FilePlan:
     from ckptconv.formats import safetensors
     from ckptconv.plan import Data, FilePlan, Literal
 
-    name, size = _text(told, "name"), _count(told, "size")
+    name, size = text_of(told.get("name"), "the name of a file"), count_of(told.get("size"), "the size of a file")
     check_inside(name, place.path, "", nested=False)
     if name.endswith(safetensors.SUFFIX):
-        raw = _text(told, "header").encode()
+        raw = text_of(told.get("header"), f"the header of {name[:100]!r}").encode()
         places, _ = safetensors.described(raw, _within(place, name))
         start = 8 + len(raw)
         stored = safetensors.tensors_of(places, File(_within(place, name), size), start)
-        tensors = [decoder.decode(each) for each in _list(told, "tensors")]
+        tensors = [decoder.decode(each) for each in list_of(told.get("tensors"), "what gives its tensors")]
         if len(tensors) != len(stored):
             raise ValueError(f"{name} has {len(stored)} tensors in its header, and {len(tensors)} expressions")
         for (key, expected), tensor in zip(stored.items(), tensors, strict=True):
@@ -358,7 +360,7 @@ def _file(place: Location, told: dict[str, Any], decoder: Decoder) -> FilePlan:
         data = [Data(at.offset, tensor, key) for (key, at), tensor in zip(stored.items(), tensors, strict=True)]
         head = len(raw).to_bytes(8, "little") + raw
         return FilePlan(name, size, (Literal(0, head), *data))
-    text = _text(told, "text").encode()
+    text = text_of(told.get("text"), f"the text of {name[:100]!r}").encode()
     if len(text) != size:
         raise ValueError(f"{name} has {len(text)} bytes of text, and is said to have {size}")
     return FilePlan(name, size, (Literal(0, text),))
@@ -367,30 +369,3 @@ def _file(place: Location, told: dict[str, Any], decoder: Decoder) -> FilePlan:
 def _within(place: Location, name: str) -> str:
     """Return what a described file is called in messages."""
     return f"{name} in {place}"
-
-
-def _object(value: Any, what: str) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise ValueError(f"{what} is no object")
-    return value
-
-
-def _list(told: dict[str, Any], key: str) -> list[Any]:
-    value = told.get(key)
-    if type(value) is not list:
-        raise ValueError(f"its {key!r} is no list")
-    return value
-
-
-def _text(told: dict[str, Any], key: str) -> str:
-    value = told.get(key)
-    if type(value) is not str:
-        raise ValueError(f"its {key!r} is no text")
-    return value
-
-
-def _count(told: dict[str, Any], key: str) -> int:
-    value = told.get(key)
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"its {key!r} is no count")
-    return value

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.storage import strict_json
 from ckptconv.storage.digests import ALGORITHMS
+from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
 
 if TYPE_CHECKING:
     from ckptconv.outputs.targets import Directory
 
 # At most so many bytes are read. A record has a line for every tensor of a file.
 MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20
-# No file system and no store allows a larger file.
-_MOST_SIZE = (1 << 63) - 1
 MOST_PARTS = 10**9 - 1
 
 # A plan id, and the CRC-32 of a tensor as written in a manifest.
@@ -69,13 +68,13 @@ def description(data: bytes, plan_id: str, kinds: Collection[str], directories: 
 
     `directories` are the kinds that are directories, with the names that their files may have.
     """
-    told = _object(parse_json(data), "it", {"plan", "kind", "parts", "shift", "heading", "files"})
-    kind = _text(told["kind"], "its kind")
+    told = object_of(parse_json(data), "it", {"plan", "kind", "parts", "shift", "heading", "files"})
+    kind = text_of(told["kind"], "its kind")
     if told["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
     if not PLAN.fullmatch(plan_id):
         raise ValueError("its plan is none")
-    parts, shift = _count(told["parts"], "its number of parts", MOST_PARTS), _count(told["shift"], "its shift")
+    parts, shift = count_of(told["parts"], "its number of parts", MOST_PARTS), count_of(told["shift"], "its shift")
     if not parts:
         raise ValueError("it has no parts")
     check_heading(told["heading"])
@@ -88,8 +87,8 @@ def description(data: bytes, plan_id: str, kinds: Collection[str], directories: 
     for row in rows:
         if type(row) is not list or len(row) != 3:
             raise ValueError("one of its files is not described by name, size and tensors")
-        name = _text(row[0], "the name of a file")
-        files.append((name, _count(row[1], f"the size of {name!r}"), _count(row[2], f"the tensors of {name!r}")))
+        name = text_of(row[0], "the name of a file")
+        files.append((name, count_of(row[1], f"the size of {name!r}"), count_of(row[2], f"the tensors of {name!r}")))
     names = [name for name, _, _ in files]
     check_names(names)
     if kind == "file" and len(names) != 1:
@@ -128,32 +127,28 @@ def _check_shards(names: list[str], index: str, gaps: bool) -> None:
 
 def check_heading(told: Any) -> None:
     """Raise ValueError unless `told` is the part of a manifest before its files."""
-    _object(
+    object_of(
         told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"}, {"like", "map", "digest"}
     )
     for name in ("ckptconv", "plan", "kind"):
-        _text(told[name], name)
-    _text(told.get("like", ""), "its reference")
+        text_of(told[name], name)
+    text_of(told.get("like", ""), "its reference")
     if told.get("digest", ALGORITHMS[0]) not in ALGORITHMS:
         raise ValueError(f"its digests are none of {' or '.join(ALGORITHMS)}")
     source = told["source"]
-    _object(source, "its source", {"format", "family", "inputs"}, {"model_rank"})
-    _text(source["format"], "the format of its source")
-    _text(source["family"], "the family of its source")
-    _count(source.get("model_rank", 0), "the rank of its source")
-    if type(source["inputs"]) is not dict:
-        raise ValueError("its inputs are no object")
-    for name, found in source["inputs"].items():
-        _object(found, f"what it says of {name!r}", {"size", "identity"})
+    object_of(source, "its source", {"format", "family", "inputs"}, {"model_rank"})
+    text_of(source["format"], "the format of its source")
+    text_of(source["family"], "the family of its source")
+    count_of(source.get("model_rank", 0), "the rank of its source")
+    for name, found in object_of(source["inputs"], "the inputs of its source").items():
+        object_of(found, f"what it says of {name!r}", {"size", "identity"})
         if found["size"] is not None:
-            _count(found["size"], f"the size of {name!r}")
-        if not PLAN.fullmatch(_text(found["identity"], f"the identity of {name!r}")):
+            count_of(found["size"], f"the size of {name!r}")
+        if not PLAN.fullmatch(text_of(found["identity"], f"the identity of {name!r}")):
             raise ValueError(f"the identity of {name!r} is none")
-    if type(told["options"]) is not dict:
-        raise ValueError("its options are no object")
+    object_of(told["options"], "the record of its options")
     _texts(told["aliases"], "its aliases")
-    if type(told.get("map", {})) is not dict:
-        raise ValueError("its map is no object")
+    object_of(told.get("map", {}), "its map")
 
 
 def check_manifest(told: Any) -> None:
@@ -166,12 +161,10 @@ def check_manifest(told: Any) -> None:
     check_names(told["files"])
     for name, found in told["files"].items():
         digested = {"digests"} if "digest" in told else set()
-        _object(found, f"what it says of {name!r}", {"size", "tensors", *digested})
-        _count(found["size"], f"the size of {name!r}")
-        if type(found["tensors"]) is not dict:
-            raise ValueError(f"the tensors of {name!r} are no object")
-        for tensor, crc in found["tensors"].items():
-            if crc is not None and not _CRC.fullmatch(_text(crc, f"the checksum of {tensor!r}")):
+        object_of(found, f"what it says of {name!r}", {"size", "tensors", *digested})
+        count_of(found["size"], f"the size of {name!r}")
+        for tensor, crc in object_of(found["tensors"], f"what it says of the tensors of {name!r}").items():
+            if crc is not None and not _CRC.fullmatch(text_of(crc, f"the checksum of {tensor!r}")):
                 raise ValueError(f"the checksum of {tensor!r} is none")
         if digested:
             _check_digests(found["digests"], f"the digests of {name!r}", found["tensors"], set())
@@ -179,7 +172,7 @@ def check_manifest(told: Any) -> None:
 
 def _check_digests(told: Any, what: str, tensors: Collection[str], more: set[str]) -> None:
     """Raise ValueError unless `told` has the digest of a file and those of its `tensors`, and the keys `more`."""
-    _object(told, what, {"file", "tensors", *more})
+    object_of(told, what, {"file", "tensors", *more})
     if type(told["tensors"]) is not dict or told["tensors"].keys() != set(tensors):
         raise ValueError(f"{what} are not those of its tensors")
     for digest in (told["file"], *told["tensors"].values()):
@@ -198,27 +191,25 @@ def object_record(data: bytes) -> dict[str, Any]:
 
 
 def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
-    found = _object(parse_json(data), "it", {"name", "size", "plan", "spans", *facts}, {"digests"})
-    _text(found["name"], "its name")
-    _text(found["plan"], "its plan")
-    size = _count(found["size"], "its size")
+    found = object_of(parse_json(data), "it", {"name", "size", "plan", "spans", *facts}, {"digests"})
+    text_of(found["name"], "its name")
+    text_of(found["plan"], "its plan")
+    size = count_of(found["size"], "its size")
     for name, kind in facts.items():
         if type(found[name]) is not kind:
             raise ValueError(f"its {name} is none")
-    if type(found["spans"]) is not list:
-        raise ValueError("its spans are no list")
     names = set()
     tensors = 0
-    for span in found["spans"]:
+    for span in list_of(found["spans"], "its record of spans"):
         if type(span) is not list or len(span) != 4:
             raise ValueError("one of its spans is not of four values")
         at, length, crc, name = span
-        if _count(at, "the start of a span") + _count(length, "the length of a span") > size:
+        if count_of(at, "the start of a span") + count_of(length, "the length of a span") > size:
             raise ValueError("one of its spans ends behind the file")
         if crc is not None:
-            _count(crc, "a checksum", (1 << 32) - 1)
+            count_of(crc, "a checksum", (1 << 32) - 1)
         if name is not None:
-            names.add(_text(name, "the name of a tensor"))
+            names.add(text_of(name, "the name of a tensor"))
             tensors += 1
     if len(names) != tensors:
         raise ValueError("the name of a tensor is there twice")
@@ -227,34 +218,6 @@ def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
         if found["digests"]["algorithm"] not in ALGORITHMS:
             raise ValueError("its digests are of no known algorithm")
     return found
-
-
-def _object(value: Any, what: str, needed: set[str], allowed: Iterable[str] = ()) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise ValueError(f"{what} is no object")
-    for name in needed - value.keys():
-        raise ValueError(f"{what} lacks {name!r}")
-    for name in value.keys() - needed - set(allowed):
-        raise ValueError(f"{what} has {name[:100]!r}, which is not known")
-    return value
-
-
-def _count(value: Any, what: str, most: int = _MOST_SIZE) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{what} is no count: {_shown(value)}")
-    return value
-
-
-def _text(value: Any, what: str) -> str:
-    if type(value) is not str:
-        raise ValueError(f"{what} is no text: {_shown(value)}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    if type(value) is int and value.bit_length() > 200:
-        return "a number of very many digits"
-    return repr(value)[:40] if isinstance(value, (int, float, str, bool, type(None))) else f"a {type(value).__name__}"
 
 
 def _texts(value: Any, what: str) -> None:

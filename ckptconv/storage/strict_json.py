@@ -13,7 +13,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NoReturn, TypeAlias
 
 # Most bytes of memory that a text and its values may take.
@@ -21,6 +21,8 @@ MOST = 512 << 20
 # Most bytes that a value takes, by the character that comes with it: a place in a list, and a number or a short text;
 # an empty list; an empty object; a member's name, the pair that it is read as, and its place in a dict.
 _COSTS = ((",", 96), ("[", 88), ("{", 88), (":", 264))
+# The largest count: no file system and no store allows a larger file.
+_MOST_COUNT = (1 << 63) - 1
 # Bytes of an object's members that are read at a time.
 PIECE = 1 << 20
 
@@ -152,3 +154,50 @@ def _unicode(value: Any) -> Any:
         elif isinstance(each, (list, tuple)):
             stack.extend(each)
     return value
+
+
+# ------------------------------------------------------------------------------------------------------------- fields
+
+
+def object_of(
+    value: Any, what: str, needed: Collection[str] | None = None, allowed: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return `value`, which is called `what`. Raises ValueError if it is no object.
+
+    If `needed` is given, it must have these members, and may have those that are `allowed`, but no others.
+    """
+    if type(value) is not dict:
+        raise ValueError(f"{what} is no object: {_shown(value)}")
+    if needed is not None:
+        for name in sorted({*needed} - value.keys()):
+            raise ValueError(f"{what} lacks {name!r}")
+        for name in sorted(value.keys() - {*needed, *allowed}):
+            raise ValueError(f"{what} has {name[:100]!r}, which is not known")
+    return value
+
+
+def list_of(value: Any, what: str) -> list[Any]:
+    """Return `value`. Raises ValueError if it is no list."""
+    if type(value) is not list:
+        raise ValueError(f"{what} is no list: {_shown(value)}")
+    return value
+
+
+def text_of(value: Any, what: str) -> str:
+    """Return `value`. Raises ValueError if it is no text."""
+    if type(value) is not str:
+        raise ValueError(f"{what} is no text: {_shown(value)}")
+    return value
+
+
+def count_of(value: Any, what: str, most: int = _MOST_COUNT) -> int:
+    """Return `value`. Raises ValueError if it is no integer from 0 to `most`."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{what} is no count: {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    if type(value) is int and value.bit_length() > 200:
+        return "a number of very many digits"
+    return repr(value)[:40] if isinstance(value, (int, float, str, bool, type(None))) else f"a {type(value).__name__}"
