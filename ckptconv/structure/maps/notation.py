@@ -295,7 +295,7 @@ def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[
 
 def _alternatives(text: str) -> list[str]:
     """Return the alternatives that `text` has between bars; those without axes have the axes of the last."""
-    *others, last = _OR.split(text)
+    *others, last = (each.strip() for each in _OR.split(text))
     colons = list(_COLON.finditer(last))
     axes = last[colons[-1].start() :] if colons else ""
     return [each if not axes or _COLON.search(each) else each + axes for each in (*others, last)]
