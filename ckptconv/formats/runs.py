@@ -71,7 +71,7 @@ def locate(
         return None
 
     def below(name: str) -> Located | None:
-        return locate(place.join(name), is_here, takes_last=takes_last, levels=levels - 1)
+        return locate(place.child(name), is_here, takes_last=takes_last, levels=levels - 1)
 
     named = pointed(place)
     if named:
@@ -86,7 +86,7 @@ def locate(
             "Name the directory of a step.",
         )
     names = [name for name, entry in place.names.items() if entry.kind == "directory" and not name.startswith(".")]
-    beside = _beside(place, [name for name in names if _is_known(name) and is_here(place.join(name))])
+    beside = _beside(place, [name for name in names if _is_known(name) and is_here(place.child(name))])
     if beside:
         return beside
     steps = _steps(place)
@@ -126,7 +126,7 @@ def pointed(place: Location) -> tuple[Location, Location] | None:
         name = _RELEASE if _RELEASE in place.names else None
     else:
         name = _steps(place).get(int(said)) if re.fullmatch(r"[0-9]{1,18}", said) else None
-    return (place.join(name), pointer) if name else None
+    return (place.child(name), pointer) if name else None
 
 
 def _pointer(place: Location) -> Location | None:

@@ -42,6 +42,14 @@ class Location:
         """Return the location of `names` in this directory."""
         return self.at(paths.join(self.path, *names))
 
+    def child(self, name: str) -> Location:
+        """Return the location of a directory in this one: the same each time, so that it is listed once."""
+        return self._children.setdefault(name, self.join(name))
+
+    @functools.cached_property
+    def _children(self) -> dict[str, Location]:
+        return {}
+
     def at(self, other: str | File) -> Location:
         """Return the location of another path of the same store, or of a file found in it."""
         if isinstance(other, str):

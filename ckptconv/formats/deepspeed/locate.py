@@ -145,7 +145,7 @@ def _locate_in(place: Location, tag: str) -> Place:
         _check_tag(tag)
     tags = tags_in(place)
     if tag in tags:
-        return Place(place.join(tag), "the tag that was asked for")
+        return Place(place.child(tag), "the tag that was asked for")
     if not tags and LATEST not in place.names:
         return _locate_below(place, tag)
     if tag:
@@ -164,14 +164,14 @@ def _locate_in(place: Location, tag: str) -> Place:
             f"{where} names the tag {named!r}, and there is no directory of that name with checkpoint files beside it.",
             _offer(named, tags),
         )
-    return Place(place.join(named), "the tag that `latest` names", where.path)
+    return Place(place.child(named), "the tag that `latest` names", where.path)
 
 
 def _locate_below(place: Location, tag: str) -> Place:
     """Look in a run's directory for its only checkpoint, or the only one that has the tag."""
     below = checkpoints_in(place, tag)
     if len(below) == 1:
-        found = _locate_in(place.join(below[0]), tag)
+        found = _locate_in(place.child(below[0]), tag)
         return found._replace(reason=f"{found.reason}, in the only checkpoint in {place}")
     with_tag = f" with the tag {tag!r}" if tag else ""
     if below:
@@ -188,7 +188,7 @@ def _locate_below(place: Location, tag: str) -> Place:
 
 def checkpoints_in(place: Location, tag: str = "") -> list[str]:
     """Return the directories in a run's directory that hold `latest`, or the tag `tag`."""
-    inner = {name: place.join(name) for name, entry in place.names.items() if entry.kind == "directory"}
+    inner = {name: place.child(name) for name, entry in place.names.items() if entry.kind == "directory"}
     return [name for name, each in inner.items() if (tag in tags_in(each) if tag else LATEST in each.names)]
 
 
@@ -197,7 +197,7 @@ def tags_in(place: Location) -> list[str]:
     return [
         name
         for name, entry in place.names.items()
-        if entry.kind == "directory" and is_tag_directory(place.join(name).names)
+        if entry.kind == "directory" and is_tag_directory(place.child(name).names)
     ]
 
 

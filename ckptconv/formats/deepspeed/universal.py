@@ -52,7 +52,7 @@ def _locate(place: Location, tag: str) -> Location | None:
             raise CorruptError(f"{where} names {tag!r}, and there is no such directory beside it.")
     if names.get(tag, missing).kind != "directory":
         return None
-    inner = place.join(tag)
+    inner = place.child(tag)
     return inner if is_universal(inner.names) else None
 
 

@@ -20,7 +20,7 @@ from ckptconv.formats.runs import pointed
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.parts import Parts, read_all, tensors_in, told
+from ckptconv.formats.torch.parts import Parts, read_all, tensors_in
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
@@ -89,23 +89,15 @@ def read(place: Location, wanted: Wanted) -> Source:
     opened = read_all(files)
     ranks = _ranks(step, files, opened)
     parts = _joined(step, ranks)
-    return Source(
-        format=f"{len(files)} {'rank' if len(files) == 1 else 'ranks'} of Megatron-LM",
-        family=FAMILY,
-        path=place.path,
-        weights=parts.tensors,
-        equal=parts.equal,
-        facts=_facts(ranks, opened),
-        pointers=pointers,
-        wanted=wanted,
-        **told({f"{file.parent.name}/{file.name}": each for file, each in zip(files, opened, strict=True)}),
-    )
+    called = f"{len(files)} {'rank' if len(files) == 1 else 'ranks'} of Megatron-LM"
+    named = {f"{file.parent.name}/{file.name}": each for file, each in zip(files, opened, strict=True)}
+    return replace(parts.source(place, called, named, _facts(ranks, opened), wanted), pointers=pointers)
 
 
 def _files(step: Location) -> Iterable[Location]:
     for name, entry in step.names.items():
         if entry.kind == "directory" and _RANK.fullmatch(name):
-            rank = step.join(name)
+            rank = step.child(name)
             yield from (rank.join(file) for file in _FILES if file in rank.names)
 
 

@@ -13,7 +13,7 @@ from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.runs import holds_whole
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.formats.torch.parts import Parts, read_all, tensors_in, told
+from ckptconv.formats.torch.parts import Parts, read_all, tensors_in
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
@@ -57,16 +57,10 @@ def read(place: Location, wanted: Wanted) -> Source:
                 parts.add_whole(name, tensor)
             else:
                 parts.add(f"{rank}.{name}", tensor)
-    return Source(
-        format=f"{len(files)} files of Meta's tensor-parallel ranks",
-        family=FAMILY,
-        path=place.path,
-        weights=parts.tensors,
-        equal=parts.equal,
-        facts={"ranks": len(files), "files": len(files), "size": sum(file.file.size for file in opened)},
-        wanted=wanted,
-        **told({file.name: each for file, each in zip(files, opened, strict=True)}),
-    )
+    called = f"{len(files)} files of Meta's tensor-parallel ranks"
+    named = {file.name: each for file, each in zip(files, opened, strict=True)}
+    facts = {"ranks": len(files), "files": len(files), "size": sum(file.file.size for file in opened)}
+    return parts.source(place, called, named, facts, wanted)
 
 
 def _files(place: Location) -> dict[int, Location]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError
+from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.formats.torch.file import FAMILY, fingerprint, read_torch
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import Concat, Equal, LazyTensor, untagged
@@ -80,6 +81,33 @@ class Parts:
                     "The files are of different saves, or one is damaged.",
                 )
 
+    def source(
+        self, place: Location, called: str, opened: Mapping[str, TorchFile], facts: Mapping[str, Any], wanted: Wanted
+    ) -> Source:
+        """Return these parts as what is at `place`, in the format `called`. `opened` are their files by their names
+        relative to it."""
+
+        def names(of: Callable[[TorchFile], Any]) -> list[str]:
+            return list(dict.fromkeys(str(name) for file in opened.values() for name in of(file)))
+
+        return Source(
+            format=called,
+            family=FAMILY,
+            path=place.path,
+            weights=self.tensors,
+            equal=self.equal,
+            facts=dict(facts),
+            wanted=wanted,
+            structured=False,
+            opaque=names(lambda file: file.opaque),
+            mentioned=names(lambda file: file.globals),
+            records={file.file.path: file.records for file in opened.values()},
+            warnings=names(lambda file: file.warnings),
+            inputs={name: fingerprint(file) for name, file in opened.items()},
+            bytes_read=sum(file.bytes_read for file in opened.values()),
+            default_shard_size=5 * 10**9,
+        )
+
 
 def read_all(files: Sequence[Location]) -> list[TorchFile]:
     """Read the descriptions in files, ahead of one another."""
@@ -92,22 +120,4 @@ def tensors_in(state: Mapping[Any, Any]) -> dict[str, LazyTensor]:
         name: untagged(value)
         for name, value in state.items()
         if isinstance(name, str) and isinstance(value, LazyTensor)
-    }
-
-
-def told(opened: Mapping[str, TorchFile]) -> dict[str, Any]:
-    """Return what a `Source` says of the files, by their names relative to it."""
-
-    def names(of: Callable[[TorchFile], Any]) -> list[str]:
-        return list(dict.fromkeys(str(name) for file in opened.values() for name in of(file)))
-
-    return {
-        "structured": False,
-        "opaque": names(lambda file: file.opaque),
-        "mentioned": names(lambda file: file.globals),
-        "records": {file.file.path: file.records for file in opened.values()},
-        "warnings": names(lambda file: file.warnings),
-        "inputs": {name: fingerprint(file) for name, file in opened.items()},
-        "bytes_read": sum(file.bytes_read for file in opened.values()),
-        "default_shard_size": 5 * 10**9,
     }
