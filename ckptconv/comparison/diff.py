@@ -227,9 +227,8 @@ def _side(source: Source, options: Options, optimizer: bool) -> _Side:
         source = replace(source, unaccounted=[name for name in source.unaccounted if name in include])
     asked = replace(options, include=())
     weights = selected(source, asked)
-    idle = selection.idle_globs(list(weights.known), weights.choice)
     _check_growth(source, weights.tensors.values())
-    side = _Side(weights.known, include, idle | selection.idle(weights.names, options.strip_prefix, options.rename))
+    side = _Side(weights.known, include, weights.idle(asked))
     _add(side, weights)
     if optimizer:
         _add(side, selected_states(source, asked), _STATES)

@@ -14,12 +14,12 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import likeness, safetensors, selection
 from ckptconv.outputs.pipeline import selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, seen_from
+from ckptconv.outputs.told import Told
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
-from ckptconv.result import LikeReport
 from ckptconv.storage.paths import basename, dirname, normalize, resolved_name
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
-from ckptconv.tensors.lazy import Equal, LazyTensor, whole
+from ckptconv.tensors.lazy import LazyTensor, whole
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 from ckptconv.version import __version__
@@ -33,33 +33,7 @@ MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
 
 
 # The files of an output, its aliases {removed: kept}, and what a user should know of it.
-_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], "Told"]
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a user should know of an output.
-
-    `idle` are options that were given and change nothing in it: {option: reason}. `recorded` are the top-level keys of
-    the structure record that lead to values. `inert`: it holds objects of classes known by name only, and no tensor
-    outside them. `bits` are tensors that mean nothing without the record, which was not written. `kept` are the classes
-    known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
-    others; `notes` are no cause for concern. `like` says what was taken over from the reference. `map` is the record of
-    the map that was applied, {} where --map none left the input's out, and `made_of` says of which tensors it made
-    each. `equal` are tensors of which it kept one: they have to be equal.
-    """
-
-    idle: Mapping[str, str] = field(default_factory=dict)
-    recorded: tuple[str, ...] = ()
-    inert: bool = False
-    bits: tuple[str, ...] = ()
-    kept: frozenset[str] | None = None
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    like: LikeReport | None = None
-    map: Mapping[str, Any] | None = None
-    made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    equal: Sequence[Equal] = ()
+_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Told]
 
 
 @dataclass(frozen=True)
@@ -106,8 +80,7 @@ def weights_output(source: Source, target: Target, options: Options) -> Output:
         from ckptconv.outputs.restore import plan_restored
 
         restored = plan_restored(source, target.path, options)
-        told = Told(idle=restored.idle, map=restored.map, made_of=restored.made_of, equal=restored.equal)
-        return output_of("weights", [source], target, options, (restored.file,), {}, told, restored)
+        return output_of("weights", [source], target, options, (restored.file,), {}, restored.told, restored)
     if target.is_virtual:
         return virtual_output(source, target, options)
     source = replace(source, inputs=source.all_inputs())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
@@ -13,18 +13,16 @@ from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import selection, writable
 from ckptconv.outputs.mapped import map_back
 from ckptconv.outputs.pipeline import selected_tree, torch_tree_of
+from ckptconv.outputs.selected import Selected
+from ckptconv.outputs.told import Told
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
 from ckptconv.structure.record import MAP_KEY
-from ckptconv.tensors.lazy import Equal, LazyTensor, Tagged
+from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import some
-
-# Suffixes of files for torch.load.
-# Number of entries that a message names.
-_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,6 @@ class Restored:
 
     Values of classes that are not known to be data are listed with their class, by name. `left_out` are the objects
     that are not written, `demoted` the tensors that are written as plain ones, `kept` what is written unchanged.
-    `unscaled` are warnings about 8-bit floats that were cast, and about what a map left out. `idle` are options that
-    were given and have no effect: {option: reason}. `map`, `made_of` and `equal` are those of `Told`.
     """
 
     file: FilePlan
@@ -43,15 +39,10 @@ class Restored:
     demoted: dict[str, str]
     kept: dict[str, str]
     tree: TorchTree
-    idle: Mapping[str, str]
-    unscaled: tuple[str, ...] = ()
-    map: Mapping[str, Any] | None = None
-    made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    equal: Sequence[Equal] = ()
+    told: Told
 
     def warnings(self) -> Iterator[str]:
-        """Yield the warnings for the user."""
-        yield from self.unscaled
+        """Yield the warnings about these values."""
         if self.left_out:
             yield f"left out, as their classes are known by name only: {shown(self.left_out)}"
         if self.demoted:
@@ -70,44 +61,50 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     Without `options.structure`, write a dict of the tensors by name. Raises UnsafeError for objects of classes that are
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
-    dtype, opaque = options.dtype or "keep", options.opaque
     tree = torch_tree_of(source, options)
-    idle: dict[str, str] = {}
+    told = Told(map={} if options.map == NO_MAP and MAP_KEY in source.remarks else None)
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
-    unscaled: tuple[str, ...] = ()
-    record: Mapping[str, Any] | None = {} if options.map == NO_MAP and MAP_KEY in source.remarks else None
-    made_of: Mapping[str, Sequence[str]] = {}
-    equal: Sequence[Equal] = ()
-    selects = options.include or options.exclude or dtype != "keep" or not options.structure
+    selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
     if selects or map_back(source, options) or _has_unlisted(tree):
         chosen = selected_tree(source, tree, options)
         described = chosen.described
         found = {name: writable.unlisted(node) for name, node in described.found.items()}
-        tensors = described.tensors
-        idle = selection.idle_globs(list((chosen.unmapped or chosen).known), chosen.choice)
-        demoted = {name: _unlisted_kind(tensors[name]) for name in chosen.names if options.structure}
-        demoted = {name: kind for name, kind in demoted.items() if kind}
-        if (found or demoted) and not opaque:
+        if options.structure:
+            kinds = {name: _unlisted_kind(described.tensors[name]) for name in chosen.names}
+            demoted = {name: kind for name, kind in kinds.items() if kind}
+        if (found or demoted) and not options.opaque:
             raise refusal(source.path, found | demoted, "a .pt file")
-        if tensors and not chosen.names:
-            raise UsageError(f"Nothing is left to write: all {len(tensors)} tensors are excluded.")
+        if described.tensors and not chosen.names:
+            raise UsageError(f"Nothing is left to write: all {len(described.tensors)} tensors are excluded.")
         flat = {name: chosen.cast(name) for name in chosen.names}
-        cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
-        unscaled = selection.unscaled(cast, tensors, dtype)
-        unscaled += chosen.warnings
-        record, made_of = chosen.map_record if chosen.applied else record, chosen.made_of
-        equal = chosen.equal
-        unscaled += selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, dtype)
+        told = _told(chosen, flat, told)
         tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
-        written = TorchTree(tree, opaque)
+        written = TorchTree(tree, options.opaque)
         file = written.plan(basename(path), _stem(path))
     except CkptconvError as error:
         raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
-    if opaque == "keep":
-        return Restored(file, written.tensors, {}, {}, found | demoted, written, idle, unscaled, record, made_of, equal)
-    return Restored(file, written.tensors, found, demoted, {}, written, idle, unscaled, record, made_of, equal)
+    kept: dict[str, str] = {}
+    if options.opaque == "keep":
+        found, demoted, kept = {}, {}, found | demoted
+    return Restored(file, written.tensors, found, demoted, kept, written, told)
+
+
+def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told) -> Told:
+    """Return `told` with what a user should know of the tensors that were chosen, which are stored as `flat`."""
+    tensors = chosen.described.tensors
+    cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
+    unscaled = selection.unscaled(cast, tensors, chosen.dtype)
+    left = selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, chosen.dtype)
+    return replace(
+        told,
+        idle=chosen.idle_globs(),
+        warnings=(*unscaled, *chosen.warnings, *left),
+        map=chosen.map_record if chosen.applied else told.map,
+        made_of=chosen.made_of,
+        equal=chosen.equal,
+    )
 
 
 def _unlisted_kind(node: Any) -> str:

@@ -87,11 +87,14 @@ class Selected:
         """The names of which the map made each tensor."""
         return self.applied.sources if self.applied else {}
 
+    def idle_globs(self) -> dict[str, str]:
+        """Return the globs that match nothing: {option: reason}."""
+        return selection.idle_globs(list((self.unmapped or self).known), self.choice)
+
     def idle(self, options: Options) -> dict[str, str]:
         """Return the given options that select or rename nothing: {option: reason}."""
-        chosen = self.unmapped or self
-        idle = selection.idle_globs(list(chosen.known), chosen.choice)
-        return idle | selection.idle(chosen.names, options.strip_prefix, options.rename)
+        names = (self.unmapped or self).names
+        return self.idle_globs() | selection.idle(names, options.strip_prefix, options.rename)
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
         """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None

@@ -1,0 +1,36 @@
+"""What a user should know of an output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.result import LikeReport
+from ckptconv.tensors.lazy import Equal
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a user should know of an output.
+
+    `idle` are options that were given and change nothing in it: {option: reason}. `recorded` are the top-level keys of
+    the structure record that lead to values. `inert`: it holds objects of classes known by name only, and no tensor
+    outside them. `bits` are tensors that mean nothing without the record, which was not written. `kept` are the classes
+    known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
+    others; `notes` are no cause for concern. `like` says what was taken over from the reference. `map` is the record of
+    the map that was applied, {} where --map none left the input's out, and `made_of` says of which tensors it made
+    each. `equal` are tensors of which it kept one: they have to be equal.
+    """
+
+    idle: Mapping[str, str] = field(default_factory=dict)
+    recorded: tuple[str, ...] = ()
+    inert: bool = False
+    bits: tuple[str, ...] = ()
+    kept: frozenset[str] | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    like: LikeReport | None = None
+    map: Mapping[str, Any] | None = None
+    made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    equal: Sequence[Equal] = ()
