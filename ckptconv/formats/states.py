@@ -57,17 +57,10 @@ def _states_in(tree: Any) -> dict[str, Any] | None:
         return None
     groups = tree.get("param_groups", [])
     is_sound = isinstance(groups, list) and all(isinstance(group, Mapping) and "params" in group for group in groups)
-    if (
-        not is_sound
-        or any(type(name) is not str for name in states)
-        or not all(_is_state(each) for each in states.values())
-    ):
+    are_named = all(type(name) is str and isinstance(state, Mapping) for name, state in states.items())
+    if not is_sound or not are_named:
         return None
     return {"state": dict(states), "param_groups": [dict(group) for group in groups]}
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _none(path: str) -> UsageError:

@@ -1,6 +1,6 @@
 """From a source and options to plans of files. Pure: nothing here opens a file.
 
-In: a `Source`, which is complete, and `Options`. `selected` says which names and tensors an output holds, for planning
+In: a `Source`, which is complete, and `Options`. `pipeline` selects the names and tensors of an output, for planning
 and verifying alike; `targets` says what the output's name means; `planning` makes a plan for each output. There is one
 module for each kind of file that is written. Out: `FilePlan`s, which `publish` carries out.
 """

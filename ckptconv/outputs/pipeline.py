@@ -189,6 +189,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
 
 
 def _named(source: Source, options: Options) -> _Named:
+    """Return what a key leads to, by the names of the structure record, or those of the file if it has others."""
     choice = Choice(options.include, options.exclude)
     described = _flattened(source, tree_of(source, options), choice)
     structured, stored = source.structured and options.structure, source.stored
