@@ -82,6 +82,7 @@ class Source:
     - `weights` is the tree to convert. `structured`: its nesting and order are the user's own and worth a record;
       otherwise it is a flat state dict whose order means nothing.
     - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint tells the names.
+    - `weights_error` says why its tensors are no weights, although they can be read and shown.
     - `states_error` says why its states cannot be converted although the weights can.
     - `trees` maps a key to a tree that holds what is under it, if `weights` does not.
     - `training` is what else DeepSpeed needs to resume the training, if DeepSpeed wrote it.
@@ -117,6 +118,7 @@ class Source:
     path: str
     weights: Any
     optimizer: Any = None
+    weights_error: CkptconvError | None = None
     states_error: CkptconvError | None = None
     trees: Mapping[str, Any] = field(default_factory=dict)
     training: Training | None = None
@@ -163,6 +165,11 @@ class Source:
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""
         return self.trees.get(key, self.weights)
+
+    def check_weights(self) -> None:
+        """Raise `weights_error`, if there is one."""
+        if self.weights_error:
+            raise self.weights_error
 
     def states(self) -> Any:
         """Return the optimizer's state dict by parameter name; None if the checkpoint does not tell the names.

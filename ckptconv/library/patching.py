@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.engine.together import blocks_of
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats.delta import Delta, hasher_of, read_delta
+from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.detect import open_source
 from ckptconv.options.table import PATCHING, Options, checked
 from ckptconv.outputs.delta import check_chain, patched
@@ -21,6 +21,7 @@ from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
+from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import look
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
@@ -156,15 +157,15 @@ def _check(
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensors[name] for name in expected))
         for name, delta in expected.items():
-            hasher = hasher_of(delta.checksum)
+            hashing = hasher(delta.checksum)
             for (block,) in blocks_of((tensors[name],), readers, _STEP):
-                hasher.update(block)
+                hashing.update(block)
                 compared += len(block)
                 if progress:
                     progress(len(block))
-            if hasher.hexdigest() != delta.checksums[name]:
+            if hashing.hexdigest() != delta.checksums[name]:
                 raise CorruptError(
-                    f"{name!r} would not be what {delta.path} says: its {delta.checksum} is {hasher.hexdigest()}, and "
+                    f"{name!r} would not be what {delta.path} says: its {delta.checksum} is {hashing.hexdigest()}, and "
                     f"{delta.checksums[name]} was expected. {base} is not the checkpoint that the delta was made from, "
                     "or one of both is damaged. Nothing was put under a final name.",
                     "Give the base that the first delta changes, and all deltas in order.",

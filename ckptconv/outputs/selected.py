@@ -111,6 +111,7 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     CorruptError or UnsupportedError for tensors that cannot be converted, DifferenceError if the source does not give
     the tensors of its reference.
     """
+    source.check_weights()
     tree = tree_of(source, options)
     choice = Choice(options.include, options.exclude)
     described = _flattened(source, tree, choice)
@@ -342,6 +343,7 @@ def tree_of(source: Source, options: Options) -> Any:
 
 def torch_tree_of(source: Source, options: Options) -> Any:
     """Return the tree of which a `.pt` file of the source is made: `tree_of`, with torchao's tensors of their parts."""
+    source.check_weights()
     tree = tree_of(source, options)
     is_stored = not source.structured and options.structure and not options.key
     return torchao.assembled(tree, source.remarks) if is_stored else tree
