@@ -21,6 +21,7 @@ from typing import Any
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.weight_map import read_index
+from ckptconv.plan import Input
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
@@ -88,7 +89,7 @@ def read_delta(place: Location) -> Delta:
     payloads: dict[str, Stored] = {}
     checksums: dict[str, str] = {}
     sizes: dict[str, int] = {}
-    inputs: dict[str, Hashable] = {INDEX: (index.size, where.entry.file.stamp)}
+    inputs: dict[str, Hashable] = {INDEX: Input(where.entry.file, (index.size, where.entry.file.stamp))}
     for name in dict.fromkeys(index.weight_map.values()):
         file = place.join(name)
         if file.kind != "file":

@@ -27,6 +27,7 @@ from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.vocabulary import MalformedError, TruncatedError
+from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.files import Reader
@@ -353,7 +354,7 @@ class Header(NamedTuple):
 
     tensors: dict[str, Stored]
     metadata: dict[str, str]
-    identity: Hashable
+    identity: Input
     size: int
     bytes_read: int
 
@@ -390,7 +391,7 @@ def read_header(reader: Reader, base: int = 0) -> Header:
     """Read the header of the safetensors file that `reader` holds from byte `base` to its end."""
     raw, bytes_read = _raw_header(reader, base)
     file = reader.file
-    identity = (file.size, file.stamp, zlib.crc32(raw))
+    identity = Input(file, (file.size, file.stamp, zlib.crc32(raw)))
     places, metadata = described(raw, file.path)
     start = base + 8 + len(raw)
     del raw

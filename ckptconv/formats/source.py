@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptconv.errors import CkptconvError
+from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
@@ -98,8 +99,9 @@ class Source:
     - `warnings` are causes for concern; `notes` are not. `hints` suggest renamings of the weights, of no use to a user
       who has chosen some.
     - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
-    - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does so for what
-      was read only for the optimizer's states; it tells more of a file that is in both.
+    - `inputs` identifies every file that was read, by a name relative to the source, as an `Input` or by what tells its
+      content from others alone. `state_inputs` does so for what was read only for the optimizer's states; it tells more
+      of a file that is in both.
     - `map` gives the weights and states other names and layouts, if the user asked for one.
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
@@ -158,7 +160,7 @@ class Source:
 
     def all_inputs(self) -> Mapping[str, Hashable]:
         """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
-        companions = {name: (file.size, file.stamp) for name, file in self.companions.items()}
+        companions = {name: Input(file, (file.size, file.stamp)) for name, file in self.companions.items()}
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
 
