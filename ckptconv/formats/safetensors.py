@@ -188,7 +188,7 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
         family=FAMILY,
         path=place.path,
         weights=tree,
-        weights_error=_is_delta(found, warnings),
+        weights_error=_no_weights(found, warnings),
         structured=structured,
         owners=aliases if not structured else {},
         stored=StoredTensors(flat, aliases, found.record) if found.record is not None else None,
@@ -210,7 +210,7 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
     )
 
 
-def _is_delta(found: FileSet, warnings: list[str]) -> CkptconvError | None:
+def _no_weights(found: FileSet, warnings: list[str]) -> CkptconvError | None:
     """If the tensors are those of a delta, warn of that, and return the error for whoever takes them for weights."""
     if "delta_encoding" not in found.metadata:
         return None
