@@ -85,6 +85,14 @@ class NotZeroError(CorruptError):
     """A tensor that the plan leaves out as zeros is not: another plan is needed, which keeps it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file that was read, as an entry of `Source.inputs`: where it is, and what tells its content from others."""
+
+    file: File
+    content: Hashable
+
+
 Part: TypeAlias = Literal | Data | Trailer | AssertZero | Copied
 
 
@@ -148,12 +156,18 @@ def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings
             if isinstance(part, Literal):
                 digest.update(part.data)
     for name in sorted(inputs):
-        digest.update(repr((name, inputs[name])).encode())
+        digest.update(repr((name, content_of(inputs[name]))).encode())
     return digest.hexdigest()[:16]
+
+
+def content_of(found: Hashable) -> Hashable:
+    """Return what identifies the content of an entry of `Source.inputs`; those of other packages are that alone."""
+    return found.content if isinstance(found, Input) else found
 
 
 def identity(found: Hashable) -> dict[str, Any]:
     """Return an entry of `Source.inputs` for a manifest: the size, and a hash of all that identifies the content."""
+    found = content_of(found)
     size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
     return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
 

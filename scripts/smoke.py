@@ -30,7 +30,7 @@ DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 sys.path.insert(0, str(DATA.parents[1]))
 LIBRARIES = (
     *("fsspec", "numpy", "rich", "safetensors", "tomli", "tqdm", "typer"),
-    *("adlfs", "aiohttp", "blake3", "distributed", "gcsfs", "huggingface_hub", "s3fs", "torch", "zstandard"),
+    *("adlfs", "aiohttp", "blake3", "distributed", "gcsfs", "huggingface_hub", "s3fs", "torch", "xxhash", "zstandard"),
 )
 # A row of four items without a state: an id, a word of metadata, the weight.
 ROW = struct.Struct("<qq4f")
@@ -200,6 +200,10 @@ def extras(smoke: Smoke) -> None:
         smoke.run("diff", "model.safetensors", "model.safetensors", "--delta", "delta")
         smoke.run("patch", "model.safetensors", "delta", "patched.safetensors")
         smoke.same("model.safetensors", "patched.safetensors")
+        smoke.run(
+            *("diff", "model.safetensors", "model.safetensors", "--delta", "xxh3", "--delta-checksum", "xxh3-128"),
+            code=0 if installed("xxhash") else 2,
+        )
     else:
         smoke.run("dcp2safetensors", DATA / "dcp" / "zstd_w2" / "checkpoint", "zstd.safetensors", code=5)
     smoke.run("convert", "model.pt", "digests", "--digest", "blake3", code=0 if installed("blake3") else 2)

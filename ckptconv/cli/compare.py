@@ -52,9 +52,12 @@ def diff(
     """
     from ckptconv.inspection.comparing import diff as compare
     from ckptconv.inspection.overview import count_of
-    from ckptconv.storage.paths import normalize
+    from ckptconv.process import reuse_memory
+    from ckptconv.storage.paths import is_remote, normalize
     from ckptconv.text import format_size
 
+    if not (is_remote(a) or is_remote(b)):
+        reuse_memory()  # the libraries of stores need what there is
     output = output_of("diff", options)
     with output.progress() as progress:
         found = compare(a, b, html=html, progress=progress, on_total=progress.begin, **options)

@@ -17,6 +17,7 @@ numbers without rounding: their order does not matter.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -278,13 +279,20 @@ def _numbers(data: memoryview, dtype: DType, code: str) -> Array:
 def _finite_squares(numbers: Array) -> Fraction:
     """Return the sum of the squares of those elements that are finite, of shape (elements, halves)."""
     np = kernels.numpy_module()
-    finite = np.isfinite(numbers).all(axis=1)
-    return _squares(numbers if finite.all() else numbers[finite])
+    largest = _largest(numbers)
+    if math.isfinite(largest):
+        return sum_of_squares(numbers.astype("f8", copy=False), largest)
+    return _squares(numbers[np.isfinite(numbers).all(axis=1)])
 
 
 def _squares(numbers: Array) -> Fraction:
     """Return the sum of the squares of finite numbers."""
-    values = numbers.astype("f8", copy=False)
-    if not values.size:
-        return Fraction(0)
-    return sum_of_squares(values, max(-float(values.min()), float(values.max())))
+    return sum_of_squares(numbers.astype("f8", copy=False), _largest(numbers))
+
+
+def _largest(numbers: Array) -> float:
+    """Return the largest distance from 0, NaN or infinite if that of one of the numbers is; 0 of none."""
+    if not numbers.size:
+        return 0.0
+    low, high = float(numbers.min()), float(numbers.max())
+    return high if math.isnan(high) else max(-low, high)

@@ -13,9 +13,10 @@ from ckptconv.comparison.reading import Pair
 from ckptconv.engine.execute import in_threads
 from ckptconv.engine.together import blocks_of
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.delta import MOST_OVERWRITTEN, OVERWRITE, hasher_of
+from ckptconv.formats.delta import MOST_OVERWRITTEN, OVERWRITE
 from ckptconv.options.table import Options
 from ckptconv.process import settled
+from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import DescriptorReader, is_far
 from ckptconv.storage.overwriting import CHANGE, NUMBER
 from ckptconv.storage.progress import Progress
@@ -91,16 +92,16 @@ class _Encoder:
     def run(self, task: tuple[int, Pair]) -> int:
         """Encode one pair. Return the bytes read."""
         number, pair = task
-        hasher = hasher_of(self._checksum)
+        hashing = hasher(self._checksum)
 
         def blocks() -> Iterator[tuple[memoryview, memoryview]]:
             for one, other in blocks_of((pair.one, pair.other), self._readers, self._step):
-                hasher.update(other)
+                hashing.update(other)
                 yield one, other
 
         encode = self._overwriting if self._encoding == OVERWRITE else self._xor
         runs = encode(blocks(), pair.one.nbytes)
-        self._found[number] = Places(runs, hasher.hexdigest())
+        self._found[number] = Places(runs, hashing.hexdigest())
         return pair.nbytes
 
     def _xor(self, blocks: Iterator[tuple[memoryview, memoryview]], size: int) -> list[tuple[int, int]]:
@@ -193,8 +194,8 @@ def _zstandard() -> Any:
 
 
 def check_installed(checksum: str) -> None:
-    """Raise UnsupportedError if zstandard or the package for `checksum` is not installed."""
-    hasher_of(checksum)
+    """Raise UsageError if the package for `checksum` is not installed, UnsupportedError if zstandard is not."""
+    hasher(checksum)
     _zstandard()
 
 

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.weight_map import read_index
+from ckptconv.plan import Input
+from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -30,6 +31,7 @@ from ckptconv.text import brief, some
 
 INDEX = "model.safetensors.index.json"
 ENCODINGS = (XOR, OVERWRITE) = ("xor", "overwrite")
+CHECKSUMS = ("adler32", "xxh3-128", "blake3")
 ZSTD = "zstd"
 # The most bytes of a tensor of which a u4 counts how many changed, and where.
 MOST_OVERWRITTEN = (1 << 32) - 1
@@ -37,56 +39,6 @@ _VERSION = re.compile(r"\d{1,18}")
 _AGAIN = "Copy or download it again."
 # Bytes of the header of a frame: RFC 8878, section 3.1.1.
 _MOST_OF_HEAD = 18
-
-
-# ---------------------------------------------------------------------------------------------------------- checksums
-
-
-class Hasher(Protocol):
-    def update(self, data: memoryview, /) -> object: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class _Adler32:
-    def __init__(self) -> None:
-        self._value = 1
-
-    def update(self, data: memoryview) -> None:
-        self._value = zlib.adler32(data, self._value)
-
-    def hexdigest(self) -> str:
-        return f"{self._value:08x}"
-
-
-def _blake3() -> Hasher:
-    import blake3
-
-    hasher: Hasher = blake3.blake3()
-    return hasher
-
-
-def _xxh3() -> Hasher:
-    import xxhash
-
-    hasher: Hasher = xxhash.xxh3_128()
-    return hasher
-
-
-# By the name that an index gives them.
-_HASHERS: dict[str, Callable[[], Hasher]] = {"adler32": _Adler32, "xxh3-128": _xxh3, "blake3": _blake3}
-CHECKSUMS = tuple(_HASHERS)
-
-
-def hasher_of(checksum: str) -> Hasher:
-    """Return a new hasher for one of `CHECKSUMS`. Raise UnsupportedError if its package is not installed."""
-    try:
-        return _HASHERS[checksum]()
-    except ImportError as error:
-        raise UnsupportedError(
-            f"Checksums by {checksum} need the package {error.name}, which is not installed.",
-            f"Install it: pip install {error.name}",
-        ) from None
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -114,8 +66,9 @@ class Delta:
 def read_delta(place: Location) -> Delta:
     """Read the descriptions of the delta at `place`.
 
-    Raise UsageError if it is no directory with an index, CorruptError if that contradicts itself or its files, and
-    UnsupportedError for an encoding, compression or checksum that is not known, or whose package is not installed.
+    Raise UsageError if it is no directory with an index, or if its checksums need a package that is not installed,
+    CorruptError if it contradicts itself, and UnsupportedError for an encoding, compression or checksum that is not
+    known.
     """
     if place.kind != "directory" or INDEX not in place.names:
         missing = f"there is no {INDEX} in it" if place.kind == "directory" else f"it is {place.entry.described}"
@@ -132,11 +85,11 @@ def read_delta(place: Location) -> Delta:
     encoding = _known(place, told, "delta_encoding", ENCODINGS)
     _known(place, told, "compression_format", (ZSTD,))
     checksum = _known(place, told, "checksum_format", CHECKSUMS)
-    hasher_of(checksum)  # that its package is installed
+    hasher(checksum)  # that its package is installed
     payloads: dict[str, Stored] = {}
     checksums: dict[str, str] = {}
     sizes: dict[str, int] = {}
-    inputs: dict[str, Hashable] = {INDEX: (index.size, where.entry.file.stamp)}
+    inputs: dict[str, Hashable] = {INDEX: Input(where.entry.file, (index.size, where.entry.file.stamp))}
     for name in dict.fromkeys(index.weight_map.values()):
         file = place.join(name)
         if file.kind != "file":

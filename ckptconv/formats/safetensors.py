@@ -27,11 +27,12 @@ from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.vocabulary import MalformedError, TruncatedError
+from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, is_remote
+from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.record import FILE_NAME, MAP_KEY, METADATA_KEY
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
@@ -187,6 +188,7 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
         family=FAMILY,
         path=place.path,
         weights=tree,
+        weights_error=_no_weights(found, warnings),
         structured=structured,
         owners=aliases if not structured else {},
         stored=StoredTensors(flat, aliases, found.record) if found.record is not None else None,
@@ -206,6 +208,16 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
         metadata=found.metadata,
         remarks={key: text for key, text in found.metadata.items() if key not in aliases and key not in _OF_THE_OUTPUT},
     )
+
+
+def _no_weights(found: FileSet, warnings: list[str]) -> CkptconvError | None:
+    """If the tensors are those of a delta, warn of that, and return the error for whoever takes them for weights."""
+    if "delta_encoding" not in found.metadata:
+        return None
+    what = f"{found.path} is of a delta: its tensors are compressed differences, and no weights."
+    how = f"Apply it to the checkpoint that it changes: ckptconv patch BASE {dirname(found.path) or '.'} OUTPUT"
+    warnings.append(f"{what} {how}")
+    return UnsupportedError(what, how)
 
 
 def _restored(found: FileSet, wanted: Wanted, warnings: list[str]) -> Any:
@@ -308,8 +320,6 @@ def _read_set(place: Location, warnings: list[str]) -> FileSet:
         differing.pop(METADATA_KEY, None)
     if differing:
         warnings.append(f"{place}: the metadata of its files differs in {some(differing)}; that of the last is taken.")
-    if "delta_encoding" in metadata:
-        warnings.append(f"{place} is of a delta: its tensors are compressed differences. `ckptconv patch` applies it.")
     found.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
     return found
 
@@ -344,7 +354,7 @@ class Header(NamedTuple):
 
     tensors: dict[str, Stored]
     metadata: dict[str, str]
-    identity: Hashable
+    identity: Input
     size: int
     bytes_read: int
 
@@ -381,7 +391,7 @@ def read_header(reader: Reader, base: int = 0) -> Header:
     """Read the header of the safetensors file that `reader` holds from byte `base` to its end."""
     raw, bytes_read = _raw_header(reader, base)
     file = reader.file
-    identity = (file.size, file.stamp, zlib.crc32(raw))
+    identity = Input(file, (file.size, file.stamp, zlib.crc32(raw)))
     places, metadata = described(raw, file.path)
     start = base + 8 + len(raw)
     del raw

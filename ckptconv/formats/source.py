@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptconv.errors import CkptconvError
+from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
@@ -82,6 +83,7 @@ class Source:
     - `weights` is the tree to convert. `structured`: its nesting and order are the user's own and worth a record;
       otherwise it is a flat state dict whose order means nothing.
     - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint tells the names.
+    - `weights_error` says why its tensors are no weights, although they can be read and shown.
     - `states_error` says why its states cannot be converted although the weights can.
     - `trees` maps a key to a tree that holds what is under it, if `weights` does not.
     - `training` is what else DeepSpeed needs to resume the training, if DeepSpeed wrote it.
@@ -97,8 +99,9 @@ class Source:
     - `warnings` are causes for concern; `notes` are not. `hints` suggest renamings of the weights, of no use to a user
       who has chosen some.
     - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
-    - `inputs` identifies every file that was read, by a name relative to the source. `state_inputs` does so for what
-      was read only for the optimizer's states; it tells more of a file that is in both.
+    - `inputs` identifies every file that was read, by a name relative to the source, as an `Input` or by what tells its
+      content from others alone. `state_inputs` does so for what was read only for the optimizer's states; it tells more
+      of a file that is in both.
     - `map` gives the weights and states other names and layouts, if the user asked for one.
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
@@ -117,6 +120,7 @@ class Source:
     path: str
     weights: Any
     optimizer: Any = None
+    weights_error: CkptconvError | None = None
     states_error: CkptconvError | None = None
     trees: Mapping[str, Any] = field(default_factory=dict)
     training: Training | None = None
@@ -156,13 +160,18 @@ class Source:
 
     def all_inputs(self) -> Mapping[str, Hashable]:
         """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
-        companions = {name: (file.size, file.stamp) for name, file in self.companions.items()}
+        companions = {name: Input(file, (file.size, file.stamp)) for name, file in self.companions.items()}
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""
         return self.trees.get(key, self.weights)
+
+    def check_weights(self) -> None:
+        """Raise `weights_error`, if there is one."""
+        if self.weights_error:
+            raise self.weights_error
 
     def states(self) -> Any:
         """Return the optimizer's state dict by parameter name; None if the checkpoint does not tell the names.

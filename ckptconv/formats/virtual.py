@@ -201,11 +201,13 @@ def read(place: Location, wanted: Wanted) -> Source:
     from dataclasses import replace
 
     from ckptconv.formats import safetensors
-    from ckptconv.plan import Data
+    from ckptconv.plan import Data, Input
     from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 
     described = load(place)
-    found = safetensors.FileSet(place.path, inputs={place.name: described.identity}, bytes_read=described.size)
+    found = safetensors.FileSet(
+        place.path, inputs={place.name: Input(place.entry.file, described.identity)}, bytes_read=described.size
+    )
     for file in described.files:
         raw: bytes = file.parts[0].data  # type: ignore[union-attr]
         found.size += file.size

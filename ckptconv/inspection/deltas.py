@@ -34,7 +34,7 @@ class AskedDelta:
 
     def checked(self, options: Options) -> Options:
         """Return `options` with a directory for temporary data. Raise UsageError if the delta cannot be at its path,
-        and UnsupportedError if a package that it needs is not installed."""
+        and what `check_installed` raises."""
         check_installed(self.checksum)
         target = resolve_output(normalize(self.path), options)
         if target.is_file:

@@ -56,6 +56,7 @@ def load_state_dict(
     chosen = Options(**options)
     key, dtype = chosen.key, chosen.dtype
     source = open_source(path, key=key, **chosen.opening())
+    source.check_weights()
     tree = selection.subtree(source.tree(key), key, path) if key else source.weights
     described = keymap.describe(tree, tagged=True)
     wanted = _wanted(source, described, dtype)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckptconv.engine.execute import in_threads
 from ckptconv.engine.together import blocks_of
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats.delta import Delta, hasher_of, read_delta
+from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.detect import open_source
 from ckptconv.options.table import PATCHING, Options, checked
 from ckptconv.outputs.delta import check_chain, patched
@@ -22,7 +23,8 @@ from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
-from ckptconv.storage.files import look
+from ckptconv.storage.digests import hasher
+from ckptconv.storage.files import is_far, look
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import PatchOptions
     from ckptconv.storage.progress import AnyProgress
 
-# Bytes of a tensor that are hashed at a time.
+# Bytes of a tensor that are hashed at a time, and tensors at once.
 _STEP = 1 << 19
+_MOST_JOBS = 4
 _U8 = DTYPES["uint8"]
 
 
@@ -146,21 +149,36 @@ def _check(
 
     Raise CorruptError for a tensor that has another.
     """
-    compared = 0
+    far = any(is_far(file.stored.path) for name in expected for file in tensors[name].inputs())
+    jobs = 1 if far else min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), max(len(expected), 1))
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensors[name] for name in expected))
-        for name, delta in expected.items():
-            hasher = hasher_of(delta.checksum)
-            for (block,) in blocks_of((tensors[name],), readers, _STEP):
-                hasher.update(block)
-                compared += len(block)
-                if progress:
-                    progress(len(block))
-            if hasher.hexdigest() != delta.checksums[name]:
-                raise CorruptError(
-                    f"{name!r} would not be what {delta.path} says: its {delta.checksum} is {hasher.hexdigest()}, and "
-                    f"{delta.checksums[name]} was expected. {base} is not the checkpoint that the delta was made from, "
-                    "or one of both is damaged. Nothing was put under a final name.",
-                    "Give the base that the first delta changes, and all deltas in order.",
-                )
-    return compared
+        checkers = [_Checker(readers, tensors, base, progress) for _ in range(jobs)]
+        in_threads(iter(expected.items()), checkers, None)
+    return sum(tensors[name].nbytes for name in expected)
+
+
+class _Checker:
+    """Compares the checksum of one tensor after the other."""
+
+    def __init__(
+        self, readers: SpoolingReaders, tensors: Mapping[str, LazyTensor], base: object, progress: Progress | None
+    ) -> None:
+        self._readers, self._tensors, self._base, self._progress = readers, tensors, base, progress
+
+    def run(self, task: tuple[str, Delta]) -> int:
+        """Check a tensor that a delta changes last. Return its bytes."""
+        name, delta = task
+        hashing = hasher(delta.checksum)
+        for (block,) in blocks_of((self._tensors[name],), self._readers, _STEP):
+            hashing.update(block)
+            if self._progress:
+                self._progress(len(block))
+        if hashing.hexdigest() != delta.checksums[name]:
+            raise CorruptError(
+                f"{name!r} would not be what {delta.path} says: its {delta.checksum} is {hashing.hexdigest()}, and "
+                f"{delta.checksums[name]} was expected. {self._base} is not the checkpoint that the delta was made "
+                "from, or one of both is damaged. Nothing was put under a final name.",
+                "Give the base that the first delta changes, and all deltas in order.",
+            )
+        return self._tensors[name].nbytes

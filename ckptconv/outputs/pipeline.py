@@ -33,6 +33,7 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     CorruptError or UnsupportedError for tensors that cannot be converted, DifferenceError if the source does not give
     the tensors of its reference.
     """
+    source.check_weights()
     chosen = _chosen(source, options, rename)
     reference = selected(source.reference, Options()) if source.reference else None
     chosen = mapped(chosen, source.map, reference)
@@ -98,6 +99,7 @@ def tree_of(source: Source, options: Options) -> Any:
 
 def torch_tree_of(source: Source, options: Options) -> Any:
     """Return the tree of which a `.pt` file of the source is made: `tree_of`, with torchao's tensors of their parts."""
+    source.check_weights()
     tree = tree_of(source, options)
     is_stored = not source.structured and options.structure and not options.key
     return torchao.assembled(tree, source.remarks) if is_stored else tree

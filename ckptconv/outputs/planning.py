@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -40,8 +40,9 @@ _Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Told]
 class Output:
     """An output of a conversion: where it goes, its plan, and its aliases {removed: kept}.
 
-    `heading` is its manifest without the files. `restored` holds further facts of a `.pt` file. `described` is the
-    number of tensors of a virtual checkpoint, or of one whose tensors are in several chunks.
+    `heading` is its manifest without the files, and `inputs` are the entries of `Source.inputs` that it names.
+    `restored` holds further facts of a `.pt` file. `described` is the number of tensors of a virtual checkpoint, or of
+    one whose tensors are in several chunks.
     """
 
     target: Target
@@ -51,6 +52,7 @@ class Output:
     restored: Restored | None = None
     told: Told = field(default_factory=Told)
     described: int | None = None
+    inputs: Mapping[str, Hashable] = field(default_factory=dict)
 
     @property
     def tensors(self) -> int:
@@ -168,7 +170,7 @@ def output_of(
         head["map"] = told.map
     if options.digest:
         head["digest"] = options.digest
-    return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told())
+    return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told(), inputs=inputs)
 
 
 def check_output(output: Output, spared: Spared, options: Options) -> None:

@@ -41,7 +41,7 @@ class Description:
 
     `kind` is that of the output, as `Target.kind` has it. The files were assigned to `parts` parts with `shift`,
     as in `publish.parts.assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
-    tensors).
+    tensors). `inputs` are what it is made of: [path, size in bytes, stamp] by name.
     """
 
     plan_id: str
@@ -50,6 +50,7 @@ class Description:
     shift: int
     heading: dict[str, Any]
     files: list[tuple[str, int, int]]
+    inputs: dict[str, list[Any]]
 
 
 def parse_json(data: bytes) -> Any:
@@ -68,7 +69,7 @@ def description(data: bytes, plan_id: str, kinds: Collection[str], directories: 
 
     `directories` are the kinds that are directories, with the names that their files may have.
     """
-    told = object_of(parse_json(data), "it", {"plan", "kind", "parts", "shift", "heading", "files"})
+    told = object_of(parse_json(data), "it", {"plan", "kind", "parts", "shift", "heading", "files"}, {"inputs"})
     kind = text_of(told["kind"], "its kind")
     if told["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
@@ -101,7 +102,16 @@ def description(data: bytes, plan_id: str, kinds: Collection[str], directories: 
         _check_shards(names, directories[kind].last, gaps=told["heading"]["options"].get("partial") is True)
     elif kind in directories and directories[kind].last not in names:
         raise ValueError(f"its files lack {directories[kind].last!r}")
-    return Description(plan_id, kind, parts, shift, told["heading"], files)
+    inputs = object_of(told.get("inputs", {}), "its inputs")
+    for name, found in inputs.items():
+        if type(found) is not list or len(found) != 3:
+            raise ValueError(f"the input {name!r} is not described by path, size and stamp")
+        path, size, stamp = found
+        if "\0" in text_of(path, f"the path of {name!r}"):
+            raise ValueError(f"the path of {name!r} is none")
+        count_of(size, f"the size of {name!r}")
+        text_of(stamp, f"the stamp of {name!r}")
+    return Description(plan_id, kind, parts, shift, told["heading"], files, inputs)
 
 
 def check_names(names: Iterable[str]) -> None:

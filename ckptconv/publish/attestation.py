@@ -16,6 +16,7 @@ from urllib.parse import quote
 from ckptconv.errors import UsageError
 from ckptconv.outputs import universal
 from ckptconv.outputs.schema import parse_json
+from ckptconv.publish.inputs import Digested
 from ckptconv.publish.manifest import NAME
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.paths import basename
@@ -29,20 +30,25 @@ _BUILD_TYPE = f"{_HOME}/blob/main/docs/provenance.md"
 _IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
 
 
-def statements(outputs: Sequence[tuple[str, bool, bytes]]) -> bytes:
+def statements(outputs: Sequence[tuple[str, bool, bytes]], inputs: Sequence[Mapping[str, Digested]]) -> bytes:
     """Return two statements for each output, one a line, as JSON. An output is given as its path, whether it is a file,
-    and its manifest. Raises UsageError for a manifest without digests."""
+    and its manifest; `inputs` are those of each by name. Raises UsageError for a manifest without digests."""
     lines = []
-    for path, is_file, manifest in outputs:
+    for (path, is_file, manifest), made_of in zip(outputs, inputs, strict=True):
         told = parse_json(manifest)
         if "digest" not in told:
-            raise UsageError(
-                f"Nothing can be attested of {path}: it was made without digests. Nothing was put under a final name.",
-                "Give the conversion --digest sha256.",
-            )
+            raise without_digests(path)
         digests = _digests(path, is_file, told, manifest)
-        lines += [_model_signing(path, is_file, told["digest"], digests), _provenance(told, digests)]
+        lines += [_model_signing(path, is_file, told["digest"], digests), _provenance(told, digests, made_of)]
     return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+
+
+def without_digests(path: str) -> UsageError:
+    """Return the error for an output without digests."""
+    return UsageError(
+        f"Nothing can be attested of {path}: it was made without digests. Nothing was put under a final name.",
+        "Give the conversion --digest sha256.",
+    )
 
 
 def _digests(path: str, is_file: bool, told: Mapping[str, Any], manifest: bytes) -> dict[str, str]:
@@ -82,10 +88,12 @@ def _model_signing(path: str, is_file: bool, algorithm: str, digests: Mapping[st
     }
 
 
-def _provenance(told: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
+def _provenance(told: Mapping[str, Any], digests: Mapping[str, str], inputs: Mapping[str, Digested]) -> dict[str, Any]:
     """Return the statement that ties the files of an output to its inputs, options, map, and version."""
     source = dict(told["source"])
-    inputs = source.pop("inputs")
+    known = source.pop("inputs")
+    # Files that were read and have no entry in the manifest have a size and a digest.
+    named = {**known, **{name: {"size": each.size} for name, each in sorted(inputs.items()) if name not in known}}
     chosen = {name: told[name] for name in ("kind", "options", "like", "map") if name in told}
     return {
         "_type": _STATEMENT,
@@ -97,9 +105,14 @@ def _provenance(told: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str
                 "externalParameters": {"source": source, **chosen},
                 "internalParameters": {"plan": told["plan"]},
                 "resolvedDependencies": [
-                    # No content digest: not every byte of an input is read. A name may hold half a surrogate pair.
-                    {"name": name, "uri": quote(name, errors="surrogatepass"), "annotations": found}
-                    for name, found in inputs.items()
+                    {
+                        "name": name,
+                        # A name may hold half a surrogate pair.
+                        "uri": quote(name, errors="surrogatepass"),
+                        **({"digest": {told["digest"]: inputs[name].digest}} if name in inputs else {}),
+                        "annotations": found,
+                    }
+                    for name, found in named.items()
                 ],
             },
             "runDetails": {"builder": {"id": _HOME, "version": {"ckptconv": told["ckptconv"]}}},

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +17,8 @@ from ckptconv.outputs import universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
 from ckptconv.outputs.targets import DIRECTORIES, check_file
 from ckptconv.process import peak_rss
+from ckptconv.publish.attestation import without_digests
+from ckptconv.publish.inputs import DIGESTING, Digested, digested, files_in, found_again
 from ckptconv.publish.manifest import NAME, Made, document
 from ckptconv.publish.parts import assign
 from ckptconv.publish.publish import commit, stage_beside, staging_for
@@ -85,10 +87,10 @@ def finish(
     """Check that all parts of `outputs`, one path or several, are staged, and publish them.
 
     With `checksum`, read every file again and compare it with the CRC-32 of its record. If `manifest` or `attest` is
-    given, write that there too. `before_commit` is called when all is checked, before the first output gets its final
-    name. `progress` and `on_total` are those of `convert`, for the bytes read again. Raises UsageError if nothing is
-    staged, FailedError if parts are missing, and CorruptError if a file has changed; then nothing is published, and the
-    staged files stay.
+    given, write that there too; for `attest`, read the inputs where the parts found them. `before_commit` is called
+    when all is checked, before the first output gets its final name. `progress` and `on_total` are those of `convert`,
+    for the bytes read again. Raises UsageError if nothing is staged, FailedError if parts or inputs are missing, and
+    CorruptError if a file has changed; then nothing is published, and the staged files stay.
 
     Examples:
         >>> for part in ("0/2", "1/2"):
@@ -106,8 +108,15 @@ def finish(
         raise UsageError(f"--manifest and --attest both name {chosen.attest}.", "Write one to another place.")
     paths = [outputs] if isinstance(outputs, (str, os.PathLike)) else outputs
     planned = [each for path in paths for each in _planned(Location(normalize(path), known))]
-    if checksum and on_total:
-        on_total(sum(size for each in planned for _, size, _ in each.files))
+    made_of = []
+    if chosen.attest:
+        _check_digests(planned)
+        for each in planned:
+            told_inputs = each.told.heading["source"]["inputs"]
+            made_of.append(found_again(each.path, each.told.inputs, told_inputs, chosen))
+    if on_total and (checksum or made_of):
+        again = sum(size for each in planned for _, size, _ in each.files) if checksum else 0
+        on_total(again + sum(file.size for file in files_in(made_of)))
     documents, works = [], []
     with ExitStack() as stack:
         for each in planned:
@@ -135,8 +144,13 @@ def finish(
                 staging.seal(staging.put(NAME, data))
                 names.append(NAME)
             works.append((staging, names))
+        inputs: Sequence[Mapping[str, Digested]] = ()
+        if made_of:
+            if on_file := getattr(progress, "on_file", None):
+                on_file(DIGESTING)
+            inputs = digested(made_of, planned[0].told.heading["digest"], chosen, counter(progress))
         described = [(each.path, each.kind == "file", data) for each, data in zip(planned, documents, strict=True)]
-        written = stage_beside(described, planned[0].told.plan_id, chosen, stack)
+        written = stage_beside(described, inputs, planned[0].told.plan_id, chosen, stack)
         if before_commit:
             before_commit()
         commit(works)
@@ -156,6 +170,15 @@ def finish(
         peak_rss_bytes=peak_rss(),
         finished=True,
     )
+
+
+def _check_digests(planned: Sequence[_Planned]) -> None:
+    """Raise UsageError if there is an output without digests, or if they are of two kinds."""
+    for each in planned:
+        if "digest" not in each.told.heading:
+            raise without_digests(each.path)
+    if len({each.told.heading["digest"] for each in planned}) > 1:
+        raise UsageError("The outputs have digests of two kinds.", "Attest each by itself.")
 
 
 def _published(planned: _Planned, needed: bool) -> bytes:

@@ -18,6 +18,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, check_growth, check_output
 from ckptconv.outputs.targets import Spared, files_behind, named_inputs
 from ckptconv.process import peak_rss
+from ckptconv.publish.inputs import inputs_of
 from ckptconv.publish.publish import Done, Verifier, files_of, final_path, last_path, publish
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
@@ -73,8 +74,22 @@ def produce(
     mine = files_of(outputs, chosen.part)
     if not chosen.dry_run:
         with _depfile(every, outputs, inputs, chosen):
+            within = sources[0].path
+            asked = chosen.attest or (chosen.part and chosen.digest)
+            made_of = [inputs_of(each, within) if asked else {} for each in outputs]
             done = publish(
-                outputs, read, equal, alike, chosen, on_total, progress, before_commit, watched, verify, executor
+                outputs,
+                read,
+                equal,
+                alike,
+                chosen,
+                on_total,
+                progress,
+                before_commit,
+                watched,
+                verify,
+                executor,
+                made_of,
             )
     has_chosen_names = chosen.key or chosen.strip_prefix or chosen.rename
     recorded = list(dict.fromkeys(key for each in outputs for key in each.told.recorded))

@@ -20,6 +20,7 @@ from ckptconv.outputs.targets import DIRECTORIES, Target
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish import manifest
 from ckptconv.publish.attestation import statements
+from ckptconv.publish.inputs import DIGESTING, Digested, described, digested, files_in
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
 from ckptconv.publish.parts import assign
@@ -174,12 +175,14 @@ def publish(
     checksums: Checksums | None = None,
     verify: Verifier | None = None,
     executor: Executor | None = None,
+    made_of: Sequence[Mapping[str, File]] = (),
 ) -> Done:
     """Carry out the plans in staging and commit when all files are complete; or make one part, and keep it staged.
 
     Files that an earlier run of the same plan has finished are not made again. `on_total` is called with the number of
-    bytes to write and verify. `verify` is called before the commit, and raises if a file is wrong; with a remote
-    output, which can be read only under its final name, after the commit. `executor`, if given, writes the files.
+    bytes to write, verify and digest. `verify` is called before the commit, and raises if a file is wrong; with a
+    remote output, which can be read only under its final name, after the commit. `executor`, if given, writes the
+    files. `made_of` are the inputs of each output by name, whose digests an attestation needs.
     """
     storage_options = dict(options.storage_options)
     part = options.part
@@ -251,7 +254,8 @@ def publish(
         whole = sum(work.nbytes for work in works)
         if on_total:
             # Verification reads all of it once more.
-            on_total(whole - done.reused_bytes + (whole if verify else 0))
+            digesting = sum(file.size for file in files_in(made_of)) if options.attest else 0
+            on_total(whole - done.reused_bytes + (whole if verify else 0) + digesting)
         counted = Announced(progress, whole - done.reused_bytes)
         syncing = stack.enter_context(Syncing())
         requests = options.jobs or REQUESTS
@@ -267,7 +271,7 @@ def publish(
                 (own if here else elsewhere).append((work, task))
         if part:
             for index, work in enumerate(works):
-                work.staging.describe(_description(work.output, part[1], index))
+                work.staging.describe(_description(work.output, part[1], index, made_of[index]))
         if executor:
             _elsewhere(elsewhere, executor, options, checksums, counted, done.tally)
         on_file = getattr(progress, "on_file", None)
@@ -284,17 +288,23 @@ def publish(
         counted.finish()
         if checksums:
             checksums.check(readers, [output.plan for output in outputs])
+        inputs_digested: Sequence[Mapping[str, Digested]] = ()
+        if options.attest:
+            if on_file:
+                on_file(DIGESTING)
+            inputs_digested = digested(made_of, options.digest, options, progress)
+            done.tally.bytes_read += sum(file.size for file in files_in(made_of))
         if options.digest:
             syncing.finish()  # digests are complete when their files are sealed
         names = [[file.name for file in work.files] for work in works]
-        described: list[Staging] = []
+        beside: list[Staging] = []
         for work, listed in zip(works, names, strict=True) if not part else ():
             if not work.output.target.is_file:
                 listed.append(manifest.NAME)
                 writer = work.staging.put(manifest.NAME, work.manifest())
                 syncing.add(functools.partial(work.staging.seal, writer))
         if not part:
-            described = _described(works, options, stack)
+            beside = _described(works, inputs_digested, options, stack)
         syncing.finish()
         check_unchanged(dict.fromkeys(file.stored for file in inputs), storage_options)
         done.tally.bytes_read += readers.bytes_unpacked
@@ -310,7 +320,7 @@ def publish(
         if before_commit:
             before_commit()
         commit([(work.staging, listed) for work, listed in zip(works, names, strict=True)])
-        for staging in described:
+        for staging in beside:
             staging.commit([""])
         if verify and sends:
             done.tally.bytes_verified += _verified(verify, [None for _ in outputs], progress, whole)
@@ -354,8 +364,9 @@ def files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[li
     return found
 
 
-def _description(output: Output, parts: int, shift: int) -> bytes:
-    """Return what `finish` needs to know of a plan, as JSON: its files, and how to publish them."""
+def _description(output: Output, parts: int, shift: int, made_of: Mapping[str, File]) -> bytes:
+    """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, and what they are made
+    of."""
     target, files = output.target, output.plan.files
     return json.dumps(
         {
@@ -365,6 +376,7 @@ def _description(output: Output, parts: int, shift: int) -> bytes:
             "shift": shift,
             "heading": output.heading,
             "files": [[file.name, file.size, file.tensors] for file in files],
+            "inputs": described(made_of),
         }
     ).encode()
 
@@ -421,24 +433,30 @@ def _has_failed(future: Future[Any]) -> bool:
     return future.exception() is not None or isinstance(future.result(), CkptconvError)
 
 
-def _described(works: Sequence[_Work], options: Options, stack: ExitStack) -> list[Staging]:
+def _described(
+    works: Sequence[_Work], inputs: Sequence[Mapping[str, Digested]], options: Options, stack: ExitStack
+) -> list[Staging]:
     """Stage the manifest of all outputs and the statements about them, each where it was asked for."""
     documents = [work.manifest() for work in works] if options.manifest or options.attest else []
     targets = [work.output.target for work in works]
-    described = [(each.path, each.is_file, data) for each, data in zip(targets, documents, strict=bool(documents))]
-    return stage_beside(described, works[0].output.plan.plan_id, options, stack)
+    made = [(each.path, each.is_file, data) for each, data in zip(targets, documents, strict=bool(documents))]
+    return stage_beside(made, inputs, works[0].output.plan.plan_id, options, stack)
 
 
 def stage_beside(
-    outputs: Sequence[tuple[str, bool, bytes]], plan_id: str, options: Options, stack: ExitStack
+    outputs: Sequence[tuple[str, bool, bytes]],
+    inputs: Sequence[Mapping[str, Digested]],
+    plan_id: str,
+    options: Options,
+    stack: ExitStack,
 ) -> list[Staging]:
     """Stage what is written beside `outputs`, as `options` say. Each output is given as its path, whether it is a file,
-    and its manifest."""
+    and its manifest; `inputs` have the digests of what it was made of, if a statement is to be written."""
     wanted: list[tuple[str, bytes]] = []
     if options.manifest:
         wanted.append((options.manifest, together([data for _, _, data in outputs])))
     if options.attest:
-        wanted.append((options.attest, statements(outputs)))
+        wanted.append((options.attest, statements(outputs, inputs)))
     staged = []
     for path, data in wanted:
         staging = stack.enter_context(staging_for(normalize(path), plan_id, "file", options))

@@ -8,9 +8,11 @@ What is sent to a store is written in order, and is digested on its way.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import threading
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -41,17 +43,36 @@ class Digests:
     tensors: dict[str, str] = field(default_factory=dict)
 
 
+class _Adler32:
+    def __init__(self) -> None:
+        self._value = 1
+
+    def update(self, data: bytes | memoryview) -> None:
+        self._value = zlib.adler32(data, self._value)
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
+# Those that need no package, and for the others: the package, which has an extra of its name, and what it calls them.
+_BUILT_IN: Mapping[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "adler32": _Adler32}
+_PACKAGED = {"blake3": ("blake3", "blake3"), "xxh3-128": ("xxhash", "xxh3_128")}
+
+
 def hasher(algorithm: str) -> Any:
-    """Return a new hash object, with `update` and `hexdigest`. Raises UsageError if its package is not installed."""
-    if algorithm == "sha256":
-        return hashlib.sha256()
+    """Return a new hash object, with `update` and `hexdigest`: for `ALGORITHMS`, "xxh3-128" and "adler32".
+
+    Raises UsageError if its package is not installed.
+    """
+    if algorithm in _BUILT_IN:
+        return _BUILT_IN[algorithm]()
+    package, name = _PACKAGED[algorithm]
     try:
-        import blake3
+        return getattr(importlib.import_module(package), name)()
     except ImportError:
         raise UsageError(
-            "Digests by blake3 need the package blake3, which is not installed.", install("blake3")
+            f"Digests by {algorithm} need the package {package}, which is not installed.", install(package)
         ) from None
-    return blake3.blake3()
 
 
 def digests_of(

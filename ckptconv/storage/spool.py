@@ -324,7 +324,8 @@ def _unpack(file: File, packed: Packed, reader: Reader, start: int, spool: Spool
         if done + len(made) > file.size:
             raise _damaged(file, f"it inflates to more than the {file.size} bytes it is said to have")
         spool.write_at(start + done, made)
-        crc = zlib.crc32(made, crc)
+        if packed.crc is not None:
+            crc = zlib.crc32(made, crc)
         done += len(made)
     if done != file.size:
         raise _damaged(file, f"it inflates to {done} bytes, and it is said to have {file.size}")

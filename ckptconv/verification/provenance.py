@@ -22,7 +22,7 @@ from ckptconv.options.kinds import Rules
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import seen_path
-from ckptconv.plan import Data, FilePlan, Literal, identify, identity
+from ckptconv.plan import Data, FilePlan, Literal, content_of, identify, identity
 from ckptconv.storage.digests import NamedRange, digests_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
@@ -302,7 +302,8 @@ def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, told: M
     if found is None:
         entries = (place.join(name).entry for place in (source, source.parent))
         return any(entry.kind == "file" and entry.file.size == told["size"] for entry in entries)
-    by_time = isinstance(found, tuple) and any(isinstance(fact, str) for fact in found)
+    content = content_of(found)
+    by_time = isinstance(content, tuple) and any(isinstance(fact, str) for fact in content)
     return by_time and identity(found)["size"] == told["size"]
 
 

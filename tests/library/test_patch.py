@@ -26,7 +26,17 @@ from safetensors.numpy import load_file as load_bytes
 from safetensors.numpy import save_file as save_bytes
 from safetensors.torch import load_file, save_file
 
-from ckptconv import CorruptError, FailedError, UnsupportedError, UsageError, convert, diff, patch
+from ckptconv import (
+    CorruptError,
+    FailedError,
+    UnsupportedError,
+    UsageError,
+    convert,
+    diff,
+    inspect,
+    load_state_dict,
+    patch,
+)
 from ckptconv.comparison import encoding
 from ckptconv.comparison.reading import Pair
 from ckptconv.storage import overwriting
@@ -363,9 +373,24 @@ def test_a_delta_tells_nothing_but_new_values(tmp_path: Path) -> None:
         assert not (tmp_path / "d").exists()
 
 
-def test_a_delta_that_is_taken_for_a_checkpoint_is_said_to_be_one(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    report = convert(delta_of(pair, "xor"), tmp_path / "payloads")
-    assert any("is of a delta" in warning and "ckptconv patch" in warning for warning in report.warnings)
+def test_a_delta_is_shown_and_never_taken_for_a_checkpoint(
+    pair: tuple[Path, Path], tmp_path: Path, encoded_as: str
+) -> None:
+    made, out = delta_of(pair, encoded_as), tmp_path / "made"
+    assert any("ckptconv patch BASE" in warning for warning in inspect(made).warnings)
+    taken: list[Callable[[], object]] = [
+        lambda: convert(made, out),
+        lambda: convert(made, tmp_path / "made.pt"),
+        lambda: convert(made, out, to="dcp"),
+        lambda: convert(pair[0], out, like=made),
+        lambda: patch(made, made, out),
+        lambda: diff(made, pair[0]),
+        lambda: load_state_dict(made),
+    ]
+    for take in taken:
+        with pytest.raises(UnsupportedError, match=r"differences, and no weights\. .*ckptconv patch BASE"):
+            take()
+    assert not out.exists()
 
 
 def test_positions_are_counted_in_four_bytes() -> None:
@@ -448,10 +473,11 @@ def test_a_frame_that_asks_for_too_much_memory_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_package_that_is_missing_is_named_first(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for package, options in (("xxhash", ["--delta-checksum", "xxh3-128"]), ("zstandard", [])):
+    checksum = ("--delta-checksum", "xxh3-128")
+    for package, extra, code, options in (("xxhash", "xxhash", 2, checksum), ("zstandard", "zstd", 5, ())):
         monkeypatch.setitem(sys.modules, package, None)
         run = ckptconv_here("diff", *pair, "--delta", pair[0].parent / "d", *options)
-        assert run.refused(5, package, "pip install")
+        assert run.refused(code, package, f"pip install 'ckptconv[{extra}]'")
         assert not (pair[0].parent / "d").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import struct
 import sys
 import threading
@@ -21,7 +22,7 @@ from checkpoints import DATA, ZERO, ckptconv_here, seven_shards
 from remote import BUCKET, fresh, s3_server
 
 from ckptconv import convert, finish, verify
-from ckptconv.errors import DifferenceError, FailedError, UsageError
+from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
 from ckptconv.outputs.schema import check_manifest, file_record
 from ckptconv.publish.staging import base
 
@@ -191,9 +192,11 @@ def test_parts_give_what_a_whole_run_gives(first: str, mixed: Path, tmp_path: Pa
 
 
 def test_the_process_that_writes_a_file_digests_it(shards: Path, tmp_path: Path) -> None:
+    asked: Any = {"max_shard_size": SHARD, "digest": "sha256", "attest": tmp_path / "out.jsonl"}
     with ThreadPoolExecutor(2) as executor:
-        convert(shards, tmp_path / "out", max_shard_size=SHARD, digest="sha256", executor=executor)
+        convert(shards, tmp_path / "out", executor=executor, **asked)
     assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
+    assert dependencies(tmp_path / "out.jsonl") == {shards.name: sha256(shards.read_bytes())}
 
 
 def test_what_is_sent_to_a_store_is_digested_on_its_way(shards: Path, mixed: Path) -> None:
@@ -397,3 +400,121 @@ def test_the_provenance_says_of_what_and_how_it_was_made(mixed: Path, tmp_path: 
         "inputs"
     ]
     assert provenance["predicate"]["runDetails"]["builder"]["version"] == {"ckptconv": told["ckptconv"]}
+
+
+# ----------------------------------------------------------------------------------------- the inputs in a statement
+
+
+def dependencies(path: Path) -> dict[str, str]:
+    """The sha256 of each input, by name, as the statement about the last output has it."""
+    definition = statements(path)[-1]["predicate"]["buildDefinition"]
+    return {each["name"]: each["digest"]["sha256"] for each in definition["resolvedDependencies"]}
+
+
+def digests_in(directory: Path, prefix: str = "") -> dict[str, str]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {f"{prefix}{path.relative_to(directory)}": sha256(path.read_bytes()) for path in files}
+
+
+@pytest.mark.parametrize("source", ["mixed", "run", "dcp"])
+def test_every_input_has_the_digest_that_sha256sum_prints(
+    source: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path = {"run": RUN, "dcp": DCP}.get(source) or request.getfixturevalue(source)
+    kinds: Any = {"optimizer": tmp_path / "states"} if source == "run" else {}
+    total: list[int] = []
+    done: list[int] = []
+    asked: Any = {"digest": "sha256", "on_total": total.append, "progress": done.append, **kinds}
+    report = convert(path, tmp_path / "out", attest=tmp_path / "out.jsonl", **asked)
+    found = dependencies(tmp_path / "out.jsonl")
+    assert found
+    known = digests_in(path if path.is_dir() else path.parent)
+    assert found == {name: next(known[each] for each in known if each.endswith(name)) for name in found}
+    assert sum(done) == total[0]
+    # Nothing but the statements depends on it.
+    plain = convert(path, tmp_path / "plain", digest="sha256")
+    assert (tmp_path / "plain" / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
+    assert report.bytes_read > plain.bytes_read
+
+
+def test_a_reference_and_companions_are_inputs(mixed: Path, tmp_path: Path) -> None:
+    convert(mixed, tmp_path / "like")
+    (tmp_path / "like" / "config.json").write_text("{}")
+    convert(mixed, tmp_path / "out", like=tmp_path / "like", digest="sha256", attest=tmp_path / "out.jsonl")
+    like = digests_in(tmp_path / "like", "--like/")
+    assert dependencies(tmp_path / "out.jsonl") == {
+        "mixed.pt": sha256(mixed.read_bytes()),
+        "config.json": like["--like/config.json"],
+        "--like/model.safetensors": like["--like/model.safetensors"],
+    }
+
+
+def test_the_data_behind_a_virtual_checkpoint_is_an_input(mixed: Path, tmp_path: Path) -> None:
+    described = tmp_path / "mixed.virtual.json"
+    convert(mixed, described)
+    convert(described, tmp_path / "out", digest="sha256", attest=tmp_path / "out.jsonl")
+    assert dependencies(tmp_path / "out.jsonl") == {
+        described.name: sha256(described.read_bytes()),
+        mixed.name: sha256(mixed.read_bytes()),
+    }
+
+
+def test_what_came_through_a_pipe_or_is_remote_has_a_digest(mixed: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small.pt"
+    torch.save({"w": torch.arange(9)}, small)
+    reading, writing = os.pipe()
+    os.write(writing, small.read_bytes())  # less than a pipe holds
+    os.close(writing)
+    fsspec.filesystem("memory").pipe_file("/digests/mixed.pt", mixed.read_bytes())
+    try:
+        for source, data in ((f"/dev/fd/{reading}", small), ("memory://digests/mixed.pt", mixed)):
+            convert(source, tmp_path / "out", digest="sha256", attest=tmp_path / "out.jsonl")
+            assert [*dependencies(tmp_path / "out.jsonl").values()] == [sha256(data.read_bytes())]
+    finally:
+        os.close(reading)
+        fsspec.filesystem("memory").rm("/digests", recursive=True)
+
+
+def test_an_input_that_changes_before_it_is_digested_is_found(mixed: Path, tmp_path: Path) -> None:
+    class Changing:
+        def __call__(self, count: int) -> None: ...
+
+        def on_file(self, name: str) -> None:
+            if name == "digesting the inputs":
+                source.write_bytes(source.read_bytes())
+                os.utime(source, ns=(1, 1))
+
+    source = tmp_path / "source.pt"
+    source.write_bytes(mixed.read_bytes())
+    with pytest.raises(CorruptError, match=r"source\.pt changed while it was read"):
+        convert(source, tmp_path / "out", digest="sha256", attest=tmp_path / "out.jsonl", progress=Changing())
+    assert [path.name for path in tmp_path.iterdir()] == ["source.pt"]
+
+
+def test_parts_are_attested_where_their_inputs_are(mixed: Path, tmp_path: Path) -> None:
+    source, out, told = tmp_path / "source.pt", tmp_path / "out", tmp_path / "out.jsonl"
+    source.write_bytes(mixed.read_bytes())
+    convert(source, out, digest="sha256", part=(0, 1))
+    stamp = source.stat().st_mtime_ns
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(CorruptError, match="changed while it was read"):
+        finish(out, attest=told)
+    os.utime(source, ns=(stamp, stamp))
+    source.rename(tmp_path / "elsewhere.pt")
+    with pytest.raises(FailedError, match=r"source\.pt cannot be read here"):
+        finish(out, attest=told)
+    assert not told.exists()
+    (tmp_path / "elsewhere.pt").rename(source)
+    finish(out, attest=told)
+    assert dependencies(told) == {"source.pt": sha256(source.read_bytes())}
+
+
+@pytest.mark.parametrize(
+    "inputs", [[], {"a": "b"}, {"a": ["b", 1]}, {"a": [1, 1, ""]}, {"a": ["\0", 1, ""]}, {"a": ["b", -1, ""]}]
+)
+def test_a_description_with_unknown_inputs_is_refused(inputs: Any, mixed: Path, tmp_path: Path) -> None:
+    convert(mixed, tmp_path / "out", digest="sha256", part=(0, 1))
+    (described,) = (tmp_path / "out").glob(".ckptconv-*/.plan.json")
+    changed(described, lambda told: told.update(inputs=inputs))
+    with pytest.raises(CorruptError, match="is damaged"):
+        finish(tmp_path / "out")

@@ -36,6 +36,7 @@ from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite
+from ckptconv.plan import Input
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -311,7 +312,7 @@ class Checkpoint:
         found = {prefix + name: identity for name, identity in self.inputs.items()}
         for name, file in self.entries.files.items():
             digest = records[file.path].digest() if file.path in records else None
-            found[prefix + name] = (file.size, file.stamp if digest is None else digest)
+            found[prefix + name] = Input(file, (file.size, file.stamp if digest is None else digest))
         return found
 
 
@@ -395,7 +396,7 @@ def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> I
         finally:
             reader.close()
         entries.bytes_read += size
-        inputs[name] = (size, zlib.crc32(data))
+        inputs[name] = Input(reader.file, (size, zlib.crc32(data)))
         yield reader.file.path, data
 
 

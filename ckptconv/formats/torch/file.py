@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.format import LIKELY, POSSIBLE, Guess, Probe
@@ -17,6 +16,7 @@ from ckptconv.formats.torch.zip import read_zip
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.pickles import attacks
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
+from ckptconv.plan import Input
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 
@@ -100,10 +100,11 @@ def _refuse_attack(reader: Reader, head: bytes) -> None:
         refuse_attack(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path)
 
 
-def fingerprint(torch_file: TorchFile) -> Hashable:
+def fingerprint(torch_file: TorchFile) -> Input:
     """Return what identifies this content: its size and CRCs, or, if none are recorded, its modification time."""
     digest = torch_file.records.digest()
-    return torch_file.file.size, torch_file.file.stamp if digest is None else digest
+    file = torch_file.file
+    return Input(file, (file.size, file.stamp if digest is None else digest))
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
