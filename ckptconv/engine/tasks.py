@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias, TypeGuard
 from ckptconv.plan import AssertZero, Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.coalesce import blocks
 from ckptconv.storage.prefetch import Range, is_read_far
-from ckptconv.tensors.lazy import LazyTensor, Stored, StridedRows, strided_rows
+from ckptconv.tensors.lazy import Concat, LazyTensor, Stored, StridedRows, Tagged, View, strided_rows
 from ckptconv.tensors.moves import BLOCK, Assembled, File, Move, Runs
 
 # Tensors are cut at multiples of this many bytes, so that no element is cut.
@@ -90,7 +90,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
         if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
             if pieces:
                 yield Window(start, part.offset, pieces)
-            most = tile if tile and type(part.tensor) is Stored else 2 * unit
+            most = tile if tile and _only_transposed(part.tensor) else 2 * unit
             for move in part.tensor.moves(0, size, "source", most):
                 yield Tile(part, move)
             pieces, start = [], at
@@ -112,6 +112,13 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
         yield from _row_blocks(group, unit)
     if at != file.size:
         raise ValueError(f"{file.name}: its parts end at {at}, and its size is {file.size}")
+
+
+def _only_transposed(tensor: LazyTensor) -> bool:
+    """Whether a tile of `tensor` takes two buffers only: what is read, and the same bytes in their order."""
+    if isinstance(tensor, Concat):
+        return all(map(_only_transposed, tensor.parts))
+    return _only_transposed(tensor.tensor) if isinstance(tensor, (Tagged, View)) else isinstance(tensor, Stored)
 
 
 _Shared: TypeAlias = "tuple[Data | AssertZero, StridedRows]"

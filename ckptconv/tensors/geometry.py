@@ -233,21 +233,36 @@ def spread(move: Move, width: int, row: int, begin: int) -> Iterator[Move]:
     if width == row:
         yield move
         return
+    whole = _spread_runs(move.target, width, row, begin)
+    if whole is not None:
+        yield move._replace(target=whole)
+        return
     done = 0
     for offset in move.target.offsets():
         end = offset + move.target.length
         while offset < end:
-            first, low = divmod(offset, width)
+            low = offset % width
             rows = (end - offset) // width if low == 0 else 0
             length = rows * width or min(width - low, end - offset)
-            target = (
-                Runs(first * row + begin, width, ((rows, row),))
-                if rows > 1
-                else Runs(first * row + begin + low, length)
-            )
-            if length == move.target.nbytes:
-                yield move._replace(target=target)
-            else:
-                yield _piece(move, done, done + length, target)
+            target = _spread_runs(Runs(offset, length), width, row, begin)
+            assert target is not None
+            yield _piece(move, done, done + length, target)
             done += length
             offset += length
+
+
+def _spread_runs(runs: Runs, width: int, row: int, begin: int) -> Runs | None:
+    """Return where `runs` are in the wider tensor of `spread`; None if that is not at regular distances."""
+    offset, length, grid = runs
+    first, low = divmod(offset, width)
+    if not low and length > width and not length % width:
+        length, grid = width, (*grid, (length // width, width))
+    # A run and those beside it in its row end at byte `high` of the row; the other axes go from row to row.
+    high = low + length
+    wider = []
+    for count, distance in grid:
+        rows, rest = divmod(distance, width)
+        if rest:
+            high += (count - 1) * distance
+        wider.append((count, distance if rest else rows * row))
+    return Runs(first * row + begin + low, length, tuple(wider)) if high <= width else None

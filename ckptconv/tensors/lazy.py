@@ -241,6 +241,11 @@ class Concat(Composed):
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         row = self.starts[-1]
+        if order == "source" and stop - start == self.nbytes and all(map(_makes_boxes, self.parts)):
+            for part, begin, end in zip(self.parts, self.starts, self.starts[1:], strict=False):
+                for move in part.moves(0, part.nbytes, order, limit):
+                    yield from spread(move, end - begin, row, begin)
+            return
         for first, last, low, high in row_runs(start, stop, row, limit):
             index = bisect.bisect_right(self.starts, low) - 1
             while index < len(self.parts) and self.starts[index] < high:
@@ -488,6 +493,13 @@ class Tagged(Derived):
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         return self.tensor.moves(start, stop, order, limit)
+
+
+def _makes_boxes(tensor: LazyTensor) -> bool:
+    """Whether the moves of `tensor` in source order are boxes of its own dimensions, as those of a wider tensor are."""
+    if isinstance(tensor, (Tagged, Convert)):
+        return _makes_boxes(tensor.tensor)
+    return all(map(_makes_boxes, tensor.parts)) if isinstance(tensor, Concat) else isinstance(tensor, Stored)
 
 
 def _density(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> float:

@@ -301,6 +301,17 @@ def test_a_transposed_matrix_is_moved_in_tiles_that_are_long_runs_on_both_sides(
     assert evaluate(tensor, order="source", limit=4096) == np.ascontiguousarray(reference(tensor)).tobytes()
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_joined_transposed_matrices_are_moved_in_the_tiles_of_each(file: File, dim: int) -> None:
+    parts = [Stored(file, at, DTYPES["uint8"], (90, 100), (1, 90)) for at in (0, 9000, 18000)]
+    joined = Concat((Concat(tuple(parts[:2]), dim), parts[2]), dim)
+    moves = list(joined.moves(0, joined.nbytes, "source", 1024))
+    assert [move.source for move in moves] == [
+        move.source for part in parts for move in part.moves(0, part.nbytes, "source", 1024)
+    ]
+    assert evaluate(joined, 0, joined.nbytes, "source", 1024) == np.ascontiguousarray(reference(joined)).tobytes()
+
+
 def test_pieces_of_a_parameter_come_from_every_rank_and_padding_from_none(file: File) -> None:
     tensor = Partitioned((file,) * 3, (1000, 2000, 3000), 8, 4, DTYPES["float32"], (5, 2))
     ranges = [(move.source.offset, move.source.length) for move in tensor.moves(0, tensor.nbytes)]
