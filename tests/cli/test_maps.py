@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import ckptconv_here
+from jsonschema import Draft202012Validator
+
+import ckptconv.cli
 
 MAP = """about = "a test"
 drop = ["*._extra_state"]
@@ -56,6 +60,25 @@ def test_check_with_a_reference_says_what_it_lacks(place: Path) -> None:
     run = ckptconv_here(*words, "more.pt")
     assert run.code == 1
     assert "l1.q" in run.err
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ([], set()),
+        (["show", "my.toml"], {"text"}),
+        (["check", "my.toml"], {"source"}),
+        (["check", "my.toml", "m.pt", "--size", "g=2"], {"source", "direction", "made_of", "warnings"}),
+    ],
+)
+def test_what_is_printed_as_json_is_of_its_schema(place: Path, words: list[str], fields: set[str]) -> None:
+    found = ckptconv_here("maps", *words, "--json").json
+    schema = Path(ckptconv.cli.__file__).with_name("schemas") / "maps.json"
+    Draft202012Validator(json.loads(schema.read_text("utf-8"))).validate(found)
+    assert found.keys() == {"version", "ok", "command", "maps", *fields}
+    assert len(found["maps"]) == 1 or not words
+    if "made_of" in fields:
+        assert found["made_of"] == {"l0.q": ["layers.0.qkv"], "l0.k": ["layers.0.qkv"]}
 
 
 def test_what_a_check_finds_is_an_error(place: Path) -> None:
