@@ -170,9 +170,10 @@ class Output:
         for warning in check.warnings:
             self.warn(warning)
         if self.json:
-            fields = {"maps": [dataclasses.asdict(check.map)], "source": check.source or None}
-            made = {"direction": check.direction, "made_of": check.made_of, "warnings": check.warnings}
-            self._print_json(True, fields | (made if check.direction else {}))
+            fields: dict[str, Any] = {"maps": [dataclasses.asdict(check.map)], "source": check.source or None}
+            if check.direction:
+                fields |= {"direction": check.direction, "made_of": check.made_of, "warnings": check.warnings}
+            self._print_json(True, fields)
             return
         told = check.map
         sizes = f"; sizes: {', '.join(told.sizes)}" if told.sizes else ""
