@@ -226,7 +226,13 @@ def mapped(chosen: Selected, map_: ChosenMap, shapes: Mapping[str, Sequence[int]
     """
     # Names that the source ties are tied to what their owners become.
     tensors = {name: chosen.tensors[chosen.owners.get(name, name)] for name in chosen.tensors}
-    applied = map_.apply(tensors, shapes)
+
+    def cast(tensor: LazyTensor, sources: Sequence[str]) -> LazyTensor:
+        if not chosen.fixed.isdisjoint(sources):
+            return tensor
+        return selection.converted(sources[-1], tensor, chosen.dtype, chosen.widen_only)
+
+    applied = map_.apply(tensors, shapes, cast)
     made = applied.tensors
     fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
     return replace(

@@ -12,9 +12,9 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UsageError
 from ckptconv.structure.maps.file import Map, matches
@@ -33,6 +33,8 @@ MAX_TARGETS = 1 << 20
 MAX_PATTERNS = 8
 # Parts of a name of which an index may stand for several.
 MAX_PARTS = 64
+# Gives part of a tensor another dtype; the second argument are the names that the tensor is made of.
+Cast: TypeAlias = "Callable[[LazyTensor, Sequence[str]], LazyTensor]"
 # What an index in a part of a name stands for.
 _ANY = "(.+?)"
 # Name templates that a name is compared with for a hint, and characters of it.
@@ -61,6 +63,11 @@ class Applied:
     sizes: dict[str, int] = field(default_factory=dict)
 
 
+def unchanged(tensor: LazyTensor, _: Sequence[str]) -> LazyTensor:
+    """Cast nothing."""
+    return tensor
+
+
 def apply_map(
     map_: Map,
     tensors: Mapping[str, LazyTensor],
@@ -69,11 +76,13 @@ def apply_map(
     config: Mapping[str, object] | None = None,
     target: str = "",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    cast: Cast = unchanged,
 ) -> Applied:
     """Return the tensors of the other side of `map_`.
 
     `sizes` are known beforehand, such as {"n": 32}; `config` is a config.json. `target` names the side to make; the
     default is the one that the names of `tensors` are not of. `shapes` are known shapes of tensors to make, by name.
+    `cast` gives parts of one tensor the same dtype where they have different ones.
     Raise UsageError, which names rule and tensor, if the map does not fit; CorruptError for a stack with a gap.
     """
     side = 1 - map_.side(target) if target else source_side(map_, tensors)
@@ -82,7 +91,7 @@ def apply_map(
     claims = _claimed(map_, side, tensors)
     uses = _uses(map_, side, claims, tensors)
     _solve_globals(map_, side, uses, tensors, known, shapes or {})
-    made = _Made(map_, side, tensors, known, shapes or {})
+    made = _Made(map_, side, tensors, known, shapes or {}, cast)
     for name in tensors:
         if name in claims.kept:
             made.keep(name)
@@ -526,7 +535,9 @@ class _Made:
         tensors: Mapping[str, LazyTensor],
         known: Mapping[str, int],
         shapes: Mapping[str, Sequence[int]],
+        cast: Cast,
     ) -> None:
+        self._cast = cast
         self.tensors: dict[str, LazyTensor] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
         self.padding: dict[str, int] = {}
@@ -567,7 +578,7 @@ class _Made:
             for at in itertools.product(*map(range, counts)):
                 fixed = dict(zip(stacks, at, strict=True))
                 name = tensor.name.of({**use.values, **fixed})
-                assembly = _Assembly(use, side, self._given, sizes, taken, fixed, name)
+                assembly = _Assembly(use, side, self._given, sizes, taken, fixed, name, self._cast)
                 self._add(name, assembly.tensor(tensor), assembly.sources, use.where)
                 made += assembly.elements
         self._check_all_used(use, made)
@@ -664,7 +675,9 @@ class _Assembly:
         pieces: Sequence[_Piece],
         fixed: Mapping[str, int],
         name: str,
+        cast: Cast,
     ) -> None:
+        self._cast = cast
         self._use, self._side, self._given, self._sizes, self._fixed, self._name = use, side, given, sizes, fixed, name
         self._all = pieces
         self._pieces = iter(pieces)
@@ -698,8 +711,7 @@ class _Assembly:
                 parts.append(part)
         if not parts:
             return Zeros(self._dtype, shape)
-        self._check_dtypes(parts)
-        return parts[0] if len(parts) == 1 else Concat(tuple(parts), at)
+        return self._concatenated(parts, at)
 
     @property
     def _dtype(self) -> DType:
@@ -726,8 +738,7 @@ class _Assembly:
             for value in range(self._sizes.node(order[number])):
                 part = at({**fixed, stack: value}, [*order[:number], *order[number + 1 :]])
                 parts.append(viewed(part, (*part.shape[:number], 1, *part.shape[number:])))
-            self._check_dtypes(parts)
-            return parts[0] if len(parts) == 1 else Concat(tuple(parts), number)
+            return self._concatenated(parts, number)
 
         return at(dict(self._fixed), order)
 
@@ -747,10 +758,16 @@ class _Assembly:
             return viewed(source, shape)
         return strided(source, starts, steps)
 
-    def _check_dtypes(self, parts: Sequence[LazyTensor]) -> None:
+    def _concatenated(self, parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
+        if len(parts) == 1:
+            return parts[0]
+        if len({part.dtype for part in parts}) > 1:
+            parts = [self._cast(part, self.sources) for part in parts]
         dtypes = dict.fromkeys(part.dtype.name for part in parts)
         if len(dtypes) > 1:
             raise UsageError(
                 f"{self._use.where}: {quoted(self._name)} is joined of {some(self._sources)}, which have different "
-                f"dtypes: {', '.join(dtypes)}. Nothing was written."
+                f"dtypes: {', '.join(dtypes)}. Nothing was written.",
+                "Give them one dtype, as with --dtype float32, or keep them apart.",
             )
+        return Concat(tuple(parts), dim)
