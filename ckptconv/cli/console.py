@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckptconv.cli.batch import Result
     from ckptconv.comparison.diff import Difference
     from ckptconv.errors import StoppedError
-    from ckptconv.inspection.mapping import MapCheck
+    from ckptconv.inspection.mapping import MapCheck, MapSummary
     from ckptconv.inspection.overview import Line
     from ckptconv.inspection.scan.report import ScanReport
     from ckptconv.inspection.summary import Summary
@@ -155,12 +155,29 @@ class Output:
         if not self.quiet:
             self._print(lines)
 
+    def maps(self, found: Sequence[MapSummary], text: str = "") -> None:
+        """List maps; with `text`, print the one that this is of."""
+        if self.json:
+            fields = {"maps": [dataclasses.asdict(each) for each in found]}
+            self._print_json(True, fields | ({"text": text} if text else {}))
+            return
+        width = max((len(each.name) for each in found), default=0)
+        table = [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in found]
+        self.tell(text.splitlines() if text else table)
+
     def mapped(self, check: MapCheck) -> None:
         """Report a map that is sound, and what it makes of a checkpoint."""
         for warning in check.warnings:
             self.warn(warning)
-        sizes = f"; sizes: {', '.join(check.sizes)}" if check.sizes else ""
-        lines = [f"{check.map}: {count_of(check.rules, 'rule')}, {' ⇄ '.join(check.sides)}{sizes}"]
+        if self.json:
+            fields: dict[str, Any] = {"maps": [dataclasses.asdict(check.map)], "source": check.source or None}
+            if check.direction:
+                fields |= {"direction": check.direction, "made_of": check.made_of, "warnings": check.warnings}
+            self._print_json(True, fields)
+            return
+        told = check.map
+        sizes = f"; sizes: {', '.join(told.sizes)}" if told.sizes else ""
+        lines = [f"{told.name}: {count_of(told.rules, 'rule')}, {' ⇄ '.join(told.sides)}{sizes}"]
         if check.direction:
             made = count_of(len(check.made_of), "tensor")
             lines.append(f"{check.source}: {' → '.join(check.direction)} makes {made}")

@@ -33,19 +33,17 @@ MapName = Annotated[
 
 
 @maps.callback()
-def _listed(ctx: typer.Context) -> None:
+@taking(*named("json"))
+def _listed(ctx: typer.Context, **options: Any) -> None:
     if ctx.invoked_subcommand is None:
+        from ckptconv.inspection.mapping import summarized
         from ckptconv.structure.maps.file import catalogue, from_catalogue
 
-        found = [from_catalogue(name) for name in catalogue()]
-        width = max((len(each.name) for each in found), default=0)
-        output_of("maps", {}).tell(
-            [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in found]
-        )
+        output_of("maps", options).maps([summarized(from_catalogue(name)) for name in catalogue()])
 
 
 @maps.command("show", cls=Command)
-@taking(*named("storage_options"))
+@taking(*named("json storage_options"))
 def maps_show(map_: MapName, **options: Any) -> None:
     """Print a map.
 
@@ -57,12 +55,15 @@ def maps_show(map_: MapName, **options: Any) -> None:
       ckptconv maps show megatron-qwen3 > my-map.toml
     """
     from ckptconv.formats.chosen_map import read_map
+    from ckptconv.inspection.mapping import summarized
 
-    output_of("maps show", options).tell(read_map(map_, options.pop("storage_options", {})).text.splitlines())
+    shown = output_of("maps show", options)
+    found = read_map(map_, options.pop("storage_options", {}))
+    shown.maps([summarized(found)], found.text)
 
 
 @maps.command("check", cls=Command)
-@taking(*named("size key include exclude strip_prefix rename like partial fill quiet verbose storage_options"))
+@taking(*named("size key include exclude strip_prefix rename like partial fill json quiet verbose storage_options"))
 def maps_check(
     map_: MapName,
     source: Annotated[

@@ -45,7 +45,7 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
     if made_by and made_by.map.text == found.text:
         sizes = {**made_by.sizes, **sizes}
     config: Mapping[str, object] = {}
-    if any(isinstance(each, str) for alternatives in found.sizes.values() for each in alternatives):
+    if found.asks_config:
         config = _config(source, options) or (_config(source.reference, options) if source.reference else {})
     return ChosenMap(found, dict(sizes), config, side)
 

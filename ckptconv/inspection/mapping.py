@@ -11,24 +11,39 @@ from ckptconv.formats.detect import open_source
 from ckptconv.options.table import Options
 from ckptconv.outputs.pipeline import selected
 from ckptconv.storage.paths import normalize
+from ckptconv.structure.maps.file import Map
+
+
+@dataclass(frozen=True)
+class MapSummary:
+    """A map that is sound: its name, what it is for, its sides, the number of rules, the sizes that it lists, and the
+    digest of its text."""
+
+    name: str
+    about: str
+    sides: tuple[str, str]
+    rules: int
+    sizes: tuple[str, ...]
+    sha256: str
 
 
 @dataclass(frozen=True)
 class MapCheck:
-    """A map that is sound: its name, sides, number of rules, and the sizes that it lists.
+    """A map, and what it makes of a checkpoint if there is one.
 
-    With a checkpoint: `made_of` has for each tensor to make the names of those that it is made of; `warnings` say what
-    is left out.
+    `made_of` has for each tensor to make the names of those that it is made of; `warnings` say what is left out.
     """
 
-    map: str
-    sides: tuple[str, str]
-    rules: int
-    sizes: tuple[str, ...]
+    map: MapSummary
     source: str = ""
     direction: tuple[str, str] | None = None
     made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+
+
+def summarized(map_: Map) -> MapSummary:
+    """Return what `map_` says of itself."""
+    return MapSummary(map_.name, map_.about, map_.sides, len(map_.rules), tuple(map_.sizes), map_.digest)
 
 
 def check_map(named: str, source: str | None = None, **options: Any) -> MapCheck:
@@ -39,15 +54,15 @@ def check_map(named: str, source: str | None = None, **options: Any) -> MapCheck
     """
     chosen = Options(map=named, **options)
     found = read_map(named, chosen.storage_options)
-    told = MapCheck(found.name, found.sides, len(found.rules), tuple(found.sizes))
     if source is None:
-        return told
+        return MapCheck(summarized(found))
     opened = open_source(normalize(source), key=chosen.key, **chosen.opening())
     result = selected(opened, chosen)
     applied = result.applied
     assert applied is not None
     return MapCheck(
-        *(told.map, told.sides, told.rules, told.sizes, opened.path),
+        summarized(found),
+        opened.path,
         (applied.source, applied.target),
         applied.sources,
         (*opened.warnings, *result.warnings),

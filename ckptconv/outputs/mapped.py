@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NO_MAP, Options
+from ckptconv.outputs import selection
 from ckptconv.outputs.selected import Selected
 from ckptconv.structure import keymap
 from ckptconv.structure.record import MAP_KEY
@@ -42,7 +43,13 @@ def mapped(chosen: Selected, map_: ChosenMap | None, reference: Selected | None 
     if map_ is None:
         return chosen
     shapes = {name: tensor.shape for name, tensor in reference.tensors.items()} if reference else {}
-    applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes)
+
+    def cast(tensor: LazyTensor, sources: Sequence[str]) -> LazyTensor:
+        if not chosen.fixed.isdisjoint(sources):
+            return tensor
+        return selection.converted(sources[-1], tensor, chosen.dtype, chosen.widen_only)
+
+    applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
     made = applied.tensors
     fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
     return replace(

@@ -18,7 +18,7 @@ from ckptconv.formats.safetensors import METADATA
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, join
-from ckptconv.structure.record import FILE_NAME, METADATA_KEY
+from ckptconv.structure.record import FILE_NAME, MAP_KEY, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief, some
@@ -62,6 +62,17 @@ def read_file(path: str, place: Location, expected: Stated) -> Written:
     found.structure = metadata.pop(METADATA_KEY, None)
     found.aliases = metadata
     return found
+
+
+def recorded_map(path: str, place: Location) -> str | None:
+    """Return the record of a map in an output of one file; None if it has none, or is no such file.
+
+    Raise DifferenceError if its header is not sound.
+    """
+    entry = place.entry
+    if not path.endswith(SUFFIX) or entry.kind != "file":
+        return None
+    return _read_header(path, place.at(entry.file))[1].get(MAP_KEY)
 
 
 def read_directory(

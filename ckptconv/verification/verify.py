@@ -45,7 +45,7 @@ from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
 from ckptconv.text import quoted, some
 from ckptconv.verification import dcp, renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
-from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file
+from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file, recorded_map
 from ckptconv.verification.provenance import (
     MANIFEST,
     Manifest,
@@ -216,11 +216,11 @@ def verify(
             sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **asked.reaching())]
         else:
             sources = _open(normalize(source), targets, asked)
-        told = next((each.manifest.told.get("map") for each in targets[:1] if each.manifest), None)
+        told, where = _recorded_map(targets[0])
         if told and not asked.map:
             from ckptconv.structure.maps.chosen import of_record
 
-            recorded = of_record(told, f"The manifest of {targets[0].path}")
+            recorded = of_record(told, where)
             sources = [replace(one, map=one.map or recorded) for one in sources]
         if asked.universal:
             sources = [with_training(one, asked) for one in sources]
@@ -411,6 +411,13 @@ def _target(path: str, asked: Options) -> Target:
         raise UsageError(f"{asked.manifest} does not exist.")
     made_of = {"optimizer": "states", "dcp": "dcp"}.get(told.kind, "weights") if told else "weights"
     return Target(place, "dcp" if asked.to else made_of, manifest=told)
+
+
+def _recorded_map(target: Target) -> tuple[Any, str]:
+    """Return the record of the map that an output was made with, None if there is none, and what has it."""
+    if target.manifest:
+        return target.manifest.told.get("map"), f"The manifest of {target.path}"
+    return recorded_map(target.path, target.place), target.path
 
 
 def _with(manifest: Manifest, asked: Options) -> Options:

@@ -23,6 +23,7 @@ from referencing import Registry, Resource
 import ckptconv.cli
 from ckptconv.comparison.diff import Difference, TensorDifference
 from ckptconv.errors import ERROR_KINDS, StoppedError
+from ckptconv.inspection.mapping import MapSummary
 from ckptconv.inspection.overview import overview
 from ckptconv.inspection.page import page_of
 from ckptconv.inspection.scan.report import ScannedFile, ScanReport
@@ -131,7 +132,8 @@ def test_several_inputs_are_one_object_with_a_report_or_an_error_of_each() -> No
 
 
 def test_every_command_has_a_schema() -> None:
-    assert set(SCHEMA_OF) == {*WAYS, "serve", "scan"}, "what these print is tried where they are"
+    elsewhere = {"serve", "scan", "maps", "maps show", "maps check"}
+    assert set(SCHEMA_OF) == {*WAYS, *elsewhere}, "what these print is tried where they are"
     for name, schema in SCHEMAS.items():
         Draft202012Validator.check_schema(schema)
         assert schema["$id"] == f"urn:ckptconv:1:{name}"
@@ -146,6 +148,7 @@ def test_every_command_has_a_schema() -> None:
         (TensorDifference, "diff", ["$defs", "difference", "properties", "tensors", "items"]),
         (Verification, "verify", ["$defs", "verification"]),
         (VerifiedFile, "verify", ["$defs", "verification", "properties", "outputs", "items"]),
+        (MapSummary, "maps", ["properties", "maps", "items"]),
         (CheckReport, "rows-check", ["$defs", "checked"]),
         (Layout, "rows-check", ["$defs", "checked", "properties", "layout"]),
         (Finding, "rows-check", ["$defs", "checked", "properties", "findings", "items"]),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import ckptconv_here
+from jsonschema import Draft202012Validator
+from safetensors.torch import load_file
+
+import ckptconv.cli
 
 MAP = """about = "a test"
 drop = ["*._extra_state"]
@@ -58,6 +63,25 @@ def test_check_with_a_reference_says_what_it_lacks(place: Path) -> None:
     assert "l1.q" in run.err
 
 
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ([], set()),
+        (["show", "my.toml"], {"text"}),
+        (["check", "my.toml"], {"source"}),
+        (["check", "my.toml", "m.pt", "--size", "g=2"], {"source", "direction", "made_of", "warnings"}),
+    ],
+)
+def test_what_is_printed_as_json_is_of_its_schema(place: Path, words: list[str], fields: set[str]) -> None:
+    found = ckptconv_here("maps", *words, "--json").json
+    schema = Path(ckptconv.cli.__file__).with_name("schemas") / "maps.json"
+    Draft202012Validator(json.loads(schema.read_text("utf-8"))).validate(found)
+    assert found.keys() == {"version", "ok", "command", "maps", *fields}
+    assert len(found["maps"]) == 1 or not words
+    if "made_of" in fields:
+        assert found["made_of"] == {"l0.q": ["layers.0.qkv"], "l0.k": ["layers.0.qkv"]}
+
+
 def test_what_a_check_finds_is_an_error(place: Path) -> None:
     run = ckptconv_here("maps", "check", "my.toml", "m.pt")
     assert run.code == 2
@@ -66,3 +90,23 @@ def test_what_a_check_finds_is_an_error(place: Path) -> None:
         run = ckptconv_here("maps", "check", name)
         assert run.code == 2
         assert told in run.err
+
+
+def test_tensors_of_several_dtypes_become_one_if_they_are_given_the_same(place: Path) -> None:
+    (place / "join.toml").write_text("[[rule]]\na = ['q : o h', 'k : o h']\nb = 'qk : h (o + o)'\n")
+    q, k = torch.randn(4, 6).bfloat16(), torch.randn(4, 6)
+    torch.save({"q": q, "k": k}, place / "mixed.pt")
+    words = "convert", "mixed.pt", "joined.safetensors", "--map", "join.toml"
+    run = ckptconv_here(*words)
+    assert run.code == 2
+    assert "bfloat16, float32" in run.err
+    assert "--dtype float32" in run.err
+    assert ckptconv_here(*words, "--dtype", "float32", "--verify").code == 0
+    assert torch.equal(load_file(place / "joined.safetensors")["qk"], torch.cat([q.float(), k]).T)
+
+
+def test_a_file_says_by_which_map_it_is_verified(place: Path) -> None:
+    assert ckptconv_here("convert", "m.pt", "m.safetensors", "--map", "my.toml", "--size", "g=2").code == 0
+    assert ckptconv_here("verify", "m.pt", "m.safetensors").code == 0
+    torch.save({"layers.0.qkv": torch.zeros(12, 4)}, place / "m.pt")
+    assert ckptconv_here("verify", "m.pt", "m.safetensors").code == 1

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.options.kinds import SIZES
-from ckptconv.structure.maps.compile import Applied, apply_map
+from ckptconv.structure.maps.compile import Applied, Cast, apply_map, unchanged
 from ckptconv.structure.maps.file import MAX_BYTES, Map, parse_map
 from ckptconv.structure.maps.notation import axes_in
 from ckptconv.tensors.lazy import LazyTensor
@@ -35,9 +35,20 @@ class ChosenMap:
     config: Mapping[str, Any] = field(default_factory=dict)
     target: str = ""
 
-    def apply(self, tensors: Mapping[str, LazyTensor], shapes: Mapping[str, Sequence[int]] | None = None) -> Applied:
-        """Return the tensors of the other side. `shapes` are known shapes of tensors to make. Raises as `apply_map`."""
-        return apply_map(self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes)
+    def apply(
+        self,
+        tensors: Mapping[str, LazyTensor],
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        cast: Cast = unchanged,
+    ) -> Applied:
+        """Return the tensors of the other side.
+
+        `shapes` are known shapes of tensors to make; `cast` is for parts of one that have different dtypes. Raises as
+        `apply_map`.
+        """
+        return apply_map(
+            self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes, cast=cast
+        )
 
     def idle_sizes(self) -> tuple[str, ...]:
         """Return the given sizes that no rule has an axis for."""
@@ -46,7 +57,7 @@ class ChosenMap:
             for tensor in (*rule.sides[0], *rule.sides[1]):
                 for dim in tensor.dims or ():
                     known.update(name for axis in axes_in(dim) for name in axis.names)
-            known |= rule.stacks
+            known |= {*rule.stacks, *rule.shifts.values()}
         return tuple(name for name in self.sizes if name.rpartition(".")[2] not in known)
 
 

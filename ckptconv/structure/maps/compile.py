@@ -12,9 +12,9 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UsageError
 from ckptconv.structure.maps.file import Map, matches
@@ -31,6 +31,12 @@ MAX_ELEMENTS = 1 << 59
 MAX_TARGETS = 1 << 20
 # Ways in which one part of a name may be read after the same parts before it.
 MAX_PATTERNS = 8
+# Parts of a name of which an index may stand for several.
+MAX_PARTS = 64
+# Gives part of a tensor another dtype; the second argument are the names that the tensor is made of.
+Cast: TypeAlias = "Callable[[LazyTensor, Sequence[str]], LazyTensor]"
+# What an index in a part of a name stands for.
+_ANY = "(.+?)"
 # Name templates that a name is compared with for a hint, and characters of it.
 _COMPARED, _LONGEST = 500, 200
 # An index of a stack, as names have it.
@@ -69,6 +75,11 @@ class Applied:
         }
 
 
+def unchanged(tensor: LazyTensor, _: Sequence[str]) -> LazyTensor:
+    """Cast nothing."""
+    return tensor
+
+
 def apply_map(
     map_: Map,
     tensors: Mapping[str, LazyTensor],
@@ -77,19 +88,22 @@ def apply_map(
     config: Mapping[str, object] | None = None,
     target: str = "",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    cast: Cast = unchanged,
 ) -> Applied:
     """Return the tensors of the other side of `map_`.
 
     `sizes` are known beforehand, such as {"n": 32}; `config` is a config.json. `target` names the side to make; the
     default is the one that the names of `tensors` are not of. `shapes` are known shapes of tensors to make, by name.
+    `cast` gives parts of one tensor the same dtype where they have different ones.
     Raise UsageError, which names rule and tensor, if the map does not fit; CorruptError for a stack with a gap.
     """
     side = 1 - map_.side(target) if target else source_side(map_, tensors)
-    claims = _claimed(map_, side, tensors)
     known = resolve(map_.sizes, config, sizes)
+    map_ = _shifted(map_, known, config or {})
+    claims = _claimed(map_, side, tensors)
     uses = _uses(map_, side, claims, tensors)
     _solve_globals(map_, side, uses, tensors, known, shapes or {})
-    made = _Made(map_, side, tensors, known, shapes or {})
+    made = _Made(map_, side, tensors, known, shapes or {}, cast)
     for name in tensors:
         if name in claims.kept:
             made.keep(name)
@@ -113,6 +127,24 @@ def apply_map(
 # ------------------------------------------------------------------------------------------------- whose name is it
 
 
+def _shifted(map_: Map, known: dict[str, int], config: Mapping[str, object]) -> Map:
+    """Return `map_` with numbers for the sizes that names add to indices.
+
+    Those that are not in `known` are taken from the configuration, and added; what is not there either is left.
+    """
+    for by in {by for rule in map_.rules for by in rule.shifts.values()} - known.keys():
+        if not by.isdigit():
+            known |= resolve({by: (by,)}, config)
+    return replace(map_, rules=tuple(rule.shifted(known) for rule in map_.rules))
+
+
+def _check_shifts(rule: Rule) -> None:
+    """Raise UsageError for a rule whose names add a size that is not known."""
+    for index, by in rule.shifts.items():
+        if not by.isdigit():
+            rule.fail(f"nothing says how large {by} is, in {{{index} + {by}}}.", f"Give --size {by}=NUMBER.")
+
+
 class _Claim(NamedTuple):
     """A name that a rule has: the number of the rule in the map, that of the tensor on its side, and the indices."""
 
@@ -123,10 +155,14 @@ class _Claim(NamedTuple):
 
 
 class _Templates:
-    """The name templates of one side, arranged by the parts of names between dots."""
+    """The name templates of one side, arranged by the parts of names between dots.
+
+    An index stands for one part of a name, or with `wide` one of the template's for several, of which the first is no
+    number: so {l} is no layer and what is below it.
+    """
 
     def __init__(self, rules: Sequence[Rule], side: int) -> None:
-        self._rules = rules
+        self._rules, self._side = rules, side
         self._root = _Branch()
         for number, rule in enumerate(rules):
             for index, tensor in enumerate(rule.sides[side] if rule.read[side] else ()):
@@ -135,22 +171,48 @@ class _Templates:
                     branch = branch.add(part)
                 branch.ends.append((number, index))
 
-    def has(self, name: str) -> bool:
+    def has(self, name: str, wide: bool = False) -> bool:
         """Whether there is a claim to `name`."""
-        return any(True for _ in self._claims(name))
+        return any(True for _ in self._claims(name, wide))
 
-    def claims(self, name: str) -> list[_Claim]:
-        """Return the claims to `name`."""
-        return list(self._claims(name))
+    def claims(self, names: Iterable[str], listed: Collection[str]) -> dict[str, list[_Claim]]:
+        """Return the claims to each of `names`.
 
-    def _claims(self, name: str) -> Iterator[_Claim]:
-        for number, index, pairs in self._root.find(name.split("."), 0, ()):
+        Where no rule has a name, and it is not `listed` otherwise, an index may stand for several parts: in rules that
+        have no other name, as {p} that is a weight somewhere is one everywhere, and in those that begin with an index.
+        """
+        found = {name: list(self._claims(name)) for name in names}
+        used = {claim.rule for claims in found.values() for claim in claims}
+        for name, claims in found.items():
+            if not claims and name not in listed:
+                claims += (each for each in self._claims(name, wide=True) if self._is_wide(each, used))
+        return found
+
+    def _is_wide(self, claim: _Claim, used: Collection[int]) -> bool:
+        template = self._rules[claim.rule].sides[self._side][claim.tensor].name
+        return claim.rule not in used or not template.literals[0]
+
+    def _claims(self, name: str, wide: bool = False) -> Iterator[_Claim]:
+        parts = name.split(".")
+        for number, index, pairs in self._root.find(parts, 0, (), wide and len(parts) <= MAX_PARTS):
             rule = self._rules[number]
-            values = dict(pairs)
-            same = all(values[each] == value for each, value in pairs)
-            if same and all(_NUMBER.fullmatch(values[each]) for each in rule.stacks if each in values):
+            found = {_unshifted(label, value, rule.counted) for label, value in pairs}
+            values = {each: value for each, value in found if value is not None}
+            if len(values) == len(found):
                 use = number, tuple(values[each] for each in rule.free)
                 yield _Claim(number, index, values, use)
+
+
+def _unshifted(label: str, value: str, counted: Collection[str]) -> tuple[str, str | None]:
+    """Return the index of `label`, which is it and what the name adds, and its value; None for a value that it cannot
+    have. Those that are `counted` are numbers. A size that the name adds and that is not known yet counts as 0."""
+    index, _, by = label.partition(" + ")
+    if index not in counted:
+        return index, value
+    if not _NUMBER.fullmatch(value):
+        return index, None
+    number = int(value) - (int(by) if by.isdigit() else 0)
+    return index, str(number) if number >= 0 else None
 
 
 class _Branch:
@@ -162,28 +224,34 @@ class _Branch:
         self.ends: list[tuple[int, int]] = []
 
     def add(self, part: str) -> _Branch:
-        pieces = re.split(r"\{(\w+)\}", part)
+        pieces = re.split(r"\{([^{}]+)\}", part)
         if len(pieces) == 1:
             return self.literals.setdefault(part, _Branch())
         if part not in self.patterns and len(self.patterns) == MAX_PATTERNS:
             raise UsageError(f"The names of a map write {quoted(part)} in more than {MAX_PATTERNS} ways at one place.")
-        pattern = "(.+?)".join(map(re.escape, pieces[::2]))
+        pattern = _ANY.join(map(re.escape, pieces[::2]))
         return self.patterns.setdefault(part, (re.compile(pattern, re.DOTALL), tuple(pieces[1::2]), _Branch()))[2]
 
     def find(
-        self, parts: Sequence[str], at: int, values: tuple[tuple[str, str], ...]
+        self, parts: Sequence[str], at: int, values: tuple[tuple[str, str], ...], wide: bool
     ) -> Iterator[tuple[int, int, tuple[tuple[str, str], ...]]]:
+        """Yield the ends that `parts` lead to from number `at` on, with the values of indices; with `wide`, exactly one
+        index has several parts."""
         if at == len(parts):
-            for number, index in self.ends:
+            for number, index in self.ends if not wide else ():
                 yield number, index, values
             return
         branch = self.literals.get(parts[at])
         if branch:
-            yield from branch.find(parts, at + 1, values)
+            yield from branch.find(parts, at + 1, values, wide)
         for pattern, indices, branch in self.patterns.values():
             match = pattern.fullmatch(parts[at])
             if match:
-                yield from branch.find(parts, at + 1, (*values, *zip(indices, match.groups(), strict=True)))
+                yield from branch.find(parts, at + 1, (*values, *zip(indices, match.groups(), strict=True)), wide)
+            if match and wide and pattern.pattern == _ANY and not parts[at].isdigit():
+                for end in range(at + 2, len(parts) + 1):
+                    value = ".".join(parts[at:end])
+                    yield from branch.find(parts, end, (*values, (indices[0], value)), wide=False)
 
 
 def source_side(map_: Map, names: Iterable[str]) -> int:
@@ -192,10 +260,11 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
     Raise UsageError if neither has any, or both have as many.
     """
     names = list(names)
-    counts = []
-    for side in (0, 1):
-        templates = _Templates(map_.rules, side)
-        counts.append(sum(map(templates.has, names)))
+    templates = [_Templates(map_.rules, side) for side in (0, 1)]
+    counts = [sum(map(each.has, names)) for each in templates]
+    if counts[0] == counts[1]:
+        wide = [sum(each.has(name, wide=True) for name in names) for each in templates]
+        counts = [count + more for count, more in zip(counts, wide, strict=True)]
     if not any(counts):
         raise UsageError(
             f"The map {map_.name} has none of the {len(names)} names, as {map_.sides[0]} or as {map_.sides[1]}. "
@@ -235,22 +304,26 @@ def _claimed(map_: Map, side: int, names: Iterable[str]) -> _Claims:
     templates = _Templates(map_.rules, side)
     claims = _Claims({}, {}, {})
     unclaimed = []
-    all_claims = {name: templates.claims(name) for name in names}
+    names = list(names)
+    lists = ("keep", map_.keep[side]), ("drop", map_.drop[side])
+    listed = {name: [(glob, key) for key, globs in lists if (glob := matches(name, globs))] for name in names}
+    all_claims = templates.claims(names, {name for name, globs in listed.items() if globs})
     complete = _complete(map_, side, all_claims.values())
     for name, found in all_claims.items():
         if len(found) > 1:
             found = [claim for claim in found if claim.use in complete] or found
-        globs = [(matches(name, lists[side]), listed) for lists, listed in ((map_.keep, "keep"), (map_.drop, "drop"))]
+            # Layers from a number on are those of the rule that says so.
+            found = [claim for claim in found if map_.rules[claim.rule].adds(side)] or found
+        globs = listed[name]
         owners = [map_.rules[claim.rule].where for claim in found]
-        owners += [f"[{listed}] {glob!r}" for glob, listed in globs if glob]
+        owners += [f"[{key}] {glob!r}" for glob, key in globs]
         if len(owners) > 1:
-            raise UsageError(f"The map {map_.name}: two have the name {quoted(name)}: {some(owners, form=str)}.")
+            raise UsageError(f"The map {map_.name}: two have the name {quoted(name)}: {' and '.join(owners)}.")
         if found:
             claims.found[name] = found[0]
-        elif globs[0][0]:
-            claims.kept[name] = globs[0][0]
-        elif globs[1][0]:
-            claims.dropped[name] = globs[1][0]
+        elif globs:
+            ((glob, key),) = globs
+            (claims.kept if key == "keep" else claims.dropped)[name] = glob
         else:
             unclaimed.append(name)
     if unclaimed:
@@ -306,6 +379,7 @@ def _uses(
         rule = map_.rules[claim.rule]
         use = uses.get(claim.use)
         if use is None:
+            _check_shifts(rule)
             use = uses[claim.use] = _Use(rule, {index: claim.values[index] for index in rule.free}, {}, {})
         at = tuple(int(claim.values[index]) for index in _stacks(rule, rule.sides[side][claim.tensor]))
         use.names[claim.tensor, at] = name
@@ -474,7 +548,9 @@ class _Made:
         tensors: Mapping[str, LazyTensor],
         known: Mapping[str, int],
         shapes: Mapping[str, Sequence[int]],
+        cast: Cast,
     ) -> None:
+        self._cast = cast
         self.tensors: dict[str, LazyTensor] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
         self.padding: dict[str, int] = {}
@@ -515,7 +591,7 @@ class _Made:
             for at in itertools.product(*map(range, counts)):
                 fixed = dict(zip(stacks, at, strict=True))
                 name = tensor.name.of({**use.values, **fixed})
-                assembly = _Assembly(use, side, self._given, sizes, taken, fixed, name)
+                assembly = _Assembly(use, side, self._given, sizes, taken, fixed, name, self._cast)
                 self._add(name, assembly.tensor(tensor), assembly.sources, use.where)
                 made += assembly.elements
         self._check_all_used(use, made)
@@ -612,7 +688,9 @@ class _Assembly:
         pieces: Sequence[_Piece],
         fixed: Mapping[str, int],
         name: str,
+        cast: Cast,
     ) -> None:
+        self._cast = cast
         self._use, self._side, self._given, self._sizes, self._fixed, self._name = use, side, given, sizes, fixed, name
         self._all = pieces
         self._pieces = iter(pieces)
@@ -646,8 +724,7 @@ class _Assembly:
                 parts.append(part)
         if not parts:
             return Zeros(self._dtype, shape)
-        self._check_dtypes(parts)
-        return parts[0] if len(parts) == 1 else Concat(tuple(parts), at)
+        return self._concatenated(parts, at)
 
     @property
     def _dtype(self) -> DType:
@@ -674,8 +751,7 @@ class _Assembly:
             for value in range(self._sizes.node(order[number])):
                 part = at({**fixed, stack: value}, [*order[:number], *order[number + 1 :]])
                 parts.append(viewed(part, (*part.shape[:number], 1, *part.shape[number:])))
-            self._check_dtypes(parts)
-            return parts[0] if len(parts) == 1 else Concat(tuple(parts), number)
+            return self._concatenated(parts, number)
 
         return at(dict(self._fixed), order)
 
@@ -695,10 +771,16 @@ class _Assembly:
             return viewed(source, shape)
         return strided(source, starts, steps)
 
-    def _check_dtypes(self, parts: Sequence[LazyTensor]) -> None:
+    def _concatenated(self, parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
+        if len(parts) == 1:
+            return parts[0]
+        if len({part.dtype for part in parts}) > 1:
+            parts = [self._cast(part, self.sources) for part in parts]
         dtypes = dict.fromkeys(part.dtype.name for part in parts)
         if len(dtypes) > 1:
             raise UsageError(
                 f"{self._use.where}: {quoted(self._name)} is joined of {some(self._sources)}, which have different "
-                f"dtypes: {', '.join(dtypes)}. Nothing was written."
+                f"dtypes: {', '.join(dtypes)}. Nothing was written.",
+                "Give them one dtype, as with --dtype float32, or keep them apart.",
             )
+        return Concat(tuple(parts), dim)

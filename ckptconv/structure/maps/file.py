@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
+import itertools
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +24,11 @@ _TABLES = ("rule", "sizes", "keep", "drop")
 # Texts for people: of a map, where it comes from and what it is for; of a rule, a note.
 _WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
 _RULE_WORDS = ("about", "note")
-# The key of globs of both sides.
-_BOTH = "names"
+# The keys of globs of both sides.
+_BOTH = ("names", "both", "tensors", "globs", "patterns")
+# A line that begins a rule, and an index in a glob.
+_HEADER = re.compile(r"\s*\[\[\s*rule\s*\]\]")
+_INDEX = re.compile(r"\{\w+\}")
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,12 @@ class Map:
     def digest(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
+    @property
+    def asks_config(self) -> bool:
+        """Whether a config.json may have sizes of it."""
+        told = itertools.chain.from_iterable(self.sizes.values())
+        return any(isinstance(each, str) for each in told) or any(rule.shifts for rule in self.rules)
+
     def side(self, name: str) -> int:
         """Return the number of the side called `name`. Raise UsageError if there is none."""
         if name not in self.sides:
@@ -72,11 +84,12 @@ def parse_map(text: str, name: str) -> Map:
         raise UsageError(f"{name} has no rules.", "Each begins with [[rule]].")
     if len(given) > MAX_RULES:
         raise UsageError(f"{name} has {len(given)} rules, and a map may have {MAX_RULES}.")
-    sides = _sides(given, name)
+    places = _places(text, name, len(given))
+    sides = _sides(given, places)
     rules: list[Rule] = []
-    for number, rule in enumerate(given, 1):
-        texts = [_texts(rule[side], f"{name}, rule {number}, {side}") for side in sides]
-        rules.extend(make_rules(f"{name}, rule {number}", number, sides, texts))
+    for number, (rule, where) in enumerate(zip(given, places, strict=True), 1):
+        texts = [_texts(rule[side], f"{where}, {side}") for side in sides]
+        rules.extend(make_rules(where, number, sides, texts))
     keep, drop = (_globs(tables.get(key, []), sides, f"{name}, [{key}]") for key in ("keep", "drop"))
     sizes = _sizes(tables.get("sizes", {}), name)
     words = {key: _joined(tables[key]) for key in _WORDS if key in tables}
@@ -103,15 +116,23 @@ def _joined(value: Any) -> str:
     return value if isinstance(value, str) else "\n".join(value)
 
 
-def _sides(rules: Sequence[Mapping[str, Any]], name: str) -> tuple[str, str]:
+def _places(text: str, name: str, rules: int) -> list[str]:
+    """Return what messages call each rule: FILE:LINE and its number, without the line if rules have no lines."""
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
+    if len(lines) != rules:
+        return [f"{name}, rule {number}" for number in range(1, rules + 1)]
+    return [f"{name}:{line}, rule {number}" for number, line in enumerate(lines, 1)]
+
+
+def _sides(rules: Sequence[Mapping[str, Any]], places: Sequence[str]) -> tuple[str, str]:
     """Return the names of the two sides, which all rules have."""
     sides = [key for key in rules[0] if key not in _RULE_WORDS]
     if len(sides) != 2:
-        raise UsageError(f"{name}, rule 1 has {len(sides)} sides, and a rule has two: {some(sides) or 'none'}.")
-    for number, rule in enumerate(rules, 1):
+        raise UsageError(f"{places[0]} has {len(sides)} sides, and a rule has two: {some(sides) or 'none'}.")
+    for rule, where in zip(rules, places, strict=True):
         found = [key for key in rule if key not in _RULE_WORDS]
         if {*found} != {*sides}:
-            raise UsageError(f"{name}, rule {number} has the sides {some(found)}; rule 1 has {some(sides)}.")
+            raise UsageError(f"{where} has the sides {some(found)}; rule 1 has {some(sides)}.")
     return sides[0], sides[1]
 
 
@@ -124,13 +145,15 @@ def _texts(value: Any, where: str) -> list[str]:
 
 def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the globs of each side."""
-    tables = value if isinstance(value, dict) else {_BOTH: value}
+    tables = value if isinstance(value, dict) else {_BOTH[0]: value}
     found: list[list[str]] = [[], []]
     for key, globs in tables.items():
-        if key not in (*sides, _BOTH):
-            raise UsageError(f"{where}: {quoted(key)} is neither {_BOTH} nor one of the sides {' and '.join(sides)}.")
+        if key not in (*sides, *_BOTH):
+            raise UsageError(
+                f"{where}: {quoted(key)} is neither {_BOTH[0]} nor one of the sides {' and '.join(sides)}."
+            )
         for number, side in enumerate(sides):
-            if key in (side, _BOTH):
+            if key == side or key not in sides:
                 found[number].extend(_texts(globs, where))
     if any(len(globs) > MAX_GLOBS for globs in found):
         raise UsageError(f"{where} has more than {MAX_GLOBS} globs.")
@@ -158,11 +181,19 @@ def _sizes(value: Any, name: str) -> dict[str, Alternatives]:
 
 
 def matches(name: str, globs: Sequence[str]) -> str:
-    """Return the glob that matches `name`, or an ending of it after a dot; "" if none does."""
+    """Return the glob that matches `name`, or an ending of it after a dot; "" if none does.
+
+    An index, such as {l}, stands for one part of the name, as in a rule.
+    """
     for glob in globs:
-        if fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(name, f"*.{glob}"):
+        if _pattern(glob).match(name) or _pattern(f"*.{glob}").match(name):
             return glob
     return ""
+
+
+@functools.lru_cache(4 * MAX_GLOBS)
+def _pattern(glob: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(_INDEX.sub("\0", glob)).replace("\0", "[^.]+"))
 
 
 # ----------------------------------------------------------------------------------------------------- the catalogue

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, NoReturn, TypeAlias
 
@@ -23,9 +24,10 @@ _TOKEN = re.compile(r"\s*(?:([()+])|([A-Za-z][A-Za-z0-9_]*|\d{1,18}|_)(?![A-Za-z
 # What separates a name from the axes: a colon with a space before or after it, or at the end.
 _COLON = re.compile(r"\s+:(?=\s|$)|:(?=\s|$)|\s+:")
 _INDEX = re.compile(r"\{([^{}]*)\}")
+# What is in the braces: the index, and what a name adds to it, a number or a size.
+_SHIFTED = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\+\s*([A-Za-z]\w*|\d{1,9})\s*)?")
 # Separates alternatives of a tensor.
 _OR = re.compile(r"\s\|\s")
-_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 # -------------------------------------------------------------------------------------------------------------- axes
@@ -89,7 +91,7 @@ class _Parser:
         found: list[Product] = []
         while self._word:
             if self._word == "+":
-                raise _SyntaxError("a sum stands in parentheses", self._at)
+                raise _SyntaxError("a sum stands in parentheses, as (q + k)", self._at)
             found.append(self._factor(0))
         return tuple(found)
 
@@ -178,18 +180,26 @@ def _node(node: Node) -> str:
 
 
 class Name(NamedTuple):
-    """A name template. `literals` and `indices` alternate: literal, index, literal, …, literal."""
+    """A name template. `literals` and `indices` alternate: literal, index, literal, …, literal.
+
+    `shifts` are what the name adds to each index: a number, a size that is not known yet, or "".
+    """
 
     literals: tuple[str, ...]
     indices: tuple[str, ...]
+    shifts: tuple[str, ...]
 
     def of(self, values: Mapping[str, str | int]) -> str:
-        """Return the name with these indices."""
-        inner = (f"{values[index]}{literal}" for index, literal in zip(self.indices, self.literals[1:], strict=True))
-        return self.literals[0] + "".join(inner)
+        """Return the name with these indices. The shifts are numbers."""
+        pairs = zip(self.indices, self.shifts, strict=True)
+        return self._with(str(int(values[index]) + int(by) if by else values[index]) for index, by in pairs)
 
     def __str__(self) -> str:
-        return self.of({index: f"{{{index}}}" for index in self.indices})
+        pairs = zip(self.indices, self.shifts, strict=True)
+        return self._with(f"{{{index} + {by}}}" if by else f"{{{index}}}" for index, by in pairs)
+
+    def _with(self, words: Iterable[str]) -> str:
+        return self.literals[0] + "".join(itertools.chain.from_iterable(zip(words, self.literals[1:], strict=True)))
 
 
 @dataclass(frozen=True)
@@ -211,17 +221,21 @@ def _parse_name(text: str) -> Name:
     for match in re.finditer(r"[{}]", _INDEX.sub(lambda found: "." * len(found[0]), text)):
         raise _SyntaxError("this brace has no partner", match.start())
     pieces = _INDEX.split(text)
-    literals, indices = tuple(pieces[::2]), tuple(pieces[1::2])
+    literals = tuple(pieces[::2])
+    indices: list[tuple[str, str]] = []
     for match in _INDEX.finditer(text):
-        if not _IDENTIFIER.fullmatch(match[1]):
-            raise _SyntaxError("an index is written as a letter or word in braces, as {l}", match.start())
+        index = _SHIFTED.fullmatch(match[1])
+        if not index:
+            told = "an index is written as a letter or word in braces, as {l}, or with what the name adds, as {l + 1}"
+            raise _SyntaxError(told, match.start())
+        indices.append((index[1], index[2] or ""))
     if "" in literals[1:-1]:
         raise _SyntaxError("two indices stand side by side, and nothing says where one ends", text.index("}{"))
     if any(len(_INDEX.findall(part)) > MAX_IN_PART for part in text.split(".")):
         raise _SyntaxError(f"more than {MAX_IN_PART} indices are in one part of the name", 0)
-    if not text or re.search(r"\s", text):
+    if not text or re.search(r"\s", "".join(literals)):
         raise _SyntaxError("the name is missing" if not text else "a name holds no spaces", 0)
-    return Name(literals, indices)
+    return Name(literals, tuple(index for index, _ in indices), tuple(by for _, by in indices))
 
 
 def parse_tensor(text: str) -> Tensor:
@@ -264,6 +278,30 @@ class Rule:
     @property
     def renames(self) -> bool:
         return self.sides[0][0].dims is None
+
+    @functools.cached_property
+    def shifts(self) -> dict[str, str]:
+        """What names add to indices, by index."""
+        names = [tensor.name for side in self.sides for tensor in side]
+        return {index: by for name in names for index, by in zip(name.indices, name.shifts, strict=True) if by}
+
+    @functools.cached_property
+    def counted(self) -> frozenset[str]:
+        """The indices that are numbers."""
+        return self.stacks | {*self.shifts}
+
+    def adds(self, side: int) -> bool:
+        """Whether names of a side add to an index."""
+        return any(by for tensor in self.sides[side] for by in tensor.name.shifts)
+
+    def shifted(self, sizes: Mapping[str, int]) -> Rule:
+        """Return the rule with numbers in place of the sizes that its names add, as far as they are known."""
+
+        def told(name: Name) -> Name:
+            return name._replace(shifts=tuple(str(sizes.get(by, by)) for by in name.shifts))
+
+        left, right = (tuple(replace(each, name=told(each.name)) for each in side) for side in self.sides)
+        return replace(self, sides=(left, right)) if self.shifts else self
 
     def fail(self, what: str, hint: str = "") -> NoReturn:
         raise UsageError(f"{self.where}: {what}", hint)
@@ -424,26 +462,34 @@ def _checked(rule: Rule) -> Rule:
     left, right = (_pieces(rule, side, stacks) for side in rule.sides)
     if len(left) != len(right):
         rule.fail(
-            f"one side consists of {len(left)} pieces, the other of {len(right)}: every sum stands for as many pieces "
-            "as it has terms."
+            f"one side consists of {len(left)} pieces, the other of {len(right)}: {_named(rule.sides[0])} and "
+            f"{_named(rule.sides[1])}; every sum stands for as many pieces as it has terms."
         )
-    for number, (one, other) in enumerate(zip(left, right, strict=True), 1):
+    (ones, of), (others, by) = (tuple(zip(*pieces, strict=True)) for pieces in (left, right))
+    ordered = collections.Counter(ones) != collections.Counter(others)
+    for number, (one, other) in enumerate(zip(ones, others, strict=True)):
         if one != other:
             only = [_listed(one - other), _listed(other - one)]
             rule.fail(
-                f"piece {number} of {len(left)} has other axes on one side than on the other: {_listed(one)} and "
-                f"{_listed(other)}; only the first has {only[0]}, only the second {only[1]}."
+                f"piece {number + 1} of {len(left)} has other axes on one side than on the other: {_listed(one)} in "
+                f"{quoted(of[number].text)} and {_listed(other)} in {quoted(by[number].text)}; only the first has "
+                f"{only[0]}, only the second {only[1]}.",
+                "" if ordered else "Both sides write their terms and tensors in the same order.",
             )
-    return replace(rule, free=free, stacks=stacks, pieces=(tuple(left), tuple(right)))
+    return replace(rule, free=free, stacks=stacks, pieces=(ones, others))
+
+
+def _named(side: Sequence[Tensor]) -> str:
+    return some([str(tensor.name) for tensor in side])
 
 
 def _listed(axes: frozenset[Axis]) -> str:
     return some(sorted(axis.name for axis in axes), form=str) if axes else "none"
 
 
-def _pieces(rule: Rule, side: Sequence[Tensor], stacks: frozenset[str]) -> list[frozenset[Axis]]:
-    """Return the axes of each piece of `side`, without those of size 1 and without padding."""
-    found: list[frozenset[Axis]] = []
+def _pieces(rule: Rule, side: Sequence[Tensor], stacks: frozenset[str]) -> list[tuple[frozenset[Axis], Tensor]]:
+    """Return the axes of each piece of `side`, without those of size 1 and without padding, and the piece's tensor."""
+    found: list[tuple[frozenset[Axis], Tensor]] = []
     for tensor in side:
         before = len(found)
         count = 1
@@ -459,7 +505,7 @@ def _pieces(rule: Rule, side: Sequence[Tensor], stacks: frozenset[str]) -> list[
             twice = next((axis for number, axis in enumerate(axes) if axis in axes[:number]), None)
             if twice:
                 rule.fail(f"{quoted(tensor.text)}: the axis {twice.name} occurs twice in one piece.")
-            found.append(frozenset(axes))
+            found.append((frozenset(axes), tensor))
         if len(found) == before:
             rule.fail(f"{quoted(tensor.text)} is padding alone.")
     return found

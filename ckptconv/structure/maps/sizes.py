@@ -116,6 +116,8 @@ def resolve(
     def find(name: str) -> int:
         if name in known:
             return known[name]
+        if underway[-1:] == [name]:  # the name is that of config.json, which does not have it
+            raise _MissingError
         if name in underway:
             circle = [*underway[underway.index(name) :], name]
             raise UsageError(f"[sizes]: {' → '.join(circle)} refer to each other in a circle.")

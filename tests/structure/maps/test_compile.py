@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -210,3 +211,75 @@ def test_rules_that_rename_do_not_need_sizes_that_others_lack(tmp_path: Path) ->
     )
     with pytest.raises(UsageError, match="--size n=NUMBER"):
         apply_map(map_, Checkpoint(tmp_path / "there", numbered(x=(3,), v=(4,))).tensors)
+
+
+LATER = """
+[[rule]]
+megatron = "decoder.layers.{l}.norm.weight"
+hf = "model.layers.{l}.norm.weight"
+[[rule]]
+megatron = "mtp.layers.{i}.norm.weight"
+hf = "model.layers.{i + count}.norm.weight"
+[[rule]]
+megatron = "mtp.layers.{i}.experts.{e + 1} : o h"
+hf = "model.layers.{i + count}.experts : e o h"
+"""
+
+
+def test_names_that_count_from_a_number_on(tmp_path: Path) -> None:
+    there = numbered(
+        **{f"decoder.layers.{at}.norm.weight": (3,) for at in (0, 1)},
+        **{f"mtp.layers.{at}.norm.weight": (3,) for at in (0, 1)},
+        **{f"mtp.layers.0.experts.{e}": (2, 3) for e in (1, 2)},
+    )
+    back = {
+        **{f"model.layers.{at}.norm.weight": there[f"decoder.layers.{at}.norm.weight"] for at in (0, 1)},
+        **{f"model.layers.{at + 2}.norm.weight": there[f"mtp.layers.{at}.norm.weight"] for at in (0, 1)},
+        "model.layers.2.experts": np.stack([there[f"mtp.layers.0.experts.{e}"] for e in (1, 2)]),
+    }
+    result = there_and_back(tmp_path, LATER, there, back, count=2)
+    assert result.sizes["count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("mtp.layers.0.norm.weight", "--size count=NUMBER"), ("mtp.layers.x.norm.weight", r"mtp\.layers\.x")],
+)
+def test_what_names_add_has_to_be_known_where_it_is_used(tmp_path: Path, name: str, told: str) -> None:
+    map_ = parse_map(LATER, "test.toml")
+    other = {"decoder.layers.0.norm.weight": (3,)}
+    assert apply_map(map_, Checkpoint(tmp_path / "there", numbered(**other)).tensors).tensors
+    with pytest.raises(UsageError, match=told):
+        apply_map(map_, Checkpoint(tmp_path / "more", numbered(**other, **{name: (3,)})).tensors)
+
+
+def test_an_index_stands_for_several_parts_where_no_rule_has_the_name_otherwise(tmp_path: Path) -> None:
+    text = """
+    [[rule]]
+    a = "{name}.LayerNorm.gamma"
+    b = "{name}.LayerNorm.weight"
+    [[rule]]
+    a = "base.{module}.lora_{side}.default.weight"
+    b = "{module}.lora_{side}.weight"
+    [[rule]]
+    a = "h.{l}.{p}"
+    b = "layers.{l}.{p}"
+    """
+    names = {
+        "embeddings.LayerNorm.gamma": "embeddings.LayerNorm.weight",
+        "encoder.0.output.LayerNorm.gamma": "encoder.0.output.LayerNorm.weight",
+        "base.model.layers.0.q_proj.lora_A.default.weight": "model.layers.0.q_proj.lora_A.weight",
+        "h.0.scale": "layers.0.scale",
+    }
+    there = numbered(**dict.fromkeys(names, (2,)))
+    there_and_back(tmp_path, text, there, {names[name]: array for name, array in there.items()})
+
+
+@pytest.mark.parametrize("name", ["h.0.mlp.scale", "h.0.1.scale", "base.0.q.lora_A.default.weight"])
+def test_an_index_stands_for_one_part_where_names_say_so(tmp_path: Path, name: str) -> None:
+    """So that a rule that is missing is noticed: a layer is no layer and what is below it."""
+    text = '[[rule]]\na = "h.{l}.{p}"\nb = "layers.{l}.{p}"\n'
+    text += '[[rule]]\na = "base.{module}.lora_{side}.default.weight"\nb = "{module}.lora_{side}.weight"\n'
+    tensors = Checkpoint(tmp_path / "there", numbered(**{"h.0.scale": (2,), name: (2,)})).tensors
+    with pytest.raises(UsageError, match=re.escape(repr(name))):
+        apply_map(parse_map(text, "test.toml"), tensors)

@@ -48,6 +48,8 @@ def test_sums_are_expanded_from_left_to_right() -> None:
         ("x : a-b", 6, "'-'"),
         ("x{ : a", 2, "brace"),
         ("x{a b} : a", 2, "index"),
+        ("x{a + } : a", 2, "index"),
+        ("x{a - 1} : a", 2, "index"),
         ("x{a}{b} : a", 4, "side by side"),
         (" : a", 1, "name is missing"),
         ("x y : a", 1, "no spaces"),
@@ -123,6 +125,24 @@ def test_globs_are_of_one_side_or_of_both() -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["names", "both"])
+def test_globs_of_both_sides_stand_under_a_key(key: str) -> None:
+    assert parse_map(f"[[rule]]\na = 'x'\nb = 'y'\n[keep]\n{key} = ['k']", "m").keep == (("k",), ("k",))
+
+
+def test_an_index_in_a_glob_is_one_part_of_a_name() -> None:
+    assert matches("layers.0.norm.weight", ("layers.{l}.norm.*",))
+    assert matches("model.layers.0.norm", ("layers.{l}.norm",))
+    assert not matches("layers.0.mlp.norm", ("layers.{l}.norm",))
+
+
+def test_an_error_says_in_which_line_the_rule_begins() -> None:
+    with pytest.raises(UsageError, match=r"^m\.toml:5, rule 2: piece 1 of 1"):
+        parse_map("# two\n[[rule]]\na = 'x'\nb = 'y'\n[[rule]]\na = 'v : n'\nb = 'w : m'\n", "m.toml")
+    with pytest.raises(UsageError, match=r"^m\.toml, rule 1: piece 1 of 1"):
+        parse_map("rule = [{a = 'v : n', b = 'w : m'}]", "m.toml")
+
+
 def test_a_glob_is_compared_with_endings_of_a_name() -> None:
     assert matches("layers.0.rotary_emb.inv_freq", ("rotary_emb.inv_freq",))
     assert matches("layers.0._extra_state", ("*._extra_state",))
@@ -149,6 +169,12 @@ def test_a_size_is_an_expression_over_the_configuration(text: str, value: int) -
 def test_of_alternatives_the_first_counts_that_is_there() -> None:
     sizes = {"d": ("head_dim", "hidden_size / num_attention_heads"), "x": ("nothing",), "q": ("n / g",), "g": (2,)}
     assert resolve(sizes, CONFIG, {"n": 8}) == {"n": 8, "d": 16, "q": 4, "g": 2}
+
+
+def test_a_size_may_be_called_as_the_configuration_calls_it() -> None:
+    sizes = {"hidden_size": ("hidden_size",)}
+    assert resolve(sizes, CONFIG) == {"hidden_size": 64}
+    assert resolve(sizes, {}) == {}
 
 
 @pytest.mark.parametrize(
