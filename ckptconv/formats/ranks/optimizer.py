@@ -42,13 +42,14 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
     keys = list(dict.fromkeys(str(path[depth]) for path in states))
     numbered = bool(keys) and all(key.isdecimal() for key in keys)
     names = _names(ranks, root, model, parameters) if numbered else {}
+    is_of_save = ranks.files.keys() == model.files.keys()
     for path in states:
         key = str(path[depth])
         name = names.get(key, key)
         if numbered and key not in names:
             raise _unknown(ranks.where, f"a state is of parameter {key}, and the model has {len(names)}")
         if name in parameters:
-            _describe(ranks, path, name, model.pieces[parameters[name]])
+            _describe(ranks, path, name, model.pieces[parameters[name]], is_of_save)
         elif model.ready.get(parameters.get(name, ())) is None and _differ(ranks.pieces[path]):
             raise _unknown(ranks.where, f"the ranks have states of {named(name)} of different shapes")
     return names
@@ -198,8 +199,9 @@ def _differ(held: Mapping[int, Piece]) -> bool:
     return len(shapes) > 1
 
 
-def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece]) -> None:
-    """Say which part of its parameter each rank's state is, if it is a plain tensor."""
+def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece], is_of_save: bool) -> None:
+    """Say which part of its parameter each rank's state is, if it is a plain tensor. `is_of_save` is whether the states
+    are of the same ranks as the model."""
     held = ranks.pieces[path]
     if not all(isinstance(piece, Whole) for piece in held.values()):
         return
@@ -216,7 +218,8 @@ def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece
         return
     total = sum(tensor.numel for tensor in wholes.values())
     if (
-        all(len(tensor.shape) == 1 for tensor in wholes.values())
+        is_of_save
+        and all(len(tensor.shape) == 1 for tensor in wholes.values())
         and total == math.prod(shape)
         and (len(wholes) == 1 or not isinstance(one, Shards | Whole))
     ):

@@ -487,14 +487,19 @@ def test_a_state_that_a_rank_lacks_is_of_a_parameter_of_which_it_holds_nothing(t
         held = {name: {"exp_avg": own[rank]} for name, own in zip("ab", pieces, strict=True) if own[rank].numel()}
         return {"state": held, "param_groups": [{"params": ["a", "b"]}]}
 
+    both = {"a": WEIGHT, "b": OTHER}
     source = write(
         tmp_path / "in",
         (2,),
-        lambda mesh, rank: {"a": placed(WEIGHT, mesh, Shard(0)), "b": placed(OTHER, mesh, Shard(0))},
+        lambda mesh, rank: {name: placed(each, mesh, Shard(0)) for name, each in both.items()},
     )
     write(source, (2,), state, name="optim_rank{}.pt")
     converted(source, tmp_path / "out", "--optimizer", tmp_path / "states.safetensors")
     assert_same(load_file(tmp_path / "states.safetensors"), {"a.exp_avg": WEIGHT, "b.exp_avg": OTHER})
+    for path in source.glob("model*"):
+        path.unlink()
+    write(source, (3,), lambda mesh, rank: {name: placed(each, mesh, Shard(0)) for name, each in both.items()})
+    refused(source, tmp_path / "other", 5, "--optimizer", tmp_path / "other.safetensors")
 
 
 def test_states_whose_parameters_cannot_be_told_do_not_keep_the_weights_from_being_converted(tmp_path: Path) -> None:
