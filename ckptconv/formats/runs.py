@@ -149,7 +149,7 @@ def _said(pointer: Location) -> str:
 
 def _beside(place: Location, found: list[str]) -> Located | None:
     """Return the checkpoint in the directories `found`, by the names that frameworks give a model and its optimizer."""
-    optimizers = [name for name in found if _OPTIMIZERS.fullmatch(name)]
+    optimizers = [name for name in found if is_of_optimizer(name)]
     models = [name for name in found if name not in optimizers]
     if len(models) > 1 and SHARDED in models:
         models.remove(SHARDED)
@@ -172,5 +172,10 @@ def _steps(place: Location) -> dict[int, str]:
     return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
 
 
+def is_of_optimizer(name: str) -> bool:
+    """Whether a directory of that name holds an optimizer's states."""
+    return _OPTIMIZERS.fullmatch(name) is not None
+
+
 def _is_known(name: str) -> bool:
-    return bool(_MODELS.fullmatch(name) or _OPTIMIZERS.fullmatch(name))
+    return bool(_MODELS.fullmatch(name)) or is_of_optimizer(name)

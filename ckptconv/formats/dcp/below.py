@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ckptconv.formats.dcp.locate import FAMILY, GUESS, locate, read
 from ckptconv.formats.format import Guess, Probe
-from ckptconv.formats.runs import SHARDED, holds_whole
+from ckptconv.formats.ranks import locate as ranks
+from ckptconv.formats.runs import SHARDED, holds_whole, is_of_optimizer
 
 __all__ = ["FAMILY", "read", "sniff"]
 
@@ -15,4 +16,8 @@ def sniff(probe: Probe) -> Guess | None:
         return None
     names = probe.place.names
     alone = SHARDED in names or not holds_whole(names)
-    return GUESS if alone and locate(probe.place) else None
+    found = locate(probe.place) if alone else None
+    # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.
+    if found is None or (is_of_optimizer(found.directory.name) and ranks.holds_parts(found.directory.parent)):
+        return None
+    return GUESS

@@ -12,9 +12,9 @@ from ckptconv.formats import nesting
 from ckptconv.formats.dcp.metadata import Path, named
 
 # Keys under which training loops put their model; the first one present is meant.
-WRAPPERS = ("model", "state_dict", "module")
+WRAPPERS = ("model", "model_state_dict", "state_dict", "module")
 # Megatron numbers several optimizers, in names with dots.
-_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optim(?:izer)?s?(?:_states?)?(?:[_-]?\d+)?")
+_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optim(?:izer)?s?(?:_states?(?:_dict)?)?(?:[_-]?\d+)?")
 _WHOLE_NAME = re.compile(rf"({_OPTIMIZER.pattern})\.(.+)", re.DOTALL)
 # The entries of torch's optimizers: nested, or flat with the parameter's name in the key.
 _STATE, _GROUPS = "state", "param_groups"

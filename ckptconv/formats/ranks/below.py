@@ -5,7 +5,7 @@ directory, or in it, under names that have only a number.
 from __future__ import annotations
 
 from ckptconv.formats.format import Guess, Probe
-from ckptconv.formats.ranks.locate import FAMILY, GUESS, locate, read, sets_in
+from ckptconv.formats.ranks.locate import FAMILY, GUESS, holds_parts, locate, read
 from ckptconv.formats.runs import holds_whole
 
 __all__ = ["FAMILY", "read", "sniff"]
@@ -18,4 +18,4 @@ def sniff(probe: Probe) -> Guess | None:
     place = probe.place
     if holds_whole(place.names):
         return None
-    return GUESS if locate(place) or any(each.is_certain for each in sets_in(place)) else None
+    return GUESS if locate(place) or holds_parts(place) else None

@@ -15,7 +15,7 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape, Tile
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.metadata import Path, named
-from ckptconv.formats.dcp.paths import dotted
+from ckptconv.formats.dcp.paths import Roles, dotted
 from ckptconv.formats.ranks.layouts import Layout, Mesh, boxes, by_shards, extents, spans
 from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, parts_of, shape_of
 from ckptconv.structure import keymap
@@ -98,15 +98,25 @@ class Ranks:
     # ---------------------------------------------------------------------------------------------------------- names
 
     def check_names(self) -> None:
-        """Raise CorruptError unless ranks of the same meshes hold the same names."""
+        """Raise CorruptError unless ranks of the same meshes hold the same names.
+
+        A rank without any tensor may lack them all: a gathered state dict is on the first rank alone. Any rank may lack
+        plain states of an optimizer: under FSDP1, it has none of a parameter of which it holds nothing. Whoever uses
+        these proves them complete.
+        """
+        optimizers = Roles.of([*self.paths()], [*self.pieces])
+        filled = {rank for held in self.pieces.values() for rank in held}
         alike: dict[Any, list[int]] = {}
         for rank, meshes in sorted(self.meshes.items()):
+            if rank not in filled:
+                continue
             members = frozenset(member for mesh in meshes for member in mesh.ranks)
             alike.setdefault(members or None, []).append(rank)
         for ranks in alike.values():
             for path, held in self.pieces.items() if len(ranks) > 1 else ():
                 have = [rank for rank in ranks if rank in held]
-                if have and len(have) < len(ranks):
+                is_plain = all(isinstance(piece, Whole) for piece in held.values())
+                if have and len(have) < len(ranks) and not (is_plain and optimizers.optimizer_of(path) is not None):
                     lacking = next(rank for rank in ranks if rank not in held)
                     raise CorruptError(
                         f"{self.where}: {self.files[have[0]]} has {named(dotted(path))}, and {self.files[lacking]} "

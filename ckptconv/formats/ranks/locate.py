@@ -28,7 +28,7 @@ _RANK = re.compile(
     r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
 )
 # A number that any name ends in: a rank's if the files say so, as those of torch's own checkpoint_0.pt, else a step's.
-_NUMBER = re.compile(r"(?<![0-9])(\d{1,6})(?=\.[a-z]+$)")
+_NUMBER = re.compile(r"(?<![0-9])(?<!of[-_])(\d{1,6})(?=(?:[-_]of[-_]\d+)?\.[a-z]+$)")
 _WORLD = re.compile(r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])")
 MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
 _WORDS = re.compile(r"[a-z]+")
@@ -101,10 +101,18 @@ def sets_in(place: Location) -> list[FileSet]:
     Files that are only numbered are a set if the first of them has a rank's part of a tensor.
     """
     found = sets_of(place.names)
-    if any(each.is_certain for each in found):
+    if any(map(_holds_tensors, found)):
         return found
-    numbered = (each for each in sets_of(place.names, _NUMBER) if len(each.files) > 1)
-    return [each for each in numbered if _is_distributed(place.join(each.files[min(each.files)]))] or found
+    others = [each for each in found if each.is_certain]
+    left = {name: entry for name, entry in place.names.items() if parsed(name) is None}
+    numbered = (each for each in sets_of(left, _NUMBER) if len(each.files) > 1)
+    parts = [each for each in numbered if _is_distributed(place.join(each.files[min(each.files)]))]
+    return [*parts, *others] if parts else found
+
+
+def _holds_tensors(files: FileSet) -> bool:
+    """Whether files are a set of weights or of an optimizer's states, by their names."""
+    return files.is_certain and files.kind != OTHER
 
 
 def _is_distributed(file: Location) -> bool:
@@ -127,9 +135,12 @@ def sniff(probe: Probe) -> Guess | None:
     if not found:
         return None
     if all(each.kind == OTHER for each in found):
-        return GUESS._replace(sure=POSSIBLE)
+        # Beside these, any other file may be the model.
+        others = any(name.endswith(torch_file.SUFFIXES) and not parsed(name) for name in place.names)
+        return None if others else GUESS._replace(sure=POSSIBLE)
     # A whole model beside the ranks' files is what a reader means.
-    return GUESS._replace(sure=LIKELY) if runs.holds_whole(place.names) else GUESS
+    ranks = {name for each in found if 0 in each.files and "rank" in each.stem for name in each.files.values()}
+    return GUESS._replace(sure=LIKELY) if runs.holds_whole(place.names.keys() - ranks) else GUESS
 
 
 def locate(place: Location) -> runs.Located | None:
@@ -138,7 +149,12 @@ def locate(place: Location) -> runs.Located | None:
 
 
 def _is_here(place: Location) -> bool:
-    return any(each.is_certain and each.kind != OTHER for each in sets_of(place.names))
+    return any(map(_holds_tensors, sets_of(place.names)))
+
+
+def holds_parts(place: Location) -> bool:
+    """Whether a directory has a set of files with weights or an optimizer's states."""
+    return any(map(_holds_tensors, sets_in(place)))
 
 
 def choose(place: Location, found: list[FileSet]) -> FileSet:

@@ -18,10 +18,10 @@ from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import listed
 from ckptconv.formats.ranks.join import Ranks
-from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, shape_of
+from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, parts_of, shape_of
 from ckptconv.tensors.lazy import Concat, View, untagged
 
-_STATE, _GROUPS = "state", "param_groups"
+_STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 # Comparisons of numbered parameters with the model's, at most.
 _MOST = 1 << 20
 _ADVICE = (
@@ -42,13 +42,14 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
     keys = list(dict.fromkeys(str(path[depth]) for path in states))
     numbered = bool(keys) and all(key.isdecimal() for key in keys)
     names = _names(ranks, root, model, parameters) if numbered else {}
+    is_of_save = ranks.files.keys() == model.files.keys()
     for path in states:
         key = str(path[depth])
         name = names.get(key, key)
         if numbered and key not in names:
             raise _unknown(ranks.where, f"a state is of parameter {key}, and the model has {len(names)}")
         if name in parameters:
-            _describe(ranks, path, name, model.pieces[parameters[name]])
+            _describe(ranks, path, name, model.pieces[parameters[name]], is_of_save)
         elif model.ready.get(parameters.get(name, ())) is None and _differ(ranks.pieces[path]):
             raise _unknown(ranks.where, f"the ranks have states of {named(name)} of different shapes")
     return names
@@ -61,9 +62,20 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
     if all(stated) and [len(own) for own in stated] == [len(own) for own in numbers]:
         pairs = zip(numbers, stated, strict=True)
         return {number: str(name) for own, told in pairs for number, name in zip(own, told, strict=True)}
-    shapes = _stated_shapes(ranks, root)
-    found = matched([[shapes.get(number) for number in group] for group in numbers], _distinct(model, parameters))
-    if found is None:
+    kinds = _kinds(ranks, root)
+    spread = {number: kind for number, kind in kinds.items() if not kind.is_whole}
+    held = {name: model.pieces[path] for name, path in parameters.items() if path in model.pieces}
+    # What is whole on each rank may be a buffer, or a parameter that is not distributed. A plain state may be of such a
+    # parameter, or a part of one that is.
+    ways = [
+        matched([[told.get(number) for number in group] for group in numbers], _distinct(known))
+        for told, known in (
+            (spread, {name: own for name, own in held.items() if not isinstance(own[min(own)], Whole)}),
+            (kinds, {name: own for name, own in held.items() if _is_floating(own)}),
+        )
+    ]
+    found = ways[0] or ways[1]
+    if found is None or (ways[1] or found) != found:
         raise _unknown(
             ranks.where,
             f"its optimizer has {sum(map(len, numbers))} parameters by number, in {len(numbers)} groups, whose shapes "
@@ -83,9 +95,10 @@ class _Choice(NamedTuple):
     name: str = ""
 
 
-def matched(groups: Sequence[Sequence[Shape | None]], known: Sequence[tuple[str, Shape]]) -> list[list[str]] | None:
+def matched(groups: Sequence[Sequence[Any]], known: Sequence[tuple[str, Any]]) -> list[list[str]] | None:
     """Return the names of the parameters in each of the `groups`, by their shapes, among the `known`: in their order,
-    with the frozen ones left out; None if there is no such choice, or more than one. A shape that is None may be any.
+    with the frozen ones left out; None if there is no such choice, or more than one. A shape that is None may be any;
+    others may be anything that can be compared.
 
     >>> matched([[(2, 8)]], [("base", (8, 8)), ("lora_A", (2, 8)), ("lora_B", (8, 2))])
     [['lora_A']]
@@ -140,28 +153,44 @@ def _groups(ranks: Ranks, root: Path) -> list[Mapping[str, Any]]:
     return list(found.values())
 
 
-def _stated_shapes(ranks: Ranks, root: Path) -> dict[str, Shape]:
-    """Return the shapes of the distributed states of each parameter."""
-    found: dict[str, Shape] = {}
+class _Kind(NamedTuple):
+    """Whether each rank has all of a tensor, and the tensor's shape."""
+
+    is_whole: bool
+    shape: Shape
+
+
+def _kind(held: Mapping[int, Piece]) -> _Kind:
+    one = held[min(held)]
+    return _Kind(isinstance(one, Whole), shape_of(one))
+
+
+def _kinds(ranks: Ranks, root: Path) -> dict[str, _Kind]:
+    """Return the kind of each numbered parameter, by its states, if they are of one kind, and are not others on other
+    ranks."""
+    kinds: dict[str, set[_Kind]] = {}
     for path, held in ranks.pieces.items():
-        piece = held[min(held)]
-        if path[: len(root) + 1] == (*root, _STATE) and len(path) > len(root) + 1 and not isinstance(piece, Whole):
-            found.setdefault(str(path[len(root) + 1]), shape_of(piece))
-    return found
+        is_state = path[: len(root) + 1] == (*root, _STATE) and len(path) > len(root) + 2 and path[-1] != _STEP
+        if is_state and not _differ(held):
+            kinds.setdefault(str(path[len(root) + 1]), set()).add(_kind(held))
+    # Some states are numbers, whatever the shape of their parameter.
+    formed = {number: {kind for kind in own if kind.shape} or own for number, own in kinds.items()}
+    return {number: own.pop() for number, own in formed.items() if len(own) == 1}
 
 
-def _distinct(model: Ranks, parameters: Mapping[str, Path]) -> list[tuple[str, Shape]]:
-    """Return the names and shapes of the model's parameters in order, a tied one once: of its distributed tensors, if
-    it has any, for buffers are whole on each rank."""
-    held = {name: model.pieces[path] for name, path in parameters.items() if path in model.pieces}
-    spread = {name: own for name, own in held.items() if not isinstance(own[min(own)], Whole)}
-    found: dict[Any, tuple[str, Shape]] = {}
-    for name, own in (spread or held).items():
+def _is_floating(held: Mapping[int, Piece]) -> bool:
+    return any(tensor.dtype.kind == "f" for piece in held.values() for tensor in parts_of(piece))
+
+
+def _distinct(known: Mapping[str, Mapping[int, Piece]]) -> list[tuple[str, _Kind]]:
+    """Return the names and kinds of tensors in order, a tied one once."""
+    found: dict[Any, tuple[str, _Kind]] = {}
+    for name, own in known.items():
         one = own[min(own)]
         tensor = one.tensor if isinstance(one, (Whole, Part)) else next((tile.tensor for tile in one.tiles), None)
         facts = getattr(tensor, "facts", None)
         key = name if facts is None or not facts.storage else (facts.storage, facts.storage_offset)
-        found.setdefault(key, (name, shape_of(one)))
+        found.setdefault(key, (name, _kind(own)))
     return list(found.values())
 
 
@@ -170,8 +199,9 @@ def _differ(held: Mapping[int, Piece]) -> bool:
     return len(shapes) > 1
 
 
-def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece]) -> None:
-    """Say which part of its parameter each rank's state is, if it is a plain tensor."""
+def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece], is_of_save: bool) -> None:
+    """Say which part of its parameter each rank's state is, if it is a plain tensor. `is_of_save` is whether the states
+    are of the same ranks as the model."""
     held = ranks.pieces[path]
     if not all(isinstance(piece, Whole) for piece in held.values()):
         return
@@ -188,7 +218,8 @@ def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece
         return
     total = sum(tensor.numel for tensor in wholes.values())
     if (
-        all(len(tensor.shape) == 1 for tensor in wholes.values())
+        is_of_save
+        and all(len(tensor.shape) == 1 for tensor in wholes.values())
         and total == math.prod(shape)
         and (len(wholes) == 1 or not isinstance(one, Shards | Whole))
     ):

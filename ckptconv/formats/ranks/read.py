@@ -220,10 +220,11 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
     directory = located.directory
     model = _Files.open(directory, chosen)
     ranks = model.ranks
-    if len(model.opened) == 1 and chosen.world is None and not any(distributed(ranks.pieces)):
+    others = _optimizers(located, chosen, found)
+    is_alone = len(model.opened) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
+    if is_alone and not (wanted.states and others):
         return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
     opened = _Opened(model)
-    others = _optimizers(located, chosen, found)
     beside = _checkpoint_beside(directory)
     local = flat.is_local(ranks)
     if wanted.states or local:
@@ -233,7 +234,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
             opened.beside = dcp.read(beside, Wanted(states=True))
     states, states_error, states_equal = _states(opened)
     if local:
-        flat.split(ranks, flat.shapes_of(states))
+        flat.split(ranks, opened.roles.model, states)
     roles = opened.roles
     chosen_paths = [each for each in ranks.paths() if roles.is_model(each)]
     if not any(each in ranks.pieces for each in chosen_paths) and not roles.models:
@@ -326,7 +327,8 @@ def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | Non
     parameters = {names_of.dotted(each[len(own.model) :]): each for each in model.pieces if own.is_model(each)}
     try:
         known = {root: by_name(ranks, root, model, parameters) for root in roots}
-        joined = ranks.join([each for each in ranks.pieces if ranks is not model or own.optimizer_of(each) is not None])
+        paths = [*ranks.pieces, *ranks.ready]
+        joined = ranks.join([each for each in paths if ranks is not model or own.optimizer_of(each) is not None])
     except UnsupportedError as error:
         return None, error, []
     leading = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import dcp_checkpoints
 import pytest
 import torch
 from checkpoints import assert_same, ckptconv_here, load_with_aliases
@@ -123,3 +125,27 @@ def test_files_that_are_only_numbered_are_of_several_steps_otherwise(tmp_path: P
     for step in (0, 1):
         torch.save({"weight": WEIGHT}, tmp_path / "run" / f"checkpoint_{step}.pt")
     assert "convert more than one" in ckptconv_here("convert", tmp_path / "run", tmp_path / "out").err
+
+
+@pytest.mark.parametrize("name", ["model.{}.pt", "model_{}-of-2.pt", "rank-0000{}-of-00002.pt"])
+def test_a_model_is_told_from_each_rank_s_random_state(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "run", name=name)
+    for rank in (0, 1):
+        torch.save({"rng": torch.full((4,), rank)}, tmp_path / "run" / f"rng_rank_{rank}.pt")
+    converted(tmp_path / "run", tmp_path / "out")
+    assert value_of(tmp_path / "out") == 1
+
+
+def test_random_states_do_not_stand_for_a_model_of_another_name(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        torch.save({"rng": torch.full((4,), rank)}, tmp_path / f"rng_rank_{rank}.pt")
+    torch.save({"weight": WEIGHT}, tmp_path / "best.pt")
+    assert "best.pt" in refused(tmp_path, tmp_path / "out", 2)
+
+
+def test_files_of_ranks_are_the_model_beside_an_optimizer_in_a_directory(tmp_path: Path) -> None:
+    step = tmp_path / "run" / "checkpoint-10"
+    save(step, name="pytorch_model_fsdp_rank{}.bin")
+    shutil.copytree(dcp_checkpoints.checkpoint_of("fsdp2_w2_nested"), step / "optimizer_0")
+    assert ckptconv_here("convert", tmp_path / "run", tmp_path / "out", "--no-fsync").code == 0
+    assert value_of(tmp_path / "out") == 1

@@ -15,6 +15,9 @@ import torch
 from checkpoints import assert_same, ckptconv_here, load_with_aliases, metadata_of
 from rank_files import CASES, RANKS, converted, placed, refused, write
 from safetensors.torch import load_file
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard as LocalShard
+from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -195,6 +198,20 @@ def test_a_model_and_its_optimizer_in_one_file_are_told_apart(tmp_path: Path) ->
     assert_same({name: states[f"{name}.exp_avg"] for name in "ab"}, {"a": -WEIGHT, "b": OTHER})
 
 
+def test_what_each_rank_keeps_beside_its_model_may_differ(tmp_path: Path) -> None:
+    def state(mesh: Any, rank: int) -> dict[str, Any]:
+        return {"model_state_dict": sharded(mesh, rank), "rng": {"cpu": torch.full((4,), rank)}}
+
+    converted(write(tmp_path / "in", (2,), state), tmp_path / "out")
+    assert_same(load_with_aliases(tmp_path / "out"), EXPECTED)
+
+
+def test_a_state_dict_that_was_gathered_on_the_first_rank_is_all_there_is(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", (2,), lambda mesh, rank: {"model": {} if rank else EXPECTED, "epoch": 3})
+    converted(source, tmp_path / "out")
+    assert_same(load_with_aliases(tmp_path / "out"), EXPECTED)
+
+
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 
@@ -293,6 +310,41 @@ def test_flat_parameters_without_shapes_are_refused_with_advice(tmp_path: Path) 
     assert "SHARDED_STATE_DICT" in told
 
 
+@pytest.mark.parametrize("in_one_file", [False, True])
+def test_flat_parameters_without_views_are_divided_in_the_optimizer_s_order(in_one_file: bool, tmp_path: Path) -> None:
+    """FSDP1 without use_orig_params: the root's flat parameter, and that of a module in it."""
+    root, inner = torch.arange(9.0), torch.arange(6.0) + 9
+    shapes = {"b": (3,), "a": (2, 3), "up.w": (2, 3)}
+
+    def part(tensor: torch.Tensor, rank: int) -> ShardedTensor:
+        half = -(-len(tensor) // 2)
+        boxes = [
+            ShardMetadata([start], [min(half, len(tensor) - start)], f"rank:{index}/cpu")
+            for index, start in enumerate((0, half))
+        ]
+        local = tensor[rank * half :][:half].clone()
+        described = ShardedTensorMetadata(boxes, tensor.shape)
+        return ShardedTensor._init_from_local_shards_and_global_metadata([LocalShard(local, boxes[rank])], described)
+
+    def states(order: list[str]) -> dict[str, Any]:
+        state = {name: {"exp_avg": torch.zeros(shape)} for name, shape in shapes.items()}
+        return {"state": state, "param_groups": [{"params": order}]}
+
+    def model(mesh: Any, rank: int) -> dict[str, Any]:
+        return {"_flat_param": part(root, rank), "up._flat_param": part(inner, rank)}
+
+    def save(place: Path, order: list[str]) -> Path:
+        if not in_one_file:
+            write(place, (2,), lambda mesh, rank: states(order), name="optim_rank{}.pt")
+            return write(place, (2,), model)
+        return write(place, (2,), lambda mesh, rank: {"model": model(mesh, rank), "optimizer": states(order)})
+
+    converted(save(tmp_path / "in", ["b", "a", "up.w"]), tmp_path / "out")
+    expected = {"b": root[:3], "a": root[3:].reshape(2, 3), "up.w": inner.reshape(2, 3)}
+    assert_same(load_with_aliases(tmp_path / "out"), expected)
+    refused(save(tmp_path / "less", ["a", "up.w"]), tmp_path / "none", 5)
+
+
 def test_parts_of_a_flat_parameter_that_do_not_meet_are_corrupt(tmp_path: Path) -> None:
     source = Path(shutil.copytree(RANKS / "fsdp1_local" / "checkpoint", tmp_path / "in"))
     (source / "model_rank1.pt").unlink()
@@ -385,6 +437,69 @@ def test_states_that_are_local_tensors_have_the_parts_of_their_parameters(tmp_pa
     )
     converted(source, tmp_path / "out", "--optimizer", tmp_path / "states.safetensors")
     assert_same(load_file(tmp_path / "states.safetensors"), {"a.exp_avg": OTHER})
+
+
+def test_numbered_states_may_be_of_parameters_that_are_not_distributed(tmp_path: Path) -> None:
+    """As norms are under tensor parallelism. Buffers are whole on each rank too."""
+    norm, scale = torch.ones(5), torch.tensor(2.0)
+
+    def model(mesh: Any, rank: int) -> dict[str, Any]:
+        weight = placed(WEIGHT, mesh, Shard(0))
+        return {"count": torch.tensor(3), "rope": torch.ones(2), "weight": weight, "scale": scale, "norm": norm}
+
+    source = write(tmp_path / "in", (2,), model)
+    write(
+        source,
+        (2,),
+        lambda mesh, rank: adam(mesh, placed(-WEIGHT, mesh, Shard(0)), -scale, -norm),
+        name="optim_rank{}.pt",
+    )
+    converted(source, tmp_path / "out", "--optimizer", tmp_path / "states.safetensors")
+    found = load_file(tmp_path / "states.safetensors")
+    expected = {"weight": -WEIGHT, "scale": -scale, "norm": -norm}
+    assert_same({name: found[f"{name}.exp_avg"] for name in expected}, expected)
+
+
+def test_a_plain_state_that_may_be_of_either_kind_of_parameter_is_refused(tmp_path: Path) -> None:
+    def model(mesh: Any, rank: int) -> dict[str, Any]:
+        return {"spread": placed(torch.ones(4), mesh, Shard(0)), "norm": torch.ones(4)}
+
+    source = write(tmp_path / "in", (2,), model)
+    write(source, (2,), lambda mesh, rank: adam(mesh, torch.ones(4)), name="optim_rank{}.pt")
+    assert "by number" in refused(source, tmp_path / "out", 5, "--optimizer", tmp_path / "states.safetensors")
+
+
+def test_a_single_rank_s_model_has_the_optimizer_beside_it(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    torch.save({"a": WEIGHT}, source / "model_rank0.pt")
+    torch.save({"state": {"a": {"exp_avg": -WEIGHT}}, "param_groups": [{"params": ["a"]}]}, source / "optim_rank0.pt")
+    converted(source, tmp_path / "out", "--optimizer", tmp_path / "states.safetensors")
+    assert_same(load_with_aliases(tmp_path / "out"), {"a": WEIGHT})
+    assert_same(load_file(tmp_path / "states.safetensors"), {"a.exp_avg": -WEIGHT})
+
+
+def test_a_state_that_a_rank_lacks_is_of_a_parameter_of_which_it_holds_nothing(tmp_path: Path) -> None:
+    """FSDP1's own: the ranks share each parameter in pieces, which may end anywhere."""
+    pieces = (WEIGHT.flatten(), torch.ones(0)), (OTHER.flatten()[:3], OTHER.flatten()[3:])
+
+    def state(mesh: Any, rank: int) -> dict[str, Any]:
+        held = {name: {"exp_avg": own[rank]} for name, own in zip("ab", pieces, strict=True) if own[rank].numel()}
+        return {"state": held, "param_groups": [{"params": ["a", "b"]}]}
+
+    both = {"a": WEIGHT, "b": OTHER}
+    source = write(
+        tmp_path / "in",
+        (2,),
+        lambda mesh, rank: {name: placed(each, mesh, Shard(0)) for name, each in both.items()},
+    )
+    write(source, (2,), state, name="optim_rank{}.pt")
+    converted(source, tmp_path / "out", "--optimizer", tmp_path / "states.safetensors")
+    assert_same(load_file(tmp_path / "states.safetensors"), {"a.exp_avg": WEIGHT, "b.exp_avg": OTHER})
+    for path in source.glob("model*"):
+        path.unlink()
+    write(source, (3,), lambda mesh, rank: {name: placed(each, mesh, Shard(0)) for name, each in both.items()})
+    refused(source, tmp_path / "other", 5, "--optimizer", tmp_path / "other.safetensors")
 
 
 def test_states_whose_parameters_cannot_be_told_do_not_keep_the_weights_from_being_converted(tmp_path: Path) -> None:
