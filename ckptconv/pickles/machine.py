@@ -200,6 +200,7 @@ class _Machine:
         self.constructors = {**python(self.keys, self.deques, self.charge), **vocabulary.constructors}
         self.constants: dict[tuple[str, str], Any] = {**CONSTANTS, **vocabulary.constants}
         self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
+        self.enums = vocabulary.enums
         self.persistent = vocabulary.persistent or self._opaque_persistent
         # How many more containers and objects may be made. An empty one is a byte or two, and takes hundreds in memory.
         self.room = 1_000_000 + (len(data) - start) // 4
@@ -568,9 +569,12 @@ class _Machine:
         """Return the value of a call, or an `Opaque` that records it."""
         self.charge(1)
         if type(args) is not tuple:
-            if type(args) is not Size:
+            if type(args) is Size:
+                args = tuple(args)
+            elif type(function) is Global and function.module.partition(".")[0] == self.enums:
+                args = (args,)
+            else:
                 raise MalformedError("calls something with arguments that are not a tuple")
-            args = tuple(args)
         if len(args) > _ARGUMENTS_EACH:
             self.charge(len(args) // _ARGUMENTS_EACH)
         if type(function) is Global:

@@ -50,6 +50,8 @@ class Vocabulary:
     as by all picklers.
     `persistent`: returns what a persistent id stands for.
     `phrases`: returns a `Maker` for the tensors of a phrase, which makes what the other tables make, at once; or None.
+    `enums`: the package, if any, of classes that are called with one value instead of a tuple of arguments, as
+    TorchScript writes the members of its enumerations.
     """
 
     constructors: Mapping[tuple[str, str], Constructor] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class Vocabulary:
     builders: Mapping[tuple[str, str], Builder] = field(default_factory=dict)
     persistent: Callable[[Any], Any] | None = None
     phrases: Callable[[Phrase], Maker | None] | None = None
+    enums: str | None = None
 
 
 # Only Python's own containers and numbers.

@@ -21,13 +21,14 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.dcp.chunks import Tile, join
-from ckptconv.formats.dcp.metadata import Description, Shape, named
+from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape, named
 from ckptconv.formats.source import Wanted
 from ckptconv.formats.torch.file import fingerprint, read_torch
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Narrow, View
+from ckptconv.tensors.slices import Steps, strided
 from ckptconv.text import some
 
 _COMMON, _CONFIG = "common.pt", "metadata.json"
@@ -44,6 +45,8 @@ _MASTERS = ("fp32_param", "param")
 _BUFFER = re.compile(
     r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.(?:gbuf_idx_\d+\..+|param_state/.+)", re.DOTALL
 )
+# Weights of the experts of all ranks, which are named alike whatever class they are of.
+_GROUPED = re.compile(r".+\.mlp\.experts\.experts\.linear_fc[12]\.weight", re.DOTALL)
 _LAYERS = re.compile(r"((?:.+\.)?layers)\.(?!\d+\.)(.+)", re.DOTALL)
 _NAMESPACES = (Global("argparse", "Namespace"), Global("types", "SimpleNamespace"))
 _KEYS = (str, int, float, bool, type(None))
@@ -100,7 +103,7 @@ class Extra:
             error = _without_names((*described.tensors, *described.values), self.where)
             if error and wanted.master:
                 raise error
-        own = {} if states is None else _shaped_states(states["state"], shapes, self.where)
+        own = {} if states is None else _shaped_states(states["state"], described.tensors, self.where)
         if wanted.master:
             masters = _masters(held, own, self.where)
             self.without = [name for name in held if name not in masters]
@@ -272,15 +275,42 @@ def _without_names(names: Iterable[str], where: str) -> CkptconvError | None:
     )
 
 
-def _shaped_states(states: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> dict[str, Any]:
+def _shaped_states(states: Mapping[str, Any], weights: Mapping[str, SavedTensor], where: str) -> dict[str, Any]:
     """Return states by parameter, each in the shape of its parameter."""
     made: dict[str, Any] = {}
     for name, own in states.items():
         made[name] = dict(own)
         for state, value in own.items():
-            if name in shapes and isinstance(value, LazyTensor):
-                made[name][state] = _shaped(value, shapes[name], f"{where}: {named(f'{name}.{state}')}")
+            if name in weights and isinstance(value, LazyTensor):
+                what, shape = f"{where}: {named(f'{name}.{state}')}", weights[name].shape
+                if _is_transposed(name, value, weights[name]):
+                    made[name][state] = _transposed(_shaped(value, (*shape[:-2], shape[-1], shape[-2]), what))
+                else:
+                    made[name][state] = _shaped(value, shape, what)
     return made
+
+
+def _is_transposed(name: str, state: LazyTensor, weight: SavedTensor) -> bool:
+    """Whether a flattened state has the last two dimensions of its parameter in the other order.
+
+    The experts of `GroupedMLP` are transposed when they are saved, as one chunk for all experts of a rank; their
+    flattened states are not, and are cut by expert. Other classes save chunks of one expert, cut like their states.
+    """
+    if not _GROUPED.fullmatch(name) or len(weight.shape) < 3 or len(state.shape) != len(weight.shape) + 1:
+        return False
+    *_, experts, rows, columns = weight.chunks[0].sizes if weight.chunks else weight.shape
+    if not rows or not columns:
+        return False
+    parts = (weight.shape[-2] // rows, weight.shape[-1] // columns)
+    return experts > 1 or (parts != state.shape[-3:-1] and parts[::-1] == state.shape[-3:-1])
+
+
+def _transposed(tensor: LazyTensor) -> LazyTensor:
+    """Return `tensor` with its last two dimensions exchanged."""
+    *outer, rows, columns = range(len(tensor.shape))
+    return strided(
+        tensor, [0] * len(tensor.shape), [Steps(tensor.shape[dim], dim, 1) for dim in (*outer, columns, rows)]
+    )
 
 
 def _shaped(state: LazyTensor, shape: Shape, what: str) -> LazyTensor:

@@ -36,6 +36,8 @@ _NOT_SAVED = "_non_persistent_buffers_set"
 _OF_GRAPHS = frozenset(
     Global("torch.fx.graph_module", name) for name in ("reduce_graph_module", "reduce_deploy_graph_module")
 )
+# torch.compile's module, since torch 2.8, pickles as a call of its class with the module that it compiled.
+_COMPILED, _COMPILED_NAME = Global("torch._dynamo.eval_frame", "OptimizedModule"), "_orig_mod"
 # Wrappers of one module, whose hooks take these off the names.
 _UNNAMED = {
     **{
@@ -89,6 +91,8 @@ def _state_of(value: Any) -> dict[str, Any] | None:
     state: Any = value.state[0] if len(value.state) == 1 else None
     if value.cls in _OF_GRAPHS and type(value.args) is tuple and value.args and not value.state:
         state = value.args[0]
+    if value.cls == _COMPILED and type(value.args) is tuple and value.args and not value.state:
+        state = {**{name: {} for name in _FIELDS}, "_modules": {_COMPILED_NAME: value.args[0]}}
     if type(state) is tuple and len(state) == 2:
         state = state[0]  # beside it are the values of slots
     return state if type(state) is dict and all(name in state for name in _FIELDS) else None

@@ -137,6 +137,10 @@ _STORAGE_DTYPES = {
     "QUInt2x4": "quint2x4",
     "Untyped": "uint8",
     "_Untyped": "uint8",
+    # Of TorchScript, which names the storages of new dtypes too.
+    "ComplexHalf": "complex32",
+    **{name[:1].upper() + name[1:]: name for name in DTYPES if name.startswith(("float8_", "float4_", "bits"))},
+    **{f"UInt{bits}": f"uint{bits}" for bits in (16, 32, 64)},
 }
 # Tensor classes, which torch pickled by name until 0.1.10, and classes of Variables, until 0.3.
 _TENSOR_DTYPES = {

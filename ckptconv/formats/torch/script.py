@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -27,12 +28,17 @@ from ckptconv.formats.torch.packed import (
     is_tensor,
     scales_of,
 )
-from ckptconv.pickles.nodes import Global, Opaque
-from ckptconv.pickles.vocabulary import Constructor
+from ckptconv.pickles.nodes import Global, Opaque, Size, TorchConstant
+from ckptconv.pickles.vocabulary import Constructor, MalformedError, Vocabulary
 from ckptconv.text import brief, some
 
 _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
 _MODULE = re.compile(r"class ([^()]+)\(Module\):")
+# The package of an archive's own classes.
+_PACKAGE = "__torch__"
+# The function that makes a sparse tensor, and the numbers of its layouts in C++.
+_SPARSE = "torch._utils", "_rebuild_sparse_tensor"
+_LAYOUTS = {1: "sparse_coo", 2: "sparse_csr"}
 # What programs call their constants.
 _CONSTANTS = "CONSTANTS"
 _ADVICE = "If you have the model that it was made from, save its state_dict() with torch.save, and convert that."
@@ -118,7 +124,7 @@ class _Modules:
     @staticmethod
     def is_object(value: Any) -> bool:
         """Whether `value` is an object of a class of the archive's own code."""
-        return type(value) is Opaque and type(value.cls) is Global and value.cls.module.partition(".")[0] == "__torch__"
+        return type(value) is Opaque and type(value.cls) is Global and value.cls.module.partition(".")[0] == _PACKAGE
 
     def is_module(self, value: Any) -> bool:
         return self.is_object(value) and self._class(value.cls) is not None
@@ -130,7 +136,7 @@ class _Modules:
 
     def _described(self, cls: Global) -> _Class | None:
         """Return what the code says of a class; None if it is no module."""
-        if cls.module.partition(".")[0] != "__torch__":
+        if cls.module.partition(".")[0] != _PACKAGE:
             return None
         if cls.module not in self._files:
             code = self._read(f"code/{cls.module.replace('.', '/')}.py")
@@ -214,7 +220,22 @@ def _first(args: tuple[Any, ...]) -> Any:
 
 
 # Lists and dicts that carry the types of their elements for TorchScript.
-CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
+_TYPED: dict[tuple[str, str], Constructor] = {
     ("torch.jit._pickle", name): _first
     for name in ("build_boollist", "build_doublelist", "build_intlist", "build_tensorlist", "restore_type_tag")
 }
+
+
+def vocabulary(words: Vocabulary) -> Vocabulary:
+    """Return the vocabulary of an archive's pickles: `words` for those of torch.save, and what TorchScript writes
+    otherwise."""
+    rebuild = words.constructors[_SPARSE]
+
+    def sparse(args: tuple[Any, ...]) -> Any:
+        """Take (layout's number, size, requires_grad, indices, values, hooks), in CSR with both kinds of indices."""
+        layout = _LAYOUTS.get(args[0]) if len(args) > 3 and type(args[0]) is int else None
+        if layout is None or type(args[1]) is not tuple:
+            raise MalformedError("has a sparse tensor without a known layout or size")
+        return rebuild((TorchConstant("layout", layout), (*args[3:-1], Size(args[1]))))
+
+    return replace(words, constructors={**words.constructors, **_TYPED, _SPARSE: sparse}, enums=_PACKAGE)

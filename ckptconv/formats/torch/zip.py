@@ -115,7 +115,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
     words = vocabulary(storages.resolve, storages.places)
     if archive.is_script:
-        words = replace(words, constructors={**words.constructors, **torch_script.CONSTRUCTORS})
+        words = torch_script.vocabulary(words)
     if archive.is_old_script:
         return _old_script(archive, pickle, words, limits)
     loaded = load(pickle, words, where=where, limits=limits)

@@ -150,6 +150,28 @@ def test_what_has_no_master_is_taken_as_stored_and_named(tmp_path: Path) -> None
     assert "Without a master, and taken as they are stored: 'expert_bias'" in run.out
 
 
+@pytest.mark.parametrize(
+    ("rows", "experts", "transposed"),
+    [(4, 2, True), (2, 2, True), (2, 1, True), (2, 1, False), (4, 1, False)],
+    ids=["grouped", "grouped-glu", "one of a rank", "sequential-glu", "sequential"],
+)
+def test_experts_that_are_transposed_when_saved_have_states_that_are_not(
+    rows: int, experts: int, transposed: bool, tmp_path: Path
+) -> None:
+    """`GroupedMLP` saves chunks of `rows`, of all experts of a rank, and its flattened states by expert."""
+    name = "decoder.layers.0.mlp.experts.experts.linear_fc1.weight"
+    weight, parts = torch.arange(24.0).reshape(2, 4, 3), 4 // rows
+    starts = [(expert, row, 0) for expert in range(0, 2, experts) for row in range(0, 4, rows)]
+    made = megatron({})
+    made.add((name,), weight, [(start, (experts, rows, 3)) for start in starts])
+    flat = [piece.t() if transposed else piece for expert in weight for piece in expert.split(rows)]
+    grid = (2, 1, parts) if transposed else (2, parts, 1)
+    made.add((f"optimizer.state.exp_avg.{name}",), torch.stack([row.flatten() for row in flat]).reshape(*grid, -1))
+    checkpoint = made.write(tmp_path / "c")
+    converted(checkpoint, "--optimizer", tmp_path / "o.safetensors", "--verify")
+    assert_same(load_file(tmp_path / "o.safetensors"), {f"{name}.exp_avg": weight})
+
+
 # ------------------------------------------------------------------------------------------------------ other values
 
 

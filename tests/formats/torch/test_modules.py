@@ -22,6 +22,8 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.torch.modules import taken
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.structure.keymap import flatten
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Inline
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
@@ -448,6 +450,20 @@ def test_tuples_shared_many_times_are_searched_once() -> None:
         assert found[0] is found[1]
         found = found[1]
     assert found == (OrderedDict(),)
+
+
+def test_the_module_inside_a_compiled_one_has_the_name_that_torch_gives_it() -> None:
+    cls, compiled = Global("models", "Model"), Global("torch._dynamo.eval_frame", "OptimizedModule")
+    weight = Inline(bytes(4), DTYPES["float32"], ())
+    inner = Opaque(cls, state=[{"_parameters": {"w": weight}, "_buffers": {}, "_modules": {}}])
+    settings = Opaque(Global("torch._dynamo.eval_frame", "OptimizeContext"))
+    module = Opaque(compiled, (inner, settings), None, "reduce")
+    outer = Opaque(cls, state=[{"_parameters": {}, "_buffers": {}, "_modules": {"net": module}}])
+    found = taken({"whole": module, "part": outer}, (cls, compiled), "file")
+    assert found.tree == {"whole": {"_orig_mod.w": weight}, "part": {"net._orig_mod.w": weight}}
+    assert not found.opaque
+    empty = Opaque(compiled, (), None, "reduce")
+    assert taken({"whole": empty}, (compiled,), "file").tree == {"whole": empty}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import warnings
 import zipfile
@@ -68,6 +69,34 @@ class Counter(nn.Module):
         return x + 1
 
 
+class Layout(enum.Enum):
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+class Enumerated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layout = Layout.COLUMNS
+        self.register_buffer("eye", torch.eye(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.eye if self.layout == Layout.ROWS else x
+
+
+class Rare(nn.Module):
+    """Layouts and dtypes that TorchScript writes in its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("coordinates", torch.eye(3).to_sparse())
+        self.register_buffer("rows", torch.eye(3).to_sparse_csr())
+        for dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.bits8):
+            self.register_buffer(str(dtype).rpartition(".")[2], torch.arange(3, dtype=torch.uint8).view(dtype))
+        for dtype in (torch.uint16, torch.uint64, torch.complex32):
+            self.register_buffer(str(dtype).rpartition(".")[2], torch.arange(3).to(dtype))
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(3, 2),
     "half": lambda: nn.Linear(3, 2).to(torch.bfloat16),
@@ -78,6 +107,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: nn.MultiheadAttention(4, 2, kdim=3, vdim=2),
     "tied": Tied,
     "listed": Listed,
+    "enumerated": Enumerated,
 }
 
 
@@ -306,6 +336,23 @@ def test_attributes_that_hold_tensors(tmp_path: Path) -> None:
     assert run.code == 0, run.err
     names = set(load_with_aliases(tmp_path / "model.safetensors"))
     assert names == {"many.0", "many.1", "named.a", "maybe", "pair.0", "plain"}
+
+
+@pytest.mark.filterwarnings("ignore:.*(CSR|ComplexHalf)")
+def test_layouts_and_dtypes_that_torchscript_writes_in_its_own_way(tmp_path: Path) -> None:
+    module = Rare()
+    found = read_torch(str(script(module, tmp_path / "model.pt"))).value
+    for name, theirs in module.state_dict().items():
+        if theirs.layout == torch.strided:
+            assert (str(found[name].dtype), found[name].shape) == (name, theirs.shape)
+            assert evaluate(found[name]) == bits(theirs.view(torch.uint8))
+            continue
+        parts = found[name].parts
+        assert found[name].kind == str(theirs.layout).removeprefix("torch.")
+        assert parts["shape"] == theirs.shape
+        for part, tensor in parts.items():
+            if part != "shape":
+                same(tensor, getattr(theirs.coalesce() if theirs.is_sparse else theirs, part)())
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
