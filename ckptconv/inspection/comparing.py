@@ -60,6 +60,10 @@ def diff(
     html, optimizer, rtol, atol = (asked.pop(name) for name in ("html", "optimizer", "rtol", "atol"))
     delta = _delta_asked(optimizer, (rtol, atol), *(asked.pop(name) for name in _DELTA))
     chosen = Options(**asked)
+    if html:
+        from ckptconv.inspection.file import check_whole
+
+        check_whole(html, "the page")
     if delta:
         chosen = delta.checked(chosen)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)

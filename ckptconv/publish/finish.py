@@ -101,7 +101,7 @@ def finish(
     known, checksum, told = dict(chosen.storage_options), chosen.checksum, chosen.manifest or chosen.attest
     for option, path in (("--manifest", chosen.manifest), ("--attest", chosen.attest)):
         if path:
-            check_file(normalize(path), option)
+            check_file(normalize(path), option, known)
     if chosen.manifest and chosen.manifest == chosen.attest:
         raise UsageError(f"--manifest and --attest both name {chosen.attest}.", "Write one to another place.")
     paths = [outputs] if isinstance(outputs, (str, os.PathLike)) else outputs
