@@ -145,9 +145,8 @@ def resolve_output(path: str, options: Options) -> Target:
 def resolve_tree(path: str, options: Options) -> Target:
     """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
     check_place(path, options.storage_options)
-    if is_remote(path):
-        if "/" not in path.partition("://")[2].rstrip("/"):
-            raise UsageError(f"{path}: a file is put beside this directory, so give one below it. Nothing was written.")
+    if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
+        raise UsageError(f"{path}: a file is put beside this directory, so give one below it. Nothing was written.")
     return Target(real_place(path), is_file=False, is_tree=True)
 
 

@@ -26,7 +26,7 @@ from ckptconv.publish.staging.base import Staging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, join, normalize, real_place
+from ckptconv.storage.paths import is_remote, join, listed, normalize, real_place
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.text import some
 
@@ -104,8 +104,7 @@ def finish(
             check_file(normalize(path), option, known)
     if chosen.manifest and chosen.manifest == chosen.attest:
         raise UsageError(f"--manifest and --attest both name {chosen.attest}.", "Write one to another place.")
-    paths = [outputs] if isinstance(outputs, (str, os.PathLike)) else outputs
-    planned = [each for path in paths for each in _planned(Location(normalize(path), known))]
+    planned = [each for path in listed(outputs) for each in _planned(Location(path, known))]
     if checksum and on_total:
         on_total(sum(size for each in planned for _, size, _ in each.files))
     documents, works = [], []
