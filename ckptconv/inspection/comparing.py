@@ -101,6 +101,11 @@ def _delta_asked(
 ) -> AskedDelta | None:
     """Return the delta that is to be written, if one is. Raise UsageError for options that contradict it."""
     if not path:
+        for name, given in zip(_DELTA[1:], settings, strict=True):
+            if given != DIFFING[name].default:
+                raise UsageError(
+                    f"{DIFFING[name].flags[0]} is about a delta, and none was asked for.", "Give --delta DIR."
+                )
         return None
     if optimizer:
         raise UsageError("--delta is of weights, and --optimizer asks for the optimizer states too.")

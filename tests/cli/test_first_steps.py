@@ -59,6 +59,25 @@ def test_a_path_that_is_not_there_is_explained(model: Path) -> None:
     ckptconv_here("inspect", "s3:/bucket/model.pt").refused(2, "Did you mean s3://bucket/model.pt?")
 
 
+def test_a_link_that_leads_in_a_circle_concerns_only_who_names_it(model: Path) -> None:
+    os.symlink("circle", "circle")
+    ckptconv_here("inspect", "circle").refused(1, "too many levels of symbolic links")
+    assert ckptconv_here("convert", model.name, "out", "--like", model.name).code == 0
+    ckptconv_here("inspect", "none.pt").refused(2, "none.pt does not exist")
+
+
+@pytest.mark.parametrize("setting", ["--delta-encoding overwrite", "--delta-checksum blake3", "--delta-version 2"])
+def test_a_setting_of_a_delta_without_a_delta_is_refused(setting: str, model: Path) -> None:
+    run = ckptconv_here("diff", model.name, model.name, *setting.split())
+    run.refused(2, f"{setting.split(maxsplit=1)[0]} is about a delta, and none was asked for", "--delta DIR")
+
+
+def test_a_plan_of_a_part_does_not_ask_to_finish_it(model: Path) -> None:
+    run = ckptconv_here("convert", model.name, "out", "--part", "0/2", "--dry-run")
+    assert run.code == 0
+    assert "finish" not in run.out
+
+
 def test_of_a_directory_without_a_checkpoint_it_says_what_is_there(model: Path) -> None:
     Path("nothing").mkdir()
     ckptconv_here("inspect", "nothing").refused(2, "holds none that is known", "It is empty.")
