@@ -38,6 +38,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import is_pipe
+from ckptconv.text import brief, parse_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -85,6 +86,9 @@ def convert(
     """
     started = time.monotonic()
     source = source_of(source)
+    output = None if output is None else parse_path(output, "OUTPUT")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise UsageError(f"executor {brief(executor)} is none of concurrent.futures.")
     chosen = Options(**options)
     if not chosen.universal and (chosen.zero_stage or chosen.fresh_optimizer):
         given = OPTIONS["zero_stage" if chosen.zero_stage else "fresh_optimizer"].flags[0]

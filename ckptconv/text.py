@@ -172,6 +172,16 @@ def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] =
 _SHOWN = 8
 
 
+def parse_path(value: object, called: str = "") -> str:
+    """Return a path or URL as text. Raise UsageError, which names it `called`, for what is none."""
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str):
+        raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
+    if "\0" in path:
+        raise UsageError(f"{called} {brief(path)} is not a path: no name contains a NUL character.".lstrip())
+    return path
+
+
 def brief(value: object, limit: int = 60) -> str:
     """Return any value of a file as a message shows it: in at most `limit` characters, all of them printable.
 

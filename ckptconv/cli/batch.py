@@ -16,6 +16,7 @@ from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.inspection.overview import count_of, cut, padded, printable
 from ckptconv.process import peak_rss
 from ckptconv.storage.paths import dirname, is_remote
+from ckptconv.storage.writing import writing
 from ckptconv.text import format_memory, format_size
 
 if TYPE_CHECKING:
@@ -164,10 +165,15 @@ def _make(path: str, made: list[str]) -> None:
         return
     if above := os.path.dirname(path.rstrip("/")):
         _make(above, made)
-    try:
-        os.mkdir(path)
-    except FileExistsError as error:
-        raise UsageError(f"{path} is no directory: outputs cannot be written there. Nothing was written.") from error
+    with writing(path):
+        try:
+            os.mkdir(path)
+        except FileExistsError as error:
+            if os.path.isdir(path):  # another process made it meanwhile
+                return
+            raise UsageError(
+                f"{path} is no directory: outputs cannot be written there. Nothing was written."
+            ) from error
     made.append(path)
 
 

@@ -409,7 +409,7 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
     if report.reused:
         what = "1 file was" if report.reused == 1 else f"{report.reused:,} files were"
         lines.append(f"{what} taken over from an interrupted run")
-    if report.part:
+    if report.part and not report.dry_run:
         asked = " ".join(map(shlex.quote, report.finish))
         lines.append(f"this was part {report.part}; when all are done: ckptconv finish {asked}")
     if not report.dry_run and not report.finished:
@@ -475,7 +475,7 @@ def _scan_lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in report.counts.items() if count)
     yield f"scanned {count_of(len(report.files), 'file')} in {report.seconds:.2f} s: {verdicts or 'no checkpoint'}"
     if report.skipped:
-        yield f"{count_of(report.skipped, 'file')} skipped, which are no checkpoints"
+        yield f"{count_of(report.skipped, 'file')} skipped, as no checkpoint"
     if report.links:
         yield f"{count_of(report.links, 'symbolic link')} not followed; name what they lead to, to scan that"
 

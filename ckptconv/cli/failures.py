@@ -127,7 +127,10 @@ def failure_of(error: BaseException) -> CkptconvError | None:
     if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, OSError):
-        return FailedError(f"The system reports: {error}. Nothing was put under a final name.")
+        from ckptconv.storage.writing import reason
+
+        where = f"{error.filename}: " if error.filename else ""
+        return FailedError(f"The system reports: {where}{reason(error)}. Nothing was put under a final name.")
     if isinstance(error, Exception):
         return FailedError(
             f"This is a mistake in ckptconv itself: {type(error).__name__}: {error}. Nothing was put under a final "

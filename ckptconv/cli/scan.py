@@ -36,6 +36,10 @@ def scan(
     from ckptconv.inspection.scan.scanning import scan as scanned
 
     output = output_of("scan", options)
+    if sarif:
+        from ckptconv.inspection.file import check_whole
+
+        check_whole(sarif, "the SARIF file")
     report = scanned(*paths, **options)
     signals.ignore()
     if sarif:

@@ -101,7 +101,8 @@ class _Quick:
         if isinstance(ctx.obj, Call):
             ctx.obj.note(ctx.command_path, self, args)
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
-            if hasattr(parameter, "get_runtime_param") and hasattr(parameter, "type_descriptor"):
+            is_known = hasattr(parameter, "get_runtime_param") and hasattr(parameter, "type_descriptor")
+            if is_known and "get_runtime_param" not in vars(parameter):  # a command may parse more than once
                 words = _Words(parameter)
                 parameter.get_runtime_param = lambda words=words: words
         try:

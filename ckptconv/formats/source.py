@@ -13,6 +13,7 @@ from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
+from ckptconv.text import parse_path
 
 if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
@@ -190,9 +191,10 @@ class Opened(Protocol):
     def source(self) -> Source: ...
 
 
-def source_of(given: str | os.PathLike[str] | Source | Opened) -> str | os.PathLike[str] | Source:
-    """Return the `Source` of an opened checkpoint; a path or a `Source` itself as it is."""
-    return given if isinstance(given, (str, os.PathLike, Source)) else given.source
+def source_of(given: str | os.PathLike[str] | Source | Opened) -> str | Source:
+    """Return the `Source` of an opened checkpoint, or itself; a path as text. Raise UsageError for anything else."""
+    source = given if isinstance(given, Source) else getattr(given, "source", None)
+    return source if isinstance(source, Source) else parse_path(given)
 
 
 def prefixed(names: Collection[str]) -> list[str]:

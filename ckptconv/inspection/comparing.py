@@ -60,6 +60,10 @@ def diff(
     html, optimizer, rtol, atol = (asked.pop(name) for name in ("html", "optimizer", "rtol", "atol"))
     delta = _delta_asked(optimizer, (rtol, atol), *(asked.pop(name) for name in _DELTA))
     chosen = Options(**asked)
+    if html:
+        from ckptconv.inspection.file import check_whole
+
+        check_whole(html, "the page")
     if delta:
         chosen = delta.checked(chosen)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
@@ -97,6 +101,11 @@ def _delta_asked(
 ) -> AskedDelta | None:
     """Return the delta that is to be written, if one is. Raise UsageError for options that contradict it."""
     if not path:
+        for name, given in zip(_DELTA[1:], settings, strict=True):
+            if given != DIFFING[name].default:
+                raise UsageError(
+                    f"{DIFFING[name].flags[0]} is about a delta, and none was asked for.", "Give --delta DIR."
+                )
         return None
     if optimizer:
         raise UsageError("--delta is of weights, and --optimizer asks for the optimizer states too.")

@@ -54,6 +54,10 @@ def inspect(
     stats, as_, html, max_shard_size = (asked.pop(name) for name in ("stats", "as_", "html", "max_shard_size"))
     chosen = {name: asked.pop(name) for name in ("include", "exclude")} | {"key": asked["key"]}
     which = Options(**chosen)
+    if html:
+        from ckptconv.inspection.file import check_whole
+
+        check_whole(html, "the page")
     opened, path, found, read = source_of(source), "", None, 0
     # A million tensors are a million small objects that live until the end: do not scan them.
     with no_garbage():

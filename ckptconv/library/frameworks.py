@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import LazyTensor, Stored
-from ckptconv.text import install
+from ckptconv.text import brief, install
 
 
 class Framework(Protocol):
@@ -70,7 +70,15 @@ class Torch:
         return array.view(bits).flip(dims).view(array.dtype)
 
     def placed(self, array: Any, device: Any) -> Any:
-        return array if device is None else array.to(device)
+        if device is None:
+            return array
+        try:
+            self._torch.empty(0, device=device)
+        except (RuntimeError, TypeError, AssertionError) as error:
+            raise UsageError(
+                f"{brief(device)} is no device of this torch: {str(error).partition(chr(10))[0]}"
+            ) from error
+        return array.to(device)
 
     def _dtype(self, tensor: LazyTensor) -> Any:
         return getattr(self._torch, tensor.dtype.name)
@@ -150,7 +158,7 @@ _NAMES = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
 
 def named(name: str) -> str:
     """Return "pt" or "np" for the name of a framework. Raise UsageError for any other."""
-    if name not in _NAMES:
+    if name not in tuple(_NAMES):  # it may be anything, also what has no hash
         raise UsageError(f"There is no framework {name!r} here.", 'Give "pt" for torch or "np" for numpy.')
     return _NAMES[name]
 

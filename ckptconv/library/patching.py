@@ -26,7 +26,7 @@ from ckptconv.result import Report
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import is_far, look
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.storage.paths import is_remote, listed, normalize
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.dtypes import DTYPES
@@ -74,10 +74,8 @@ def patch(
     """
     started = time.monotonic()
     chosen = Options(**options)
-    given = [deltas] if isinstance(deltas, (str, os.PathLike)) else list(deltas)
-    if not given:
-        raise UsageError("There is no delta to apply.", "Give the directories of deltas, in order.")
-    target = resolve_output(normalize(os.fspath(output)), chosen)
+    base, given = normalize(base), listed(deltas, "There is no delta to apply.")
+    target = resolve_output(normalize(output), chosen)
     if target.is_torch or target.is_virtual:
         raise UsageError(
             f"{target.path} is no name for safetensors, which is what patch writes.",
@@ -86,10 +84,10 @@ def patch(
     check_spool(chosen.spool_dir)
     chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
     with no_garbage():
-        places = [Location(normalize(os.fspath(each)), dict(chosen.storage_options)) for each in given]
+        places = [Location(each, dict(chosen.storage_options)) for each in given]
         chain = [read_delta(place) for place in places]
         check_chain(chain)
-        source = open_source(normalize(os.fspath(base)), **chosen.opening(), key=chosen.key)
+        source = open_source(base, **chosen.opening(), key=chosen.key)
         source, target = accompanied(source, target, chosen)
         planned = patched(weights_output(source, target, chosen), chain)
         # They are inputs, which the output may not replace.

@@ -25,6 +25,7 @@ from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
+from ckptconv.text import brief
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -81,6 +82,8 @@ def save_state_dict(
 
 def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict[str, str]:
     """Return `metadata`. Raise UsageError if it is not text by text, or means something to a reader of tensors."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise UsageError(f"metadata {brief(metadata)} is not a mapping.")
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"metadata {key!r}: {value!r} is not text by text, as safetensors has it.")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import OutOfRangeError, UsageError
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, Wanted
+from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import selection
 from ckptconv.outputs.safetensors import shape_of
@@ -163,7 +164,7 @@ class Tensor:
         return Wanted(self.name, self._tensor, key=self._key)
 
     def _array(self, name: str, *, raw: bool = False, device: Any = None) -> Any:
-        made = framework(name, raw)
+        made = framework(name, FLAG.parse(raw, "raw"))
         (array,) = self._memory.arrays([self.wanted()], made)
         return made.placed(array, device)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.text import brief, parse_count, parse_part, parse_size
+from ckptconv.text import brief, parse_count, parse_part, parse_path, parse_size
 
 # The default of `memory` if something is remote: requests are large, and several run at once.
 FAR_MEMORY = 24 << 20
@@ -56,13 +55,6 @@ def _text(value: Any, called: str) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{called} {brief(value)} is not text.")
     return value
-
-
-def _path(value: Any, called: str) -> str:
-    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(path, str):
-        raise UsageError(f"{called} {brief(value)} is not a path.")
-    return path
 
 
 def _flag(value: Any, called: str) -> bool:
@@ -189,7 +181,7 @@ _LITERAL: Any = Literal
 _SEVERAL = "str | list[str] | tuple[str, ...]"
 TEXT = Kind(_text, unset="")
 WORD = Kind(_text)
-PATH = Kind(_path, unset="", accepts="str | os.PathLike[str]")
+PATH = Kind(parse_path, unset="", accepts="str | os.PathLike[str]")
 FLAG = Kind(_flag, bool, bool, unset=False, accepts="bool")
 SWITCH = Kind(_flag, bool, bool, accepts="bool")
 TEXTS = Kind(_texts, list[str], list, unset=(), accepts=_SEVERAL)

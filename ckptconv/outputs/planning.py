@@ -179,7 +179,7 @@ def check_output(output: Output, spared: Spared, options: Options) -> None:
     asked = {option: normalize(path) for option, path in _written_too(options) if path}
     for option, path in asked.items():
         spared.check(path, f"What {option} asks for")
-        check_file(path, option)
+        check_file(path, option, options.storage_options)
         if resolved_name(path) == resolved_name(target.path):
             raise UsageError(f"What {option} asks for would replace {path}, the output.", "Write it to another place.")
     named: dict[str, str] = {}

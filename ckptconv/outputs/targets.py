@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
@@ -22,6 +23,7 @@ from ckptconv.storage.files import look
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, real_place, resolved_name
+from ckptconv.storage.writing import reason
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
 OUTPUT_NAMES = re.compile(
@@ -73,6 +75,7 @@ CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl
 _STAGING = ".ckptconv-"
 # Names of the streams and descriptors of this process.
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+_NAMED = "Give the name of a file or a directory."
 
 
 @dataclass(frozen=True)
@@ -109,15 +112,7 @@ def resolve_output(path: str, options: Options) -> Target:
     """Decide whether `path` is to be a file or a directory. Raises UsageError if it can be neither."""
     if not path:
         raise UsageError("OUTPUT is empty.", "Give a directory, or a name that ends in .safetensors.")
-    if path == "-" or path.startswith(_STREAMS):
-        raise UsageError(
-            f"OUTPUT cannot be {path}: it is put under its name by a rename, when it is complete.",
-            "Give the name of a file or a directory.",
-        )
-    if is_remote(path):
-        from ckptconv.storage.uploads import check_writable
-
-        check_writable(path, options.storage_options)
+    check_place(path, options.storage_options)
     place = Location(path, dict(options.storage_options))
     entry = place.entry
     if options.to:
@@ -127,11 +122,6 @@ def resolve_output(path: str, options: Options) -> Target:
     is_file = is_torch or is_virtual or path.endswith(safetensors.SUFFIX)
     if options.family == safetensors_input.FAMILY and not is_torch:
         raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
-    if entry.kind == "other":
-        raise UsageError(
-            f"{path} is a pipe or a device, and an output is put under its name by a rename.",
-            "Give the name of a file or a directory.",
-        )
     if is_file and entry.kind == "directory" and not is_remote(path):
         raise UsageError(
             f"{path} is a directory, and a name that ends in {os.path.splitext(path)[1]} is one file.",
@@ -154,12 +144,9 @@ def resolve_output(path: str, options: Options) -> Target:
 
 def resolve_tree(path: str, options: Options) -> Target:
     """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
-    if is_remote(path):
-        from ckptconv.storage.uploads import check_writable
-
-        check_writable(path, options.storage_options)
-        if "/" not in path.partition("://")[2].rstrip("/"):
-            raise UsageError(f"{path}: a file is put beside this directory, so give one below it. Nothing was written.")
+    check_place(path, options.storage_options)
+    if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
+        raise UsageError(f"{path}: a file is put beside this directory, so give one below it. Nothing was written.")
     return Target(real_place(path), is_file=False, is_tree=True)
 
 
@@ -211,8 +198,9 @@ def check_checkpoint(output: object, options: Options) -> None:
         raise UsageError("--max-shard-size divides the files of a rank, and a shard is one file.", "Give --chunks N.")
 
 
-def check_file(path: str, option: str) -> None:
+def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> None:
     """Raise UsageError if the file that `option` names cannot be written. Call it before an output gets its name."""
+    check_place(path, storage_options, option)
     if is_remote(path):
         return
     if look(path).kind == "directory":
@@ -222,6 +210,30 @@ def check_file(path: str, option: str) -> None:
             f"{option} {path} cannot be written: there is no directory {dirname(path)}. Nothing was written.",
             "Make it first.",
         )
+
+
+def check_place(path: str, storage_options: Mapping[str, Any], option: str = "") -> None:
+    """Raise an error if nothing can be put at `path`, an output or what `option` names, by a rename: where a pipe or a
+    device is, it would be gone."""
+    called = f"{option} {path}".lstrip()
+    if is_remote(path):
+        from ckptconv.storage.uploads import check_writable
+
+        check_writable(path, storage_options)
+    elif path == "-" or path.startswith(_STREAMS):
+        raise UsageError(
+            f"{option or 'OUTPUT'} cannot be {path}: it is put under its name by a rename, when it is complete.", _NAMED
+        )
+    elif look(path).kind == "other":
+        raise UsageError(f"{called} is a pipe or a device, and an output is put under its name by a rename.", _NAMED)
+    else:
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise FailedError(
+                    f"{called} cannot be written: {reason(error)}. Nothing was written.", "Choose a shorter name."
+                ) from error
 
 
 # Files beside a checkpoint, or in it, that name the step to read.

@@ -28,7 +28,7 @@ from ckptconv.publish.staging.base import Staging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, join, normalize, real_place
+from ckptconv.storage.paths import is_remote, join, listed, normalize, real_place
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.text import some
 
@@ -103,11 +103,10 @@ def finish(
     known, checksum, told = dict(chosen.storage_options), chosen.checksum, chosen.manifest or chosen.attest
     for option, path in (("--manifest", chosen.manifest), ("--attest", chosen.attest)):
         if path:
-            check_file(normalize(path), option)
+            check_file(normalize(path), option, known)
     if chosen.manifest and chosen.manifest == chosen.attest:
         raise UsageError(f"--manifest and --attest both name {chosen.attest}.", "Write one to another place.")
-    paths = [outputs] if isinstance(outputs, (str, os.PathLike)) else outputs
-    planned = [each for path in paths for each in _planned(Location(normalize(path), known))]
+    planned = [each for path in listed(outputs) for each in _planned(Location(path, known))]
     made_of = []
     if chosen.attest:
         _check_digests(planned)

@@ -17,7 +17,8 @@ from ckptconv.rows.columns import part
 from ckptconv.rows.ids import Ids
 from ckptconv.rows.layout import METADATA_KEY, Layout
 from ckptconv.rows.parts import Parts
-from ckptconv.rows.tables import Paths, Table, as_paths, choose, contents, join, layout_of, open_all
+from ckptconv.rows.tables import Table, choose, contents, join, layout_of, open_all
+from ckptconv.storage.paths import Paths, listed
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.kernels import numpy_module
@@ -107,7 +108,7 @@ def check(
         ['weight_id']
     """
     started = time.monotonic()
-    paths, asked = as_paths(table), RowOptions.take(given := dict(options))
+    paths, asked = listed(table), RowOptions.take(given := dict(options))
     chosen = Options(**given)
     sources = open_all(paths, chosen)
     found = [contents(source) for source in sources]

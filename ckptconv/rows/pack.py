@@ -21,8 +21,8 @@ from ckptconv.result import Report
 from ckptconv.rows.layout import METADATA_KEY
 from ckptconv.rows.parts import Parts
 from ckptconv.rows.proof import verifier_of_pack
-from ckptconv.rows.tables import Contents, Paths, as_paths, contents, open_all
-from ckptconv.storage.paths import basename, normalize
+from ckptconv.rows.tables import Contents, contents, open_all
+from ckptconv.storage.paths import Paths, basename, listed, normalize
 from ckptconv.storage.progress import counter, shown
 from ckptconv.tensors.lazy import LazyTensor
 
@@ -63,7 +63,7 @@ def pack(
     chosen = Options(**given)
     target = resolve_output(normalize(output), chosen)
     chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
-    sources = open_all(as_paths(parts), chosen)
+    sources = open_all(listed(parts), chosen)
     found = _merged([contents(source) for source in sources])
     chosen_parts = Parts.choose(found, names or {}, asked)
     name = name or chosen_parts.name

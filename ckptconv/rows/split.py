@@ -21,8 +21,8 @@ from ckptconv.result import Report
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import METADATA_KEY, PAD, Layout, dump
 from ckptconv.rows.proof import verifier_of_split
-from ckptconv.rows.tables import Paths, Table, as_paths, layout_of, open_table
-from ckptconv.storage.paths import basename, normalize
+from ckptconv.rows.tables import Table, layout_of, open_table
+from ckptconv.storage.paths import Paths, basename, listed, normalize
 from ckptconv.storage.progress import counter, shown
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.kernels import is_zero
@@ -66,7 +66,7 @@ def split(
         {'rows': 10, 'bytes a row': 152}
     """
     started = time.monotonic()
-    paths, asked = as_paths(table), RowOptions.take(given := dict(options))
+    paths, asked = listed(table), RowOptions.take(given := dict(options))
     chosen = Options(**given)
     target = resolve_output(normalize(output), chosen)
     if target.is_torch:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import open_source
@@ -14,7 +13,6 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options, RowOptions
 from ckptconv.pickles import nodes
 from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Layout, check_width, could_be, likeliest, make
-from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Concat, LazyTensor
 from ckptconv.text import some
@@ -26,14 +24,6 @@ COMPANIONS = ("weight_id", "bucket", "metadata")
 # Handles of such a back end, which are pickled without the data behind them.
 _HANDLES = ("PartiallyMaterializedTensor", "KVTensorWrapper")
 _SHOWN = 8
-
-
-Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
-
-
-def as_paths(given: Paths) -> list[str]:
-    """Return one path or several, as text."""
-    return [normalize(path) for path in ([given] if isinstance(given, (str, os.PathLike)) else given)]
 
 
 @dataclass

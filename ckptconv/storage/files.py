@@ -144,7 +144,17 @@ def listing(directory: str, options: Options | None = None) -> dict[str, Entry]:
         names = sorted(os.listdir(directory))
     except OSError as error:
         raise FailedError(f"{directory} cannot be listed: {reason(error)}.") from error
-    return {name: look(os.path.join(directory, name)) for name in names}
+    return {name: _look_inside(os.path.join(directory, name)) for name in names}
+
+
+def _look_inside(path: str) -> Entry:
+    """Return what is at a path of a listing. A link that leads in a circle is an error only for who names it."""
+    try:
+        return look(path)
+    except FailedError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ELOOP:
+            return Entry("missing", File(path, 0))
+        raise
 
 
 def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
+from typing import TypeAlias, cast
 from urllib.parse import quote, unquote
 
+from ckptconv.errors import UsageError
 from ckptconv.storage.handles import resolved
+from ckptconv.text import UNSET, parse_path
 
+# One path, or several.
+Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 # Characters that need no quoting in the path of a URL.
 _PLAIN = "/~!$&'()*+,;=:@"
 
@@ -28,9 +34,22 @@ def real_place(path: str) -> str:
 
 
 def normalize(path: str | os.PathLike[str]) -> str:
-    """Return a path or URL as text, and a file:// URL as the local path that it names."""
-    text = os.fspath(path)
+    """Return a path or URL as text, and a file:// URL as the local path that it names. Raise UsageError for what is
+    none."""
+    text = parse_path(path)
     return text[len("file://") :] if text.startswith("file://") else text
+
+
+def listed(paths: Paths, none: str = "No path was given.") -> list[str]:
+    """Return one path or several, normalized. Raise UsageError for what is neither, for an empty one, and, saying
+    `none`, for none."""
+    several = isinstance(paths, Iterable) and not isinstance(paths, (str, bytes, os.PathLike))
+    found = [normalize(each) for each in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
+    if not found:
+        raise UsageError(none)
+    if not all(found):
+        raise UsageError("A path is empty.", UNSET)
+    return found
 
 
 def join(directory: str, *names: str) -> str:

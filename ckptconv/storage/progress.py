@@ -129,11 +129,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def shown(function: _Function) -> _Function:
     """Decorate a library function: it gets a function as `progress`, whatever of `AnyProgress` its caller gave.
 
-    Raise UsageError for anything else.
+    Raise UsageError for anything else, and for an `on_total` or `before_commit` that is no function.
     """
 
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
+        for name in ("on_total", "before_commit"):
+            if given.get(name) is not None and not callable(given[name]):
+                raise UsageError(f"{name} {brief(given[name])} is not a function.")
         if "progress" not in given:
             return function(*args, **given)
         with _adapted(given["progress"], given.get("on_total"), function.__name__) as (progress, on_total):

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.errors import UnsupportedError
+from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.structure import live
 from ckptconv.structure.decoder import Decoder
 from ckptconv.structure.encoder import METADATA, Encoder
@@ -20,6 +20,7 @@ from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.structure.torchao import Quantized
 from ckptconv.tensors.dtypes import DTYPE_RANK
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
+from ckptconv.text import brief
 
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
@@ -133,14 +134,17 @@ def unflatten(
     Nothing else that the record names is made: it stays `Global` and `Opaque`. Tensors whose dimensions had another
     order in memory are copied to that order, unless `lay_out` is false.
 
-    Raise UnsupportedError for an unknown version, CorruptError for a record that is malformed or does not fit `flat`,
-    LimitError for one built to take forever.
+    Raise UsageError if `flat` is no mapping or `structure` no text, UnsupportedError for an unknown version,
+    CorruptError for a record that is malformed or does not fit `flat`, LimitError for one built to take forever.
 
     Examples:
         >>> flat, structure = ckptconv.flatten({"layers": [torch.ones(2)], "step": 7})
         >>> ckptconv.unflatten(flat, structure)
         {'layers': [tensor([1., 1.])], 'step': 7}
     """
+    given: tuple[object, object] = flat, structure
+    if not (isinstance(given[0], Mapping) and isinstance(given[1], (str, type(None)))):
+        raise UsageError(f"unflatten takes a mapping and text, not {brief(flat)} and {brief(structure)}.")
     if structure is None:
         return dict(flat)
     if live_values is None:

@@ -59,6 +59,25 @@ def test_a_path_that_is_not_there_is_explained(model: Path) -> None:
     ckptconv_here("inspect", "s3:/bucket/model.pt").refused(2, "Did you mean s3://bucket/model.pt?")
 
 
+def test_a_link_that_leads_in_a_circle_concerns_only_who_names_it(model: Path) -> None:
+    os.symlink("circle", "circle")
+    ckptconv_here("inspect", "circle").refused(1, "too many levels of symbolic links")
+    assert ckptconv_here("convert", model.name, "out", "--like", model.name).code == 0
+    ckptconv_here("inspect", "none.pt").refused(2, "none.pt does not exist")
+
+
+@pytest.mark.parametrize("setting", ["--delta-encoding overwrite", "--delta-checksum blake3", "--delta-version 2"])
+def test_a_setting_of_a_delta_without_a_delta_is_refused(setting: str, model: Path) -> None:
+    run = ckptconv_here("diff", model.name, model.name, *setting.split())
+    run.refused(2, f"{setting.split(maxsplit=1)[0]} is about a delta, and none was asked for", "--delta DIR")
+
+
+def test_a_plan_of_a_part_does_not_ask_to_finish_it(model: Path) -> None:
+    run = ckptconv_here("convert", model.name, "out", "--part", "0/2", "--dry-run")
+    assert run.code == 0
+    assert "finish" not in run.out
+
+
 def test_of_a_directory_without_a_checkpoint_it_says_what_is_there(model: Path) -> None:
     Path("nothing").mkdir()
     ckptconv_here("inspect", "nothing").refused(2, "holds none that is known", "It is empty.")
@@ -69,24 +88,62 @@ def test_of_a_directory_without_a_checkpoint_it_says_what_is_there(model: Path) 
 # ------------------------------------------------------------------------------------------- files beside the output
 
 
+LONG = "x" * 300
+NAMED_WRONGLY = [
+    (2, "pipe", "is a pipe or a device"),
+    (2, "/dev/stdout", "cannot be /dev/stdout"),
+    (1, LONG, "too long. Nothing was written"),
+]
+
+
 @pytest.mark.parametrize("option", ["--manifest", "--depfile"])
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("code", "name", "said"),
     [
-        ("directory", "is a directory"),
-        ("gone/file", "there is no directory gone"),
-        ("model.pt", "would replace model.pt"),
-        ("out.safetensors", "would replace out.safetensors"),
+        *NAMED_WRONGLY,
+        (2, "directory", "is a directory"),
+        (2, "gone/file", "there is no directory gone"),
+        (2, "model.pt", "would replace model.pt"),
+        (2, "out.safetensors", "would replace out.safetensors"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_said_before_the_output_has_its_name(
-    option: str, name: str, said: str, model: Path
+    option: str, code: int, name: str, said: str, model: Path
 ) -> None:
     Path("directory").mkdir()
+    os.mkfifo("pipe")
     before = model.read_bytes()
-    ckptconv_here("pt2safetensors", model.name, "out.safetensors", option, name).refused(2, said)
+    ckptconv_here("pt2safetensors", model.name, "out.safetensors", option, name).refused(code, said)
     assert not Path("out.safetensors").exists()
+    assert Path("pipe").is_fifo()
     assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "words", ["convert {}", "convert --universal", "safetensors2dcp {}", "inspect --html", "scan --sarif"]
+)
+@pytest.mark.parametrize(("code", "name", "said"), NAMED_WRONGLY)
+def test_no_output_takes_the_place_of_a_pipe_or_has_a_name_too_long(
+    words: str, code: int, name: str, said: str, model: Path
+) -> None:
+    os.mkfifo("pipe")
+    command, option = words.split()
+    ckptconv_here(command, model.name, *(() if option == "{}" else (option,)), name).refused(code, said)
+    assert Path("pipe").is_fifo()
+
+
+def test_a_page_that_cannot_be_written_is_said_before_anything_is_read() -> None:
+    for words in (["diff", "none", "none"], ["inspect", "none"]):
+        ckptconv_here(*words, "--html", "gone/page.html").refused(2, "there is no directory gone")
+    ckptconv_here("scan", "none", "--sarif", "gone/found.sarif").refused(2, "there is no directory gone")
+
+
+def test_a_manifest_on_a_store_that_takes_none_is_refused_as_an_output_is(model: Path) -> None:
+    ckptconv_here("convert", model.name, "--manifest", "https://host/m.json").refused(2, "cannot be written to http:")
+
+
+def test_a_directory_of_outputs_that_cannot_be_made_is_named(model: Path) -> None:
+    ckptconv_here("convert", model.name, "--output-dir", LONG).refused(1, f"{LONG} cannot be written", "too long")
 
 
 def test_two_files_of_one_name_are_refused(model: Path) -> None:

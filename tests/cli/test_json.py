@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from attacks.corpus import CASES
-from checkpoints import DATA, ZERO, Run, ckptconv_here
+from checkpoints import COMMAND, DATA, ZERO, Run, ckptconv_here
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
@@ -83,6 +83,7 @@ WAYS: dict[str, list[list[Any]]] = {
     "safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]],
     "zero-to-fp32": [[Z3, "out"], [Z3, "--optimizer", "optimizer", "--universal", "universal"]],
     "dcp2safetensors": [[FSDP, "out"]],
+    "safetensors2dcp": [["model.safetensors", "dcp"]],
     "inspect": [
         ["model.pt"],
         [Z3, "--as", "bf16"],
@@ -131,8 +132,18 @@ def test_several_inputs_are_one_object_with_a_report_or_an_error_of_each() -> No
     )
 
 
+def with_json(group: Any, path: str = "") -> Iterator[str]:
+    """The commands in `group`, and in the groups in it, that have --json."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from with_json(command, f"{path}{name} ")
+        elif "json" in {parameter.name for parameter in command.params}:
+            yield f"{path}{name}"
+
+
 def test_every_command_has_a_schema() -> None:
     elsewhere = {"serve", "scan", "maps", "maps show", "maps check"}
+    assert set(SCHEMA_OF) == set(with_json(COMMAND))
     assert set(SCHEMA_OF) == {*WAYS, *elsewhere}, "what these print is tried where they are"
     for name, schema in SCHEMAS.items():
         Draft202012Validator.check_schema(schema)

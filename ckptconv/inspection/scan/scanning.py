@@ -26,8 +26,8 @@ from ckptconv.process import no_garbage
 from ckptconv.storage.hub import pinned
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, normalize
-from ckptconv.text import UNSET, some
+from ckptconv.storage.paths import is_remote, listed
+from ckptconv.text import some
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,13 +60,10 @@ def scan(
         ('safe', [('model.pt', 'safe')])
     """
     stores = filled(SCANNING, options)["storage_options"]
-    if not paths:
-        raise UsageError("No path was given to scan.")
-    if not all(map(os.fspath, paths)):
-        raise UsageError("A path to scan is empty.", UNSET)
+    asked = listed(paths, "No path was given to scan.")
     started = time.monotonic()
     report = ScanReport("safe", [], {})
-    places = [Location(pinned(normalize(path), dict(stores)), dict(stores)) for path in paths]
+    places = [Location(pinned(path, dict(stores)), dict(stores)) for path in asked]
     missing = next((place for place in places if place.kind == "missing"), None)
     if missing:
         raise UsageError(f"{missing} does not exist.")

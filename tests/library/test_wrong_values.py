@@ -1,0 +1,89 @@
+"""Values of a wrong type, in every place where the library takes a path, a function, a mapping or text: each is a
+UsageError that shows the value, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptconv
+
+# {call: what it does with a value}. Each takes one in the place of a path.
+PATHS: dict[str, Callable[[Any], object]] = {
+    "open": ckptconv.open,
+    "inspect": ckptconv.inspect,
+    "convert": lambda value: ckptconv.convert(value, "out"),
+    "verify": lambda value: ckptconv.verify(value, "model.pt"),
+    "diff": lambda value: ckptconv.diff("model.pt", value),
+    "finish": ckptconv.finish,
+    "load_state_dict": ckptconv.load_state_dict,
+    "scan": ckptconv.scan,
+    "patch": lambda value: ckptconv.patch(value, "delta", "out"),
+    "patch's deltas": lambda value: ckptconv.patch("model.pt", [value], "out"),
+    "patch's output": lambda value: ckptconv.patch("model.pt", "delta", value),
+    "split_rows": lambda value: ckptconv.split_rows(value, "out", embedding_dim=64, optimizer="adagrad"),
+    "pack_rows": lambda value: ckptconv.pack_rows(value, "out"),
+    "check_rows": ckptconv.check_rows,
+    "VirtualFiles": ckptconv.VirtualFiles,
+    "save_state_dict": lambda value: ckptconv.save_state_dict({"a": torch.ones(1)}, value),
+}
+# {what is no path: how the message shows it}
+NO_PATHS: dict[str, tuple[Any, str]] = {
+    "None": (None, "None is not a path."),
+    "number": (5, "5 is not a path."),
+    "bytes": (b"model.pt", "b'model.pt' is not a path."),
+    "tensor": (torch.ones(2), "Tensor is not a path."),
+    "NUL": ("a\0b", "no name contains a NUL character."),
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": torch.ones(2)}, "model.pt")
+
+
+def refused(call: Callable[[Any], object], value: Any, said: str) -> None:
+    with pytest.raises(ckptconv.UsageError) as caught:
+        call(value)
+    assert said in str(caught.value)
+    assert [path.name for path in Path().iterdir()] == ["model.pt"]
+
+
+@pytest.mark.parametrize("call", PATHS)
+@pytest.mark.parametrize("value", NO_PATHS)
+def test_what_is_no_path(call: str, value: str) -> None:
+    refused(PATHS[call], *NO_PATHS[value])
+
+
+@pytest.mark.parametrize("call", ["finish", "check_rows", "pack_rows", "split_rows"])
+def test_no_paths_and_an_empty_one(call: str) -> None:
+    refused(PATHS[call], [], "No path was given.")
+    refused(PATHS[call], [""], "A path is empty.")
+
+
+OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
+    "output": (lambda value: ckptconv.convert("model.pt", value), 5, "OUTPUT 5 is not a path."),
+    "executor": (lambda value: ckptconv.convert("model.pt", "out", executor=value), 5, "executor 5 is none of"),
+    "on_total": (lambda value: ckptconv.convert("model.pt", "out", on_total=value), 5, "on_total 5 is not a function"),
+    "before_commit": (
+        lambda value: ckptconv.convert("model.pt", "out", before_commit=value),
+        "x",
+        "before_commit 'x' is not a function",
+    ),
+    "device": (lambda value: ckptconv.load_state_dict("model.pt", device=value), "no:thing", "'no:thing' is no device"),
+    "framework": (lambda value: ckptconv.open("model.pt", framework=value), ["np"], "no framework ['np']"),
+    "raw": (lambda value: ckptconv.open("model.pt")["weight"].numpy(raw=value), [], "neither True nor False"),
+    "metadata": (lambda value: ckptconv.save_state_dict({}, "out", metadata=value), 5, "metadata 5 is not a mapping"),
+    "flat": (lambda value: ckptconv.unflatten(value, None), "text", "takes a mapping and text, not 'text' and None"),
+    "structure": (lambda value: ckptconv.unflatten({}, value), 5, "takes a mapping and text, not dict and 5"),
+}
+
+
+@pytest.mark.parametrize("place", OTHERS)
+def test_other_values(place: str) -> None:
+    refused(*OTHERS[place])
