@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from effort import TIMES
+from effort import EFFORT, TIMES
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from remote import S3
 
+_WISHES = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
+
+# What a user or a CI wants of terminals and of ckptconv is not what the tests ask for.
+for _name in [name for name in os.environ if name in _WISHES or name.startswith("CKPTCONV_")]:
+    if _name != EFFORT:
+        del os.environ[_name]
 # Where the tests run in the background of a script, signals of the keyboard are ignored, by all processes from then on.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

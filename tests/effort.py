@@ -6,8 +6,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-# So many times as many cases.
-TIMES = int(os.environ.get("CKPTCONV_TEST_EFFORT", "1"))
+# The variable that says how many times as many cases.
+EFFORT = "CKPTCONV_TEST_EFFORT"
+TIMES = int(os.environ.get(EFFORT, "1"))
 
 
 def examples(count: int, *unchecked: HealthCheck) -> settings:
