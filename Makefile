@@ -11,12 +11,13 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: help install demo test coverage test-pythons test-azure test-page test-deepspeed test-dcp test-maps fuzz lint format man bench docs dist clean
+.PHONY: help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-maps fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
 	@echo "make demo      a ZeRO-3 checkpoint of 100 M parameters, converted before your eyes"
 	@echo "make test      the tests"
+	@echo "make thorough  the tests, with ten times as many made up cases, others each time"
 	@echo "make coverage  the tests, and which lines they reach"
 	@echo "make test-pythons   every command on Python 3.10 to 3.14, with the lowest and the newest libraries"
 	@echo "make test-azure   Azure's storage, as Azurite serves it: needs node and npm"
@@ -56,6 +57,9 @@ coverage: $(INSTALLED)
 	$(BIN)/coverage run -m pytest $(PYTEST_FLAGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+thorough: $(INSTALLED)
+	CKPTCONV_TEST_EFFORT=10 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 test-pythons: $(INSTALLED)
 	$(BIN)/python scripts/test_pythons.py $(PYTHONS_FLAGS)

@@ -1,8 +1,50 @@
-"""What holds for all tests: no test fails because the machine is busy."""
+"""What holds for all tests: no test fails because the machine is busy. And what tests of many modules share."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from effort import EFFORT, TIMES
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+if TYPE_CHECKING:
+    from remote import S3
+
+_WISHES = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
+
+# What a user or a CI wants of terminals and of ckptconv is not what the tests ask for.
+for _name in [name for name in os.environ if name in _WISHES or name.startswith("CKPTCONV_")]:
+    if _name != EFFORT:
+        del os.environ[_name]
+# Where the tests run in the background of a script, signals of the keyboard are ignored, by all processes from then on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    derandomize=TIMES == 1,
+    max_examples=50 * TIMES,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("any machine")
+
+
+def pytest_collection_finish() -> None:
+    """Let torch work in one thread: its threads wait for each other by spinning, and there are other workers."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3]:
+    """A server that speaks S3. Starting one takes a second: all tests of a worker use this, under `fresh` names."""
+    from remote import s3_server
+
+    with s3_server() as server:
+        yield server

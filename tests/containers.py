@@ -15,8 +15,9 @@ import pytest
 import torch
 from checkpoints import ckptconv_here, load_with_aliases
 from counting import calls, open_files
+from effort import examples
 from evaluate import evaluate
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch_reference import Attack, bits, numbers, same
 
@@ -93,7 +94,7 @@ class ContainerSuite:
         assert sorted(record.size for record in file.records) == [12, 480]
 
     @given(data=st.data())
-    @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.differing_executors])
+    @examples(30, HealthCheck.differing_executors)
     def test_any_tensors(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
         dtypes = data.draw(st.lists(st.sampled_from(list(self.dtypes)), max_size=6))
         shapes = [data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)) for _ in dtypes]
@@ -181,7 +182,7 @@ class ContainerSuite:
             assert stop < self.known_from or "cut short" in refusal(path), stop
 
     @given(data=st.data())
-    @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.differing_executors])
+    @examples(100, HealthCheck.differing_executors)
     def test_a_damaged_file_is_read_or_refused_in_words(
         self, data: st.DataObject, sound: bytes, tmp_path_factory: pytest.TempPathFactory
     ) -> None:

@@ -1,6 +1,6 @@
 """A small hub for the tests, in a process of its own: what huggingface_hub's file system asks the real one.
 
-    python hub_server.py PORT DIRECTORY
+    python hub_server.py DIRECTORY
 
 `DIRECTORY/organization/model/COMMIT/` holds the files of a commit, `DIRECTORY/organization/model/refs.json` the commit
 of each branch, and whether the repository is private or gated. Files of `LARGE` bytes and more are redirected to
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import sys
 import threading
@@ -208,10 +207,12 @@ def hub_server(root: Path) -> Iterator[Hub]:
     from remote import process_serving
 
     root.mkdir()
-    with process_serving(lambda port: [sys.executable, __file__, str(port), str(root)], dict(os.environ)) as endpoint:
+    with process_serving([sys.executable, __file__, str(root)], {}) as endpoint:
         yield Hub(endpoint, root)
 
 
 if __name__ == "__main__":
-    _Hub.root = Path(sys.argv[2])
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), _Hub).serve_forever()
+    _Hub.root = Path(sys.argv[1])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()

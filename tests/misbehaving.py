@@ -1,4 +1,4 @@
-"""A server of one file that answers wrongly, in a process of its own: python misbehaving.py PORT FILE FAULT.
+"""A server of one file that answers wrongly, in a process of its own: python misbehaving.py FILE FAULT.
 
 What is wrong with answers to requests for ranges: "" (nothing), "shifted" (bytes that begin elsewhere, truly labelled),
 "swapped" (the same, labelled as those that were asked for; the whole file has a checksum), "unlabelled", "parts"
@@ -74,5 +74,7 @@ class Server(ThreadingHTTPServer):
 
 
 if __name__ == "__main__":
-    Handler.data, Handler.fault = Path(sys.argv[2]).read_bytes(), sys.argv[3]
-    Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    Handler.data, Handler.fault = Path(sys.argv[1]).read_bytes(), sys.argv[2]
+    server = Server(("127.0.0.1", 0), Handler)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()

@@ -11,11 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-import urllib.error
-import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -105,45 +102,45 @@ class S3:
             path.write_bytes(self.get(key))
         return directory
 
-    def uploads(self) -> list[str]:
-        """The names of uploads that are under way, or were left."""
-        return [each["Key"] for each in self.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", ())]
+    def uploads(self, prefix: str) -> list[str]:
+        """The names of uploads under a prefix that are under way, or were left."""
+        found = self.client.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix)
+        return [each["Key"] for each in found.get("Uploads", ())]
 
 
 @contextlib.contextmanager
-def process_serving(command: Callable[[int], list[str]], environment: dict[str, str]) -> Iterator[str]:
-    """The URL of a server that `command` starts on a port, for as long as the block runs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def process_serving(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """The URL of a server that `command` starts, for as long as the block runs.
+
+    The server takes a port that is free, and prints its URL when it listens; after that it prints nothing.
+    """
     process = subprocess.Popen(
-        command(port), env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
+    assert process.stdout is not None
     try:
-        endpoint = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 600
-        while True:
-            try:
-                urllib.request.urlopen(endpoint, timeout=60).close()
-                break
-            except urllib.error.HTTPError:
-                break  # it answers
-            except OSError:
-                if time.monotonic() > deadline or process.poll() is not None:
-                    raise
-                time.sleep(0.1)
-        yield endpoint
+        found = next(filter(None, (re.search(r"http://127\.0\.0\.1:\d+", line) for line in process.stdout)), None)
+        assert found, f"it has ended: {command}"
+        yield found[0]
     finally:
         process.terminate()
-        process.wait()
+        process.communicate()
+
+
+_MOTO = """
+import threading
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print("http://%s:%d" % server.get_host_and_port(), flush=True)
+threading.Event().wait()
+"""
 
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3]:
-    """moto's server, for as long as the block runs."""
-    with process_serving(
-        lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], CREDENTIALS
-    ) as endpoint:
+    """moto's server, for as long as the block runs. Tests share one: the fixture `s3`."""
+    with process_serving([sys.executable, "-c", _MOTO], CREDENTIALS) as endpoint:
         server = S3(endpoint)
         server.client.create_bucket(Bucket=BUCKET)
         yield server
@@ -207,13 +204,11 @@ class Azure:
 def azure_server() -> Iterator[Azure]:
     """Azurite, for as long as the block runs, with an account of which nobody else knows the key."""
     key = base64.b64encode(os.urandom(64)).decode()
-    with process_serving(
-        lambda port: [
-            str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port),
-            "--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry",
-        ],
-        {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{key}"},
-    ) as endpoint:  # fmt: skip
+    command = [
+        str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", "0",
+        "--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry",
+    ]  # fmt: skip
+    with process_serving(command, {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{key}"}) as endpoint:
         server = Azure(endpoint, key)
         server.client.create_container()
         yield server

@@ -40,9 +40,10 @@ def make(place: Path, *arguments: str, shard: str = "200") -> subprocess.Complet
     )  # fmt: skip
 
 
-def environment() -> dict[str, str]:
+def environment(*programs: Path) -> dict[str, str]:
     cleared = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return {**cleared, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    places = [*programs, Path(sys.executable).parent, os.environ["PATH"]]
+    return {**cleared, "PATH": os.pathsep.join(map(str, places))}
 
 
 def outputs(place: Path) -> dict[str, int]:
@@ -137,14 +138,37 @@ def test_a_broken_input_stops_make_and_leaves_nothing_of_it(place: Path) -> None
     assert not list(place.glob("models/.*"))
 
 
+# Waits for a signal when a byte of the model `large` is written; "!" in the pipe `begun` says so.
+HELD = """#!{python}
+import sys, time
+from ckptconv.cli import main
+from ckptconv.storage import writing
+write_at = writing.LocalWriter.write_at
+def held(self, offset, data):
+    write_at(self, offset, data)
+    if any("large" in word for word in sys.argv):
+        with open("begun", "w") as begun:
+            begun.write("!")
+        time.sleep(600)
+writing.LocalWriter.write_at = held
+main.main(sys.argv[1:])
+"""
+
+
 def test_a_pipeline_that_is_interrupted_goes_on_where_it_was(place: Path) -> None:
-    torch.save({"w": torch.zeros(3000, 3000).t()}, place / "models" / "large.pt")
-    slow = ["make", "-j4", "SHARD=200", "FLAGS=--quiet --memory 4kB --jobs 1"]
+    torch.save({"w": torch.zeros(30, 30).t()}, place / "models" / "large.pt")
+    program = place / "bin" / "ckptconv"
+    program.parent.mkdir()
+    program.write_text(HELD.format(python=sys.executable))
+    program.chmod(0o755)
+    os.mkfifo(place / "begun")
     running = subprocess.Popen(
-        slow, cwd=place, env=environment(), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    while not list(place.glob("models/.large*")) and running.poll() is None:
-        time.sleep(0.02)
+        ["make", "-j4", "SHARD=200", "FLAGS=--quiet --jobs 1"],
+        cwd=place, env=environment(program.parent), start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with open(place / "begun") as begun:
+        assert begun.read(1) == "!"
     os.killpg(running.pid, signal.SIGINT)
     running.communicate()
     assert running.returncode != 0
@@ -153,4 +177,4 @@ def test_a_pipeline_that_is_interrupted_goes_on_where_it_was(place: Path) -> Non
     done = make(place, "-j4")
     assert done.returncode == 0, done.stderr
     assert set(outputs(place)) == ALL | {"models/large.safetensors"}
-    assert load_file(place / "models" / "large.safetensors")["w"].shape == (3000, 3000)
+    assert load_file(place / "models" / "large.safetensors")["w"].shape == (30, 30)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.comparison import changes
@@ -89,7 +90,7 @@ PAIRS = [(name, name) for name in NUMBERS if name not in ("float64", "complex128
 PAIRS += [(one, other) for one in NUMBERS for other in NUMBERS if one < other and widened(DTYPES[one], DTYPES[other])]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80)
 @given(st.data())
 def test_what_is_found_is_what_the_reference_finds(data: st.DataObject) -> None:
     dtypes = data.draw(st.sampled_from(PAIRS))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import assert_same, ckptconv_here, copy_of, load_with_aliases
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.conversion import convert
@@ -211,7 +212,7 @@ def test_random_flips_in_the_files_of_ranks_too(case: str, tmp_path: Path) -> No
     st.binary(min_size=100, max_size=100),
     st.one_of(st.none(), st.integers(0, 799)),
 )
-@settings(deadline=None, max_examples=100)
+@examples(50)
 def test_any_pieces_in_any_order(pieces: list[tuple[int, int]], data: bytes, flip: int | None) -> None:
     """Pieces may overlap, repeat and leave gaps: in the end every byte was digested, and none twice."""
     import tempfile

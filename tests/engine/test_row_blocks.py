@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv.engine.execute import carry_out
@@ -69,7 +70,7 @@ def is_shared(plan: FilePlan) -> bool:
 cuts = st.lists(st.integers(0, 400), min_size=3, max_size=9, unique=True).map(sorted)
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, HealthCheck.function_scoped_fixture)
 @given(
     cuts=cuts,
     count=st.integers(1, 900),

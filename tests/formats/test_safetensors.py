@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from counting import counted
+from effort import examples
 from evaluate import evaluate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save, save_file
@@ -60,7 +61,7 @@ def test_every_dtype_of_torch_is_read(tmp_path: Path) -> None:
         assert evaluate(read[name]) == bits(tensor), name
 
 
-@settings(deadline=None, max_examples=60)
+@examples(40)
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=9).filter(lambda name: name != "__metadata__"),
@@ -284,7 +285,7 @@ def test_a_header_is_taken_where_the_library_takes_it(place: str, tmp_path: Path
 SOUND = save({"a": torch.arange(6.0), "b": torch.ones(2, 3, dtype=torch.int8), "c": torch.tensor(True)}, {"k": "v"})
 
 
-@settings(deadline=None, max_examples=300)
+@examples(100)
 @given(st.data())
 def test_a_damaged_file_is_refused_or_read_as_the_library_reads_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -13,7 +13,7 @@ import fsspec
 import pytest
 import torch
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases, tag_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -261,7 +261,6 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return described(place / "zero", place / "x.virtual.json")
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_no_change_of_a_byte_makes_a_traceback(example: Path, data: st.DataObject) -> None:
     raw = bytearray(example.read_bytes())

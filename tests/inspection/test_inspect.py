@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ZERO, ckptconv, ckptconv_here
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -117,7 +118,7 @@ def test_modules_of_other_shapes_or_dtypes_are_not_alike() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80)
 @given(
     st.lists(st.text("a0.1", max_size=8), min_size=1, max_size=20, unique=True),
     st.booleans(),
@@ -216,7 +217,7 @@ def test_long_lists_are_cut_and_counted(tmp_path: Path) -> None:
     assert "t29 " in run.out.split("largest")[1]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80)
 @given(st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=30), st.integers(3, 40))
 def test_text_is_cut_to_cells(text: str, width: int) -> None:
     assert cells(cut(text, width)) <= max(width, 0)

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import ZERO, ckptconv_here
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from remote import s3_server
+from remote import S3, fresh
 from safetensors.torch import save_file
 
 import ckptconv as library
@@ -56,7 +57,7 @@ def is_near(found: float, expected: float, size: float) -> bool:
 cuts = st.lists(st.integers(0, 40), max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(60)
 @given(arrays.arrays("f4", st.integers(1, 40), elements=st.floats(width=32)), cuts, st.integers(1, 50))
 def test_floats_are_those_of_numpy_in_float64(array: Any, at: list[int], block: int) -> None:
     usual, statistics._BLOCK = statistics._BLOCK, block
@@ -78,7 +79,7 @@ def test_floats_are_those_of_numpy_in_float64(array: Any, at: list[int], block: 
     assert is_near(found.mean, finite.mean(), size)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(50)
 @given(
     st.sampled_from(["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]).flatmap(
         lambda code: arrays.arrays(code, st.integers(1, 30))
@@ -93,7 +94,7 @@ def test_integers_are_exact(array: Any, at: list[int]) -> None:
     assert math.isclose(found.std, math.sqrt(variance), rel_tol=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(50)
 @given(arrays.arrays("f8", st.integers(1, 30), elements=st.floats(allow_nan=False, allow_infinity=False)))
 def test_a_float64_of_any_size_has_a_mean_and_a_deviation(array: Any) -> None:
     found = found_in(array)
@@ -116,7 +117,7 @@ def test_what_is_constant_has_no_deviation_and_far_from_zero_it_is_right() -> No
     assert math.isclose(found.std, wide.std(), rel_tol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(40)
 @given(arrays.arrays("c8", st.integers(1, 20), elements=st.complex_numbers(max_magnitude=100, width=64)))
 def test_complex_numbers_have_no_order(array: Any) -> None:
     array[0] = complex(math.nan, math.inf)
@@ -175,12 +176,11 @@ def test_every_dtype_of_a_local_file(tmp_path: Path) -> None:
     check(ckptconv_here("inspect", "--stats", "--json", tmp_path / "model.pt").json)
 
 
-def test_every_dtype_of_a_remote_file(tmp_path: Path) -> None:
+def test_every_dtype_of_a_remote_file(s3: S3, tmp_path: Path) -> None:
     torch.save(TENSORS, tmp_path / "model.pt")
-    with s3_server() as server:
-        url = server.put(tmp_path / "model.pt", "stats/model.pt")
-        asked = ["--storage-options", json.dumps(server.options)]
-        check(ckptconv_here("inspect", "--stats", "--json", *asked, url).json)
+    url = s3.put(tmp_path / "model.pt", f"{fresh()}/model.pt")
+    asked = ["--storage-options", json.dumps(s3.options)]
+    check(ckptconv_here("inspect", "--stats", "--json", *asked, url).json)
 
 
 def check(told: dict[str, Any]) -> None:

@@ -20,7 +20,8 @@ import torch
 import zstandard
 from checkpoints import ckptconv_here, contents
 from crashes import CALLS, counted, failing, in_child
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file as load_bytes
 from safetensors.numpy import save_file as save_bytes
@@ -143,7 +144,7 @@ def test_a_delta_is_in_the_layout_that_slime_and_sglang_read(tmp_path: Path, enc
     assert (found.delta.tensors, found.delta.version, found.delta.base_version) == (3, 7, 6)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(40, *HealthCheck)
 @given(
     sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=4),
     share=st.sampled_from([0.0, 0.001, 0.1, 1.0]),

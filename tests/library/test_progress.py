@@ -163,7 +163,7 @@ def test_cancelled_in_asyncio_it_leaves_nothing_behind(model: Path, tmp_path: Pa
 
     def progress(count: int) -> None:
         begun.set()
-        assert cancelled.wait(60)
+        assert cancelled.wait(600)
         raise ckptconv.StoppedError("cancelled")
 
     async def main() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from remote import S3, Proxy, fresh, proxy_to, s3_server
+from remote import S3, Proxy, fresh, proxy_to
 from zero_writer import Model, Save, write
 
 import ckptconv
@@ -17,12 +17,6 @@ KIB = 1 << 10
 ROWS, COLUMNS, RANKS = 2000, 700, 4
 MATRIX = torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
 SMALL = {f"layer{number}.bias": torch.full((50,), float(number)) for number in range(300)}
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -117,11 +117,11 @@ def test_an_object_that_cannot_be_data_is_refused(tmp_path: Path) -> None:
 
 
 KILLED = """
-import sys, os, torch, ckptconv
+import sys, os, numpy, ckptconv
 from ckptconv.publish import publish
 def end(*_): os._exit(9)
 if sys.argv[2] == "kill": publish.commit = end
-state = {f"w{n}": torch.full((300,), float(n + int(sys.argv[3]))) for n in range(5)}
+state = {f"w{n}": numpy.full(300, n + int(sys.argv[3]), "f4") for n in range(5)}
 report = ckptconv.save_state_dict(state, sys.argv[1], max_shard_size=1500)
 print(report.reused)
 """

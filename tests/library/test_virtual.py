@@ -24,7 +24,7 @@ import pytest
 import torch
 from checkpoints import ZERO, contents
 from dcp_checkpoints import checkpoint_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from remote import a_model
 from safetensors import safe_open
@@ -110,7 +110,6 @@ def test_the_files_are_those_that_a_conversion_writes(case: str, described: bool
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_range_is_that_of_the_file(case: str, data: st.DataObject) -> None:
     files = offered(case, data.draw(st.booleans()))

@@ -12,7 +12,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -112,7 +112,6 @@ def test_a_tensor_over_the_limit_gets_a_file_of_its_own_and_the_shard_before_it_
     assert pack({"a": 4, "big": 20, "b": 4, "c": 4}, {}, 10) == [["big"], ["a", "b"], ["c"]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_shards_are_those_of_huggingface_hub(sizes: list[int]) -> None:
     state = {f"t{number}": torch.empty(size, dtype=torch.uint8) for number, size in enumerate(sizes)}

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import ckptconv_here
-from hypothesis import assume, given, settings
+from effort import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from strict import assert_same
@@ -112,7 +113,7 @@ def apart(tree: Any) -> Any:
     return type(tree)(apart(value) for value in tree) if isinstance(tree, (list, tuple)) else tree
 
 
-@settings(deadline=None, max_examples=60)
+@examples(40)
 @given(
     states,
     st.sampled_from(["", "model", "optimizer"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -133,7 +134,7 @@ def read_all(path: Path) -> int:
     try:
         with ckptconv.open(path) as ck:
             list(ck.tree) if isinstance(ck.tree, (Mapping, Sequence)) else ck.tree
-            for tensor in ck.values():
+            for tensor in itertools.islice(ck.values(), 1000):
                 tensor[tuple(slice(1, 3) for _ in tensor.shape)]
             ck.get_tensors()
         ckptconv.load_state_dict(path)
@@ -257,6 +258,7 @@ def test_the_whole_corpus_takes_little_memory(tmp_path: Path) -> None:
         "from ckptconv.cli.main import main\n"
         "for each in sys.argv[1:]:\n"
         "    gc.collect()\n"
+        "    gc.get_freeze_count() or gc.freeze()\n"  # what is imported
         "    command, _, path = each.partition(' ')\n"
         "    output = path + ('.pt' if command == 'safetensors2pt' else '.safetensors')\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):\n"

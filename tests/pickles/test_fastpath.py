@@ -16,7 +16,8 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.errors import CkptconvError
@@ -127,7 +128,7 @@ trees = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80)
 @given(trees, st.booleans(), st.data())
 def test_tensors_are_the_same_at_once_and_opcode_by_opcode(tree: Any, remote: bool, data: st.DataObject) -> None:
     again = data.draw(st.lists(st.sampled_from(tree), max_size=2)) if tree else []

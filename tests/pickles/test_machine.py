@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 from counting import calls
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from strict import assert_same
 
@@ -104,7 +105,7 @@ trees = st.recursive(
     ),
     max_leaves=12,
 )
-quick = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+quick = examples(40)
 
 
 @given(trees, st.sampled_from(PROTOCOLS), st.sampled_from(list(PICKLERS)))
@@ -589,7 +590,7 @@ SAMPLE = {
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=400)
+@examples(120)
 def test_damaged_pickles_are_read_or_refused_in_words(data):
     pickled = bytearray(pickle.dumps(SAMPLE, data.draw(st.sampled_from(PROTOCOLS))))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -617,7 +618,7 @@ programs = st.lists(
 
 
 @given(programs.map(b"".join))
-@settings(deadline=None, max_examples=400)
+@examples(120)
 def test_any_program_at_all(program):
     refused = refusal(program + b".")
     assert not refused or refused.startswith("a.pkl: the pickle ")

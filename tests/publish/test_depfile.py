@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from checkpoints import ckptconv_here
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.errors import UsageError
@@ -36,7 +37,7 @@ def is_made(place: Path, target: str) -> bool:
     return "made" in done.stdout
 
 
-@settings(deadline=None, max_examples=60)
+@examples(40)
 @given(TARGETS, st.lists(NAMES, min_size=1, max_size=4, unique=True))
 def test_a_target_is_made_when_an_input_is_newer_and_else_not(target: str, inputs: list[str]) -> None:
     if target in inputs or {target, *inputs} & {"Makefile", "rule.d", "first"}:

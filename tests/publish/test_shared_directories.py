@@ -419,14 +419,15 @@ def test_two_conversions_into_one_directory_publish_one_after_the_other(
         events.append(f"begin {len(names)}")
         if not held.is_set():
             held.set()
-            assert go_on.wait(60)
+            assert go_on.wait(600)
         usual(self, names)
         events.append(f"end {len(names)}")
 
     monkeypatch.setattr(LocalStaging, "publish", publish)
+    monkeypatch.setattr(area, "PATIENCE", 600.0)
     first = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 100_000})
     first.start()
-    assert held.wait(60)
+    assert held.wait(600)
     second = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 2_000_000})
     second.start()
     # Where it did not wait, it would be done by then.

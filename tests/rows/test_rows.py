@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import Run, ckptconv, ckptconv_here, metadata_of
-from hypothesis import HealthCheck, example, given, settings
+from effort import examples
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -217,7 +218,7 @@ kinds = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(80, HealthCheck.function_scoped_fixture)
 @given(
     kind=kinds,
     count=st.one_of(st.integers(0, 3), st.integers(4, 700)),
@@ -238,7 +239,7 @@ def test_any_layout_is_split_as_the_reference_does_and_packed_again(
     is_same_table(packed, "m.embeddings.t.weight", kind, table)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, HealthCheck.function_scoped_fixture)
 @given(kind=kinds, padding=st.sampled_from(["random", "zero", "last"]), memory=st.sampled_from(["20kB", "100kB"]))
 def test_small_buffers_and_threads_make_no_difference(tmp_path: Path, kind: Kind, padding: str, memory: str) -> None:
     table = rows_of(kind, 3000, 1, padding)
@@ -479,7 +480,7 @@ RECORD = {
 }
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, HealthCheck.function_scoped_fixture)
 @given(
     record=st.one_of(
         st.text(max_size=20),
@@ -657,7 +658,7 @@ def test_what_a_table_was_split_into_can_be_checked_too(tmp_path: Path) -> None:
     assert (report["rows"], report["padding"]) == (COUNT, COUNT)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(40)
 @given(st.lists(st.integers(-30, 30) | st.sampled_from([1, 2]), max_size=120), st.integers(1, 7), st.integers(1, 3))
 @example([1] * 30 + [2, 2, 3, 3], 7, 3)
 def test_ids_that_repeat_are_counted_in_any_order_with_any_memory(ids: list[int], run_size: int, block: int) -> None:

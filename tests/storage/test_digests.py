@@ -109,7 +109,7 @@ def test_what_is_complete_is_digested_before_the_rest_is_written() -> None:
     writer = DigestingWriter(Watched(4 * BLOCK), 4 * BLOCK, [], "sha256")
     writer.start()
     writer.write_at(0, memoryview(bytes(BLOCK)))
-    assert first.wait(60)
+    assert first.wait(600)
     writer.give_up()
 
 

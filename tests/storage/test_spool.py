@@ -23,7 +23,8 @@ import pytest
 import torch
 from checkpoints import ZERO, Run, assert_same, ckptconv, ckptconv_here, load_with_aliases
 from counting import open_files
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch_reference import numbers, same
 
@@ -92,7 +93,7 @@ def test_a_deflated_archive_is_converted_like_the_plain_one(
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_any_tensors(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("any")
     dtypes = data.draw(st.lists(st.sampled_from([torch.uint8, torch.float16, torch.int64]), min_size=1, max_size=5))
@@ -252,7 +253,7 @@ def test_a_storage_that_is_not_what_it_should_be(data: bytes, reason: str, tmp_p
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=100)
+@examples(50)
 def test_a_flipped_bit_is_found_wherever_it_is(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     bit = data.draw(st.integers(0, 8 * len(GOOD) - 1))
     flipped = bytearray(GOOD)
@@ -393,7 +394,7 @@ def test_what_was_read_makes_room_for_what_comes(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=100)
+@examples(50)
 def test_room_is_never_given_twice(data: st.DataObject) -> None:
     room = Spool("/nowhere")
     held: list[tuple[int, int]] = []

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.storage import strict_json
@@ -33,7 +33,6 @@ def together(text: str) -> Any:
     return made
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(OBJECTS, st.sampled_from([None, 1]), st.booleans(), st.sampled_from([8, 64, 1 << 20]))
 def test_what_python_writes_is_read_whole_and_in_pieces(
     value: dict[str, Any], indent: int | None, ascii_only: bool, piece: int

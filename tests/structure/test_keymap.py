@@ -25,7 +25,8 @@ import numpy as np
 import pytest
 import torch
 from counting import calls, counted
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -261,7 +262,7 @@ def _laid_out(tagged: Tagged, strides: tuple[int, ...]) -> Tagged:
     return Tagged(replace(tagged.tensor, strides=reversed_ones), tagged.facts._replace(strides=reversed_ones))
 
 
-@settings(deadline=None, max_examples=150)
+@examples(60)
 @given(st.dictionaries(st.sampled_from(["a", "b", "", "ä", "__metadata__", "long" * 100, "c", "d"]), _views))
 def test_the_short_way_for_plain_state_dicts_leads_where_the_long_one_does(tree: dict[str, Any]) -> None:
     tree = {name: leaf for name, leaf in tree.items() if len(getattr(leaf, "tensor", leaf).strides) == len(leaf.shape)}
@@ -577,13 +578,13 @@ trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@examples(120)
 @given(trees)
 def test_round_trip_of_any_tree(tree: Any) -> None:
     round_trip(tree)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(50)
 @given(trees, st.data())
 def test_round_trip_of_any_tree_tied_into_a_cycle(tree: Any, data: st.DataObject) -> None:
     tie_into_a_cycle(tree, data)
@@ -1015,7 +1016,7 @@ def test_remap_with_nothing_to_do_changes_nothing() -> None:
         assert remap(structure, {}, {"no such name": "nor this"}) == structure
 
 
-@settings(deadline=None, max_examples=100)
+@examples(50)
 @given(trees, st.randoms(use_true_random=False))
 def test_remap_of_any_tree(tree: Any, rng: random.Random) -> None:
     flat, structure = flatten(tree)
@@ -1339,7 +1340,7 @@ def test_a_malformed_record_is_refused_whatever_the_leaves_are(text: str) -> Non
             unflatten(flat, text)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(100)
 @given(trees, st.data())
 def test_a_damaged_record_gives_an_error_of_ours_or_some_tree(tree: Any, data: st.DataObject) -> None:
     flat, structure = flatten(tree)

@@ -27,8 +27,9 @@ import pytest
 import torch
 from attacks.corpus import CASES
 from checkpoints import DATA, Run, ckptconv, ckptconv_here
+from effort import examples
 from huggingface_hub import save_torch_state_dict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from states import (
@@ -160,7 +161,7 @@ live_trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(40)
 @given(live_trees, st.data())
 def test_any_state(tree: Any, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.tensors import lazy, moves
@@ -187,7 +187,6 @@ def mutated(told: Any, data: st.DataObject) -> Any:
     return [*told[:at], mutated(told[at], data), *told[at + 1 :]]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(EVERY), st.integers(0, 2), st.data())
 def test_what_is_accepted_reads_nothing_outside_its_files(tensor: LazyTensor, count: int, data: st.DataObject) -> None:
     encoder = Encoder()

@@ -13,7 +13,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.errors import UsageError
@@ -27,7 +28,7 @@ EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnu
 # Exponent bits, mantissa bits of the IEEE formats.
 BITS = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}
 
-moderately = settings(deadline=None, max_examples=200)
+moderately = examples(80)
 
 
 def run(kernel: Kernel, data: bytes) -> bytes:
@@ -128,7 +129,7 @@ NARROWING = [
 
 
 @pytest.mark.parametrize(("source", "target"), NARROWING)
-@settings(moderately, max_examples=120)
+@examples(50)
 @given(data=st.data())
 def test_narrowing_is_one_rounding_to_nearest_even(source: str, target: str, data: st.DataObject) -> None:
     size = DTYPES[source].itemsize

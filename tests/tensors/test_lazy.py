@@ -7,8 +7,9 @@ import pickle
 
 import numpy as np
 import pytest
+from effort import examples
 from evaluate import evaluate
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv.tensors.dtypes import DTYPES, DType
@@ -178,7 +179,7 @@ def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
     return tensor
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(250, *HealthCheck)
 @given(data=st.data())
 def test_moves_make_every_byte_of_any_interval_exactly_once(file: File, data: st.DataObject) -> None:
     tensor = data.draw(expressions(file))
@@ -191,7 +192,7 @@ def test_moves_make_every_byte_of_any_interval_exactly_once(file: File, data: st
     assert evaluate(tensor, start, stop, order, limit) == whole[start:stop]
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200, *HealthCheck)
 @given(data=st.data())
 def test_a_slice_is_the_elements_at_its_indices(file: File, data: st.DataObject) -> None:
     tensor = data.draw(expressions(file))
@@ -202,7 +203,7 @@ def test_a_slice_is_the_elements_at_its_indices(file: File, data: st.DataObject)
     assert evaluate(part) == np.ascontiguousarray(expected).tobytes()
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200, *HealthCheck)
 @given(data=st.data())
 def test_several_steps_along_one_dimension_are_several_dimensions(file: File, data: st.DataObject) -> None:
     tensor = data.draw(expressions(file))
@@ -230,7 +231,7 @@ def test_several_steps_along_one_dimension_are_several_dimensions(file: File, da
     assert evaluate(made) == np.ascontiguousarray(expected).tobytes()
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_strides_of_another_shape_are_of_the_same_elements(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 4), max_size=4)))
@@ -260,7 +261,7 @@ def test_columns_are_cut_within_an_element_where_the_interval_is(file: File) -> 
             assert evaluate(swapped, start, stop) == whole[start:stop]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(100, *HealthCheck)
 @given(data=st.data())
 def test_no_move_makes_more_than_the_limit_or_reads_more_than_about_twice_that(file: File, data: st.DataObject) -> None:
     tensor = data.draw(expressions(file))
@@ -271,7 +272,7 @@ def test_no_move_makes_more_than_the_limit_or_reads_more_than_about_twice_that(f
             assert move.source.nbytes <= 2 * limit
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(50, *HealthCheck)
 @given(data=st.data())
 def test_an_expression_survives_pickling_so_that_any_process_can_carry_it_out(file: File, data: st.DataObject) -> None:
     tensor = data.draw(expressions(file))

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import ZERO, Run, ckptconv, ckptconv_here
+from effort import examples
 from evaluate import evaluate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -389,7 +390,7 @@ def test_every_single_bit_of_a_file_counts(tmp_path: Path) -> None:
     assert verified(source, output).tensors == 3
 
 
-@settings(max_examples=150, deadline=None)
+@examples(60)
 @given(st.data())
 def test_a_flipped_bit_of_a_shard_or_its_record_is_found(data: st.DataObject) -> None:
     source, output = _flipping()
@@ -417,7 +418,7 @@ def _flipping(made: list[Any] = []) -> tuple[Any, Path]:  # noqa: B006
     return made[0], made[1]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(50)
 @given(st.randoms(use_true_random=False))
 def test_a_flipped_bit_of_the_data_of_a_file_of_torch_is_found(rng: random.Random) -> None:
     _, output = _flipping()
@@ -760,7 +761,7 @@ def test_casts_are_torchs(source: str, target: str) -> None:
     assert torch.isnan(again.float()).numpy()[~numbers].all()
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(st.floats(width=64), st.sampled_from(["float32", "bfloat16", "float16"]))
 def test_a_double_is_rounded_once(value: float, target: str) -> None:
     from fractions import Fraction
@@ -851,7 +852,7 @@ def wrapped(draw: st.DrawFn, tensor: LazyTensor) -> LazyTensor:
     return narrow if kind == "narrow" else Concat((tensor, narrow, tensor), dim)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(st.data())
 def test_the_reference_and_the_moves_agree_on_every_expression(data: st.DataObject) -> None:
     path = _flipping()[1].parent / "bytes"
@@ -889,7 +890,7 @@ class _Watched(Readers):
         return Watching()
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(st.data())
 def test_what_an_expression_reads_lies_in_its_footprint(data: st.DataObject) -> None:
     _, output = _flipping()

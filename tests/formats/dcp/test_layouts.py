@@ -17,7 +17,8 @@ import torch
 import torch.distributed.checkpoint as dist_checkpoint
 from checkpoints import bits, ckptconv_here
 from dcp_writer import Box, Checkpoint, cut, entry_of, grid, one, shards, whole
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import SerializationFormat
@@ -89,7 +90,7 @@ def tilings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
     return shape, draw(st.permutations(boxes))
 
 
-@settings(deadline=None, max_examples=150)
+@examples(60)
 @given(
     tiling=tilings(),
     dtype=st.sampled_from(DTYPES),
@@ -317,7 +318,7 @@ def test_chunks_that_no_sharding_makes(boxes: list[Box], tmp_path: Path) -> None
     assert "in a way that no sharding makes" in refused(checkpoint.write(tmp_path / "c"), 5)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(40)
 @given(tiling=tilings(), which=st.integers(0, 99), dim=st.integers(0, 3), by=st.sampled_from([-1, 1]))
 def test_a_chunk_that_was_moved_never_passes(
     tiling: tuple[tuple[int, ...], list[Box]],
@@ -482,7 +483,7 @@ def test_code_in_a_chunk_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@settings(deadline=None, max_examples=150)
+@examples(60)
 @given(at=st.integers(0, 10_000), to=st.integers(0, 255), cut_off=st.booleans())
 def test_damaged_metadata_is_refused_or_harmless(
     at: int, to: int, cut_off: bool, tmp_path_factory: pytest.TempPathFactory

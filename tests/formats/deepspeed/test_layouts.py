@@ -16,7 +16,8 @@ import pytest
 import torch
 from checkpoints import assert_same, bits, ckptconv, load_with_aliases
 from counting import counted
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from zero_writer import (
@@ -343,7 +344,7 @@ def checkpoints(draw: st.DrawFn) -> tuple[Model, Save]:
 
 
 @given(checkpoints())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, HealthCheck.function_scoped_fixture)
 def test_any_shapes_on_any_ranks_are_exact(tmp_path: Path, drawn: tuple[Model, Save]) -> None:
     model, save = drawn
     shutil.rmtree(tmp_path / "checkpoint", ignore_errors=True)

@@ -6,7 +6,8 @@ import re
 import warnings
 
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.formats.deepspeed import patterns
@@ -20,7 +21,7 @@ PATTERNS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 NAMES = st.text("ab.1_\nx", max_size=6)
 
 
-@settings(max_examples=500)
+@examples(150)
 @given(PATTERNS, st.lists(NAMES, min_size=1, max_size=5))
 def test_what_is_known_matches_as_python_does(pattern: str, names: list[str]) -> None:
     try:

@@ -6,7 +6,8 @@ from itertools import product
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -33,7 +34,7 @@ def torchs(layout: Layout, coordinate: tuple[int, ...]) -> torch.Tensor:
     return held
 
 
-@settings(deadline=None, max_examples=150)
+@examples(60)
 @given(layouts())
 def test_each_rank_holds_what_torch_gives_it(layout: Layout) -> None:
     numbers = torch.arange(int(torch.tensor(layout.shape).prod())).reshape(layout.shape)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -373,7 +374,7 @@ def made(parameters: dict[str, Any], buffers: dict[str, Any], modules: dict[str,
     return module
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, HealthCheck.function_scoped_fixture)
 @given(data=st.data())
 def test_any_tree_of_modules(data: st.DataObject, tmp_path: Path) -> None:
     model = data.draw(trees([nn.Linear(1, 2), nn.BatchNorm1d(2)]))

@@ -22,7 +22,8 @@ import huggingface_hub
 import pytest
 import torch
 from checkpoints import Run, assert_same, bits, ckptconv, ckptconv_here, load_with_aliases, metadata_of
-from hypothesis import HealthCheck, assume, given, settings
+from effort import examples
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from strict import assert_same as assert_same_tree
@@ -1129,7 +1130,7 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return storage.view(getattr(torch, dtype)).as_strided(shape, strides, start)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, HealthCheck.function_scoped_fixture)
 @given(
     st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), views(), max_size=6),
     st.sampled_from(["1", "1kB", "300kB", "8MiB"]),

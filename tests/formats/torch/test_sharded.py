@@ -15,7 +15,8 @@ import fsspec
 import pytest
 import torch
 from checkpoints import ZERO, Run, assert_same, ckptconv_here, load_with_aliases
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
@@ -245,7 +246,7 @@ def test_a_directory_of_deepspeed_that_also_holds_a_set(tmp_path: Path) -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=12), parts=st.integers(1, 5))
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_any_set(sizes: list[int], parts: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("set")
     tensors = {f"t{number}": numbers(torch.uint8, size) for number, size in enumerate(sizes)}
@@ -392,7 +393,7 @@ def test_the_files_of_a_set_on_a_store_are_read_side_by_side(
         directory, index = tmp_path / "out", "model.safetensors.index.json"
     store, place = fsspec.filesystem("memory"), f"/set-of-{kind}"
     store.put(f"{directory}/", place, recursive=True)
-    begun = threading.Barrier(3, timeout=60)
+    begun = threading.Barrier(3, timeout=600)
 
     def together(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def waiting(location: Any) -> Any:

@@ -19,7 +19,8 @@ from attacks.assemble import Member, mapped, members, name, pickled, streamed, t
 from attacks.corpus import DONE, W_STREAM, M, P
 from attacks.readers import READERS, THREE, entry, record, tar
 from checkpoints import ckptconv_here
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch_reference import same
 
@@ -158,7 +159,7 @@ SOUND = [
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=200)
+@examples(80)
 def test_what_is_read_of_a_damaged_file_is_what_torch_reads(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -192,7 +193,7 @@ def test_what_is_read_of_a_damaged_file_is_what_torch_reads(
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=200)
+@examples(80)
 def test_a_tar_archive_is_what_tarfile_takes_for_one(data: st.DataObject) -> None:
     """By its checksum, whatever the magic, and however that is written."""
     block = bytearray(entry(data.draw(st.binary(max_size=99)), magic=data.draw(st.sampled_from([b"", b"ustar"]))))

@@ -23,8 +23,9 @@ import pytest
 import torch
 from checkpoints import ckptconv_here
 from containers import ContainerSuite
+from effort import examples
 from evaluate import evaluate
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 from torch import nn
 from torch_reference import SAVABLE, bits, numbers, same
@@ -123,7 +124,7 @@ def test_every_view_of_one_storage(tmp_path):
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@examples(40)
 def test_any_view(data, tmp_path_factory):
     """Any size, stride and offset that torch can have, over a storage just large enough or larger."""
     shape = data.draw(st.lists(st.integers(0, 5), max_size=5))
@@ -700,7 +701,7 @@ VOCABULARY = torch_objects.vocabulary(lambda pid: pid)
 
 
 @given(st.lists(junk, max_size=8).map(tuple))
-@settings(deadline=None, max_examples=200)
+@examples(80)
 def test_constructors_stand_any_arguments(args):
     for name, constructor in VOCABULARY.constructors.items():
         note(".".join(name))
@@ -709,7 +710,7 @@ def test_constructors_stand_any_arguments(args):
 
 
 @given(st.one_of(junk, st.tuples(st.just("storage"), junk, junk, junk, junk)))
-@settings(deadline=None, max_examples=100)
+@examples(50)
 def test_persistent_ids_may_be_anything(pid):
     with contextlib.suppress(torch_objects.MalformedError):
         assert torch_objects.storage_id(pid).numel >= 0

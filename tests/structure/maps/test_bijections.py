@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from mapping import Checkpoint, numbered, same, values
 
@@ -90,7 +91,7 @@ def shapes_of(rules: list[list[list[str]]], sizes: dict[str, int]) -> dict[str, 
     return shapes
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(50, HealthCheck.function_scoped_fixture)
 @given(rules())
 def test_there_and_back_is_the_identity(tmp_path: Path, made: tuple[Any, dict[str, int]]) -> None:
     found, sizes = made
@@ -105,7 +106,7 @@ def test_there_and_back_is_the_identity(tmp_path: Path, made: tuple[Any, dict[st
     same(values(back.tensors), arrays)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, HealthCheck.function_scoped_fixture)
 @given(rules(), st.data())
 def test_a_faulty_map_is_an_error_that_names_a_tensor(
     tmp_path: Path, made: tuple[Any, dict[str, int]], data: st.DataObject
