@@ -137,7 +137,7 @@ def with_json(group: Any, path: str = "") -> Iterator[str]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from with_json(command, f"{path}{name} ")
-        elif "json" in {parameter.name for parameter in command.params}:
+        if "json" in {parameter.name for parameter in command.params}:
             yield f"{path}{name}"
 
 
