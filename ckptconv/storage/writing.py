@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import Queue
 
 from ckptconv.errors import FailedError
-from ckptconv.process import Thread
+from ckptconv.process import Thread, start_threads
 from ckptconv.storage.handles import Handle
 
 
@@ -150,21 +150,20 @@ class Syncing:
     def add(self, step: Callable[[], None]) -> None:
         """Queue `step`, to be run after those before it."""
         if self._thread is None:
-            thread = Thread(self._work)
-            try:
-                thread.start()
-            except RuntimeError:  # the system allows no more threads
-                step()
-                return
-            self._thread = thread
+            # Known before it starts: a signal that comes meanwhile is raised by `start_threads`.
+            self._thread = Thread(self._work)
+            start_threads([self._thread])
+        if self._thread.ident is None:  # the system allows no more threads
+            step()
+            return
         self._waiting.put(step)
 
     def finish(self) -> None:
         """Wait until every step has run. Raises the error of a step that failed."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:
             self._waiting.put(None)
             self._thread.join()
-            self._thread = None
+        self._thread = None
         if self._failure is not None:
             raise self._failure
 
