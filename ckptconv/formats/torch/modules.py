@@ -36,7 +36,7 @@ _NOT_SAVED = "_non_persistent_buffers_set"
 _OF_GRAPHS = frozenset(
     Global("torch.fx.graph_module", name) for name in ("reduce_graph_module", "reduce_deploy_graph_module")
 )
-# torch.compile's module, since torch 2.8, pickles as a call of its class with the module that it compiled.
+# torch.compile's module is pickled as a call of its class with the module that it compiled.
 _COMPILED, _COMPILED_NAME = Global("torch._dynamo.eval_frame", "OptimizedModule"), "_orig_mod"
 # Wrappers of one module, whose hooks take these off the names.
 _UNNAMED = {
