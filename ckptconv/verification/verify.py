@@ -66,7 +66,8 @@ if TYPE_CHECKING:
 Progress: TypeAlias = Callable[[int], object]
 
 # Metadata entries that are never aliases: a tensor with such a name is stored.
-_RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
+_MAP = "ckptconv.map"
+_RESERVED = ("format", "total_size", "ckptconv.structure", _MAP)
 _SHOWN = 5
 _AGAIN = "It was changed since it was written, or the source was; convert again."
 # Bytes that are prefetched from remote files before they are compared.
@@ -646,6 +647,14 @@ def _rename(asked: Options) -> Rename:
 def _check_names(source: Source, expected: _Expected, found: Written, asked: Options, wrong: _Differences) -> None:
     """Compare the names: every name of the source is stored or an alias of a stored one, and there is no other."""
     for removed, kept in found.aliases.items():
+        if removed == _MAP and removed not in expected.tensors:
+            raise DifferenceError(
+                f"{found.path}: its metadata records a map, and it is compared without one.",
+                "Give the --map of the conversion, and each --size.",
+                what="alias",
+                tensor=removed,
+                found=kept,
+            )
         why = ""
         if asked.tied == "duplicate":
             why = "every name was to have its own bytes"

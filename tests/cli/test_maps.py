@@ -66,3 +66,10 @@ def test_what_a_check_finds_is_an_error(place: Path) -> None:
         run = ckptconv_here("maps", "check", name)
         assert run.code == 2
         assert told in run.err
+
+
+def test_verify_asks_for_the_map_of_a_single_file(place: Path) -> None:
+    given = "--map", "my.toml", "--size", "g=2"
+    assert ckptconv_here("convert", "m.pt", "m.safetensors", *given).code == 0
+    ckptconv_here("verify", "m.pt", "m.safetensors").refused(1, "records a map", "Give the --map of the conversion")
+    assert ckptconv_here("verify", "m.pt", "m.safetensors", *given).code == 0
