@@ -176,4 +176,4 @@ if not TYPE_CHECKING:  # else every name would be right
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

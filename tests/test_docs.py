@@ -26,8 +26,8 @@ import site_pages as site  # noqa: E402
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCED = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(
-    r"ckptconv (convert|pt2safetensors|safetensors2pt|zero-to-fp32|dcp2safetensors|inspect|verify|diff|patch|finish"
-    r"|virtual|serve|rows \w+|maps \w+)"
+    r"ckptconv (convert|pt2safetensors|safetensors2pt|zero-to-fp32|dcp2safetensors|safetensors2dcp|inspect|verify|diff"
+    r"|patch|scan|finish|virtual|serve|rows \w+|maps \w+)"
 )
 
 

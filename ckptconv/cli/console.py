@@ -475,7 +475,8 @@ def _scan_lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in report.counts.items() if count)
     yield f"scanned {count_of(len(report.files), 'file')} in {report.seconds:.2f} s: {verdicts or 'no checkpoint'}"
     if report.skipped:
-        yield f"{count_of(report.skipped, 'file')} skipped, as no checkpoint"
+        which = "it is no checkpoint" if report.skipped == 1 else "they are no checkpoints"
+        yield f"{count_of(report.skipped, 'file')} skipped: {which}"
     if report.links:
         yield f"{count_of(report.links, 'symbolic link')} not followed; name what they lead to, to scan that"
 

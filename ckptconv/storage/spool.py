@@ -8,6 +8,7 @@ A compressed record is unpacked when the first of its bytes is requested, and no
 from __future__ import annotations
 
 import bisect
+import errno
 import io
 import os
 import re
@@ -134,7 +135,8 @@ def _unnamed(directory: str) -> int:
 
 def _cannot_write(directory: str, error: OSError) -> FailedError:
     return FailedError(
-        f"A temporary file in {directory} cannot be written: {reason(error)}. Nothing was written.", _ELSEWHERE
+        f"A temporary file in {directory} cannot be written: {reason(error)}. Nothing was written.",
+        _ELSEWHERE if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Name another directory: --spool-dir.",
     )
 
 
