@@ -17,6 +17,8 @@ from ckptconv.options.table import COMPARING
     COMPARING["optimizer"],
     *named("tag exclude_frozen_parameters master raw"),
     *named("strip_prefix rename"),
+    COMPARING["map"],
+    *named("size"),
     COMPARING["dtype"],
     *named("unstack"),
     COMPARING["rtol"],
@@ -41,6 +43,7 @@ def diff(
     Elements of one dtype are equal if all their bits are; those of two dtypes if their values are. With --rtol or
     --atol, values count, not bits and dtypes. Options that choose and change names apply to both. Exit code 0: all is
     equal; 1: something differs. With --delta it is 0 once the delta is written, which is empty if all is equal.
+    --map is for A alone.
 
     \b
     Examples:
@@ -48,6 +51,7 @@ def diff(
       ckptconv diff model.pt model.safetensors
       ckptconv diff --rtol 1e-2 --top 10 fp32/ bf16/
       ckptconv diff --html changes.html base/ tuned/
+      ckptconv diff step-1000/ ../Llama-3.1-8B --map torchtitan-llama3
       ckptconv diff step100/ step101/ --delta deltas/weight_v000001
     """
     from ckptconv.inspection.comparing import diff as compare

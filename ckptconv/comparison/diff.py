@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -143,11 +143,13 @@ class _Side:
     """The tensors of one checkpoint by name, as they are compared, and which are tied: {name: kept}.
 
     `known` are all names that it has. `include` chooses names. `idle` are options that do nothing here: {option: why}.
+    `warnings` say what a map left out.
     """
 
     known: Mapping[str, Any]
     include: Choice
     idle: Mapping[str, str]
+    warnings: Sequence[str] = ()
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
 
@@ -207,7 +209,7 @@ def difference(
         max_rel=max((change.max_rel or 0 for change in found), default=0),
         norm=root(sum((pair.found.squares.change for pair in pairs.values() if pair.found), Fraction(0))),
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
-        warnings=[*one.warnings, *other.warnings, *idle],
+        warnings=[*one.warnings, *other.warnings, *a.warnings, *b.warnings, *idle],
         hints=list(_hints(tensors)),
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
         bytes_read=one.bytes_read + other.bytes_read + read,
@@ -228,7 +230,7 @@ def _side(source: Source, options: Options, optimizer: bool) -> _Side:
     asked = replace(options, include=())
     weights = selected(source, asked)
     _check_growth(source, weights.tensors.values())
-    side = _Side(weights.known, include, weights.idle(asked))
+    side = _Side(weights.known, include, weights.idle(asked), weights.warnings if weights.applied else ())
     _add(side, weights)
     if optimizer:
         _add(side, selected_states(source, asked), _STATES)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.comparison.changes import Tolerance
 from ckptconv.comparison.diff import Difference, difference
 from ckptconv.errors import UsageError
-from ckptconv.formats.detect import complete, open_source
+from ckptconv.formats.detect import complete, open_source, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.table import DIFFING, Options, checked, filled
 from ckptconv.process import no_garbage
@@ -43,9 +44,10 @@ def diff(
 
     Tensors are matched by name. Elements of one dtype are compared by their bits; those of two dtypes by value; with
     `rtol` or `atol`, all by value. `key`, `include`, `exclude`, `strip_prefix`, `rename` and `dtype` apply to both
-    sides, as in a conversion. `optimizer` compares the optimizer states too. `delta` is a directory for what changes
-    `a` into `b`, which `patch` applies. `html` is a file for a page that shows all this. `progress` and `on_total` are
-    those of `convert`, for the bytes of both sides; for a delta, they begin again with those that differ.
+    sides, as in a conversion; `map` and `size` to `a` alone. `optimizer` compares the optimizer states too. `delta` is
+    a directory for what changes `a` into `b`, which `patch` applies. `html` is a file for a page that shows all this.
+    `progress` and `on_total` are those of `convert`, for the bytes of both sides; for a delta, they begin again with
+    those that differ.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
     else opening a checkpoint raises. A difference is no error.
@@ -65,13 +67,16 @@ def diff(
 
         check_whole(html, "the page")
     if delta:
+        if chosen.map:
+            raise UsageError("--delta leads from A as it is to B, and --map gives A other names.", "Convert A first.")
         chosen = delta.checked(chosen)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
     opened = source_of(a), source_of(b)
     if all(not isinstance(each, Source) and is_pipe(os.fspath(each)) for each in opened):
         raise UsageError("Both sides are a pipe, and there is one standard input.", "Give a path for one of them.")
     with no_garbage():
-        one, other = (_opened(each, chosen, optimizer) for each in opened)
+        one = _opened(opened[0], chosen, optimizer)
+        other = _opened(opened[1], replace(chosen, map="", size={}), optimizer)
     changed: dict[str, Pair] | None = {} if delta else None
     found = difference(
         one,
@@ -118,5 +123,6 @@ def _delta_asked(
 
 def _opened(given: str | os.PathLike[str] | Source, chosen: Options, optimizer: bool) -> Source:
     if isinstance(given, Source):
-        return complete(given, key=chosen.key, states=optimizer, inert=chosen.inert)
+        given = complete(given, key=chosen.key, states=optimizer, inert=chosen.inert)
+        return with_layout(given, map=chosen.map, size=chosen.size, storage_options=chosen.storage_options)
     return open_source(normalize(os.fspath(given)), **chosen.opening(), key=chosen.key, states=optimizer)

@@ -248,6 +248,13 @@ class DiffOptions(TypedDict, total=False):
     rename: str | list[str] | tuple[str, ...] | None
     """Rename, as re.sub does: '^module=model'; repeatable."""
 
+    map: str | os.PathLike[str] | None
+    """Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) or a
+    file of rules."""
+
+    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
+    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
+
     dtype: str | TorchDType | None
     """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
     checkpoint, else keep."""

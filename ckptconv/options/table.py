@@ -630,6 +630,10 @@ class _Comparing:
         "Cast the floating tensors of both to DTYPE before they are compared.",
         "float32 for a DeepSpeed checkpoint, else keep",
     )
+    map = Options.table["map"].explained(
+        "Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) "
+        "or a file of rules.",
+    )
     rtol = Option(
         NUMBER,
         "Compare values, not bits; equal is what differs by at most R times the larger of both.",
@@ -704,8 +708,9 @@ INSPECTING = _named_in(
 )
 DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
-    "key include exclude optimizer strip_prefix rename dtype rtol atol html jobs memory tag exclude_frozen_parameters "
-    "master unstack inert raw spool_dir storage_options delta delta_encoding delta_checksum delta_version",
+    "key include exclude optimizer strip_prefix rename map size dtype rtol atol html jobs memory tag "
+    "exclude_frozen_parameters master unstack inert raw spool_dir storage_options delta delta_encoding delta_checksum "
+    "delta_version",
 )
 PATCHING = _named_in(
     OPTIONS,
