@@ -231,12 +231,10 @@ class Output:
         from rich.text import Text
 
         console = coloured(sys.stdout)
-        for line in lines:
-            text = Text.assemble(*((printable(span.text), _STYLES.get(span.style, "")) for span in line))
-            try:
-                console.print(text)
-            except OSError as error:
-                raise FailedError(f"The report cannot be written: {reason(error)}.") from error
+        with console.capture() as captured:  # rich would end the program when the reader closes the pipe
+            for line in lines:
+                console.print(Text.assemble(*((printable(span.text), _STYLES.get(span.style, "")) for span in line)))
+        self._write(captured.get())
 
     def failed(self, error: CkptconvError, asked: str | None = None) -> None:
         """Report the error that ended a command. `asked` is its input, as far as it is known."""
@@ -255,9 +253,12 @@ class Output:
         self._print([json.dumps(value, ensure_ascii=True, allow_nan=False, default=str)])
 
     def _print(self, lines: list[str]) -> None:
-        """Print to stdout. Raises FailedError if that fails, but not if the reader has closed the pipe."""
+        self._write("".join(f"{printable(line)}\n" for line in lines))
+
+    def _write(self, text: str) -> None:
+        """Write to stdout. Raises FailedError if that fails, but not if the reader has closed the pipe."""
         try:
-            print("\n".join(map(printable, lines)), flush=True)
+            print(text, end="", flush=True)
         except OSError as error:
             # Python would try again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

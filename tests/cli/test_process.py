@@ -737,10 +737,14 @@ def test_a_reader_of_the_log_that_goes_away_does_not_end_the_work(small: Path, t
     assert is_small(tmp_path / "out.safetensors")
 
 
-def test_inspect_into_a_pager_that_is_left_early(tmp_path: Path) -> None:
+@pytest.mark.parametrize("colours", [{}, {"FORCE_COLOR": "1"}])
+def test_inspect_into_a_pager_that_is_left_early(tmp_path: Path, colours: dict[str, str]) -> None:
     torch.save({f"{'long name ' * 20}{n}": torch.ones(1) for n in range(5000)}, tmp_path / "model.pt")
     command = f"set -o pipefail; {sys.executable} -m ckptconv inspect -v model.pt | head -1"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **colours}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1
 
