@@ -756,8 +756,9 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
         if len(state) < 8 or any(part is not None for part in state[2:5]):
             return None
         order = state[1]
-        # numpy takes the size of kinds S, U and V from the state.
-        if type(order) is not str or order not in ("<", ">", "|", "=") or (kind in "SUV" and state[5] != size):
+        # numpy takes the size of kinds S, U and V from the state. Only what has no byte order says "|".
+        orders = ("<", ">", "=", *("|" if kind in "SV" or size == 1 else ()))
+        if type(order) is not str or order not in orders or (kind in "SUV" and state[5] != size):
             raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
         # Without `copy`, the state changes nothing: numpy has one shared object for such a dtype.
         if ">" in (order, named[1]) and order != named[1] and not (len(value.args) == 3 and value.args[2]):

@@ -176,6 +176,12 @@ ODD: dict[str, tuple[bytes, ...]] = {
     "an array whose elements have two sizes": (
         array_of(dtype_of_numpy("S3", *state_of_dtype("|", 5)), (3,), raw(b"abcdefghi")),
     ),
+    "an array of numbers without a byte order": (
+        array_of(dtype_of_numpy("f4", *state_of_dtype("|")), (2,), raw(DATA[:8])),
+    ),
+    "an array of bytes without a byte order": (
+        array_of(dtype_of_numpy("u1", *state_of_dtype("|")), (8,), raw(DATA[:8])),
+    ),
     "an array of strings": (array_of(dtype_of_numpy("S3", *state_of_dtype("|", 3)), (3,), raw(b"abcdefghi")),),
     "a scalar": (called(name("numpy.core.multiarray", "scalar"), dtype_of_numpy("f4"), raw(DATA[:4])),),
     "a scalar of too many bytes": (called(name("numpy.core.multiarray", "scalar"), dtype_of_numpy("f4"), raw(DATA)),),
@@ -187,7 +193,7 @@ HONEST = {
     "one dtype", "bytes, then untyped", "untyped, as several dtypes", "float, as int by its own dtype",
     "without elements as two dtypes", "conj", "neg", "conj and neg", "no metadata", "a parameter",
     "the dtype of its elements", "sparse", "no size", "an attribute tag", "an array", "an array without a version",
-    "an array of strings", "a scalar",
+    "an array of bytes without a byte order", "an array of strings", "a scalar",
 }  # fmt: skip
 CONTENTS = {"0": DATA, "1": b"", "2": bytes(8) + b"\5" + bytes(7), "3": bytes(24)}
 
