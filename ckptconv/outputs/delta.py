@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ckptconv.errors import CorruptError, UsageError
@@ -68,35 +68,50 @@ def check_chain(deltas: Sequence[Delta]) -> None:
         )
 
 
-def patched(output: Output, deltas: Sequence[Delta]) -> Output:
-    """Return the plan of `output` with `deltas` applied in order. Raise CorruptError if they are for another base."""
-    tensors = {part.name: part.tensor for file in output.plan.files for part in file.parts if isinstance(part, Data)}
-    made: dict[str, LazyTensor] = {}
+def check_base(deltas: Sequence[Delta], tensors: Mapping[str, LazyTensor], aliases: Mapping[str, str]) -> None:
+    """Raise CorruptError if `deltas` are for another base than `tensors`, with `aliases`, {removed: kept}."""
     for delta in deltas:
-        unknown = [name for name in delta.payloads if name not in tensors and name not in output.aliases]
+        unknown = [name for name in delta.payloads if name not in tensors and name not in aliases]
         if unknown:
             raise _other_base(delta, f"has no {some(unknown, 3)}, which the delta changes")
         for name in delta.payloads:
-            kept, size = output.aliases.get(name), delta.sizes.get(name)
-            has = tensors[kept or name].nbytes
+            kept, size = aliases.get(name), delta.sizes.get(name)
+            has = tensors[name if kept is None else kept].nbytes
             if delta.encoding == XOR and size not in (None, has):
                 raise _other_base(delta, f"has {has} bytes in {name!r}, of which the delta changes {size}")
-            if kept is None:
-                made[name] = _changed(made.get(name, tensors[name]), delta, name)
-            elif delta.checksums.get(kept) != delta.checksums[name]:
+            if kept is not None and delta.checksums.get(kept) != delta.checksums[name]:
                 raise _other_base(delta, f"ties {name!r} to {kept!r}, which the delta makes different")
+
+
+def with_changes(tensor: LazyTensor, deltas: Sequence[Delta], name: str) -> LazyTensor:
+    """Return `tensor` with what `deltas`, in order, change under `name`."""
+    for delta in deltas:
+        if name in delta.payloads:
+            tensor = _changed(tensor, delta, name)
+    return tensor
+
+
+def patched_id(files: Iterable[FilePlan], deltas: Sequence[Delta], base_id: str) -> str:
+    """Return the plan id of an output with `deltas` applied. Without them it is `base_id`, and has the same headers."""
+    applied = {f"{number}/{name}": each for number, delta in enumerate(deltas) for name, each in delta.inputs.items()}
+    return identify(files, applied, ("patch", base_id))
+
+
+def patched(output: Output, deltas: Sequence[Delta]) -> Output:
+    """Return the plan of `output` with `deltas` applied in order. Raise CorruptError if they are for another base."""
+    parts = (part for file in output.plan.files for part in file.parts if isinstance(part, Data))
+    check_base(deltas, {part.name: part.tensor for part in parts}, output.aliases)
     files = tuple(
         replace(
             file,
             parts=tuple(
-                part._replace(tensor=made[part.name]) if isinstance(part, Data) and part.name in made else part
+                part._replace(tensor=with_changes(part.tensor, deltas, part.name)) if isinstance(part, Data) else part
                 for part in file.parts
             ),
         )
         for file in output.plan.files
     )
-    applied = {f"{number}/{name}": each for number, delta in enumerate(deltas) for name, each in delta.inputs.items()}
-    plan_id = identify(files, applied, ("patch", output.plan.plan_id))
+    plan_id = patched_id(files, deltas, output.plan.plan_id)
     applied_from = [seen_from(output.target, delta.path) for delta in deltas]
     heading = {**output.heading, "plan": plan_id, "deltas": applied_from}
     return replace(output, plan=Plan(files, plan_id), heading=heading)

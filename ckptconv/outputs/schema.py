@@ -138,7 +138,10 @@ def _check_shards(names: list[str], index: str, gaps: bool) -> None:
 def check_heading(told: Any) -> None:
     """Raise ValueError unless `told` is the part of a manifest before its files."""
     object_of(
-        told, "its heading", {"ckptconv", "plan", "kind", "source", "options", "aliases"}, {"like", "map", "digest"}
+        told,
+        "its heading",
+        {"ckptconv", "plan", "kind", "source", "options", "aliases"},
+        {"like", "map", "digest", "deltas"},
     )
     for name in ("ckptconv", "plan", "kind"):
         text_of(told[name], name)
@@ -159,6 +162,11 @@ def check_heading(told: Any) -> None:
     object_of(told["options"], "the record of its options")
     _texts(told["aliases"], "its aliases")
     object_of(told.get("map", {}), "its map")
+    if "deltas" in told:
+        if not list_of(told["deltas"], "its deltas") or told["kind"] != "weights":
+            raise ValueError("its deltas change nothing")
+        for path in told["deltas"]:
+            text_of(path, "the path of a delta")
 
 
 def check_manifest(told: Any) -> None:

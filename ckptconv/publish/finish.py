@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.options.table import FINISHING, Options, checked
@@ -29,7 +29,8 @@ from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, join, listed, normalize, real_place
-from ckptconv.storage.progress import Progress, counter, shown
+from ckptconv.storage.progress import Progress, counter, on_file, shown
+from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 if TYPE_CHECKING:
@@ -100,71 +101,95 @@ def finish(
     """
     started = time.monotonic()
     chosen = Options(**options)
-    known, checksum, told = dict(chosen.storage_options), chosen.checksum, chosen.manifest or chosen.attest
-    for option, path in (("--manifest", chosen.manifest), ("--attest", chosen.attest)):
-        if path:
-            check_file(normalize(path), option, known)
-    if chosen.manifest and chosen.manifest == chosen.attest:
-        raise UsageError(f"--manifest and --attest both name {chosen.attest}.", "Write one to another place.")
-    planned = [each for path in listed(outputs) for each in _planned(Location(path, known))]
-    made_of = []
-    if chosen.attest:
-        _check_digests(planned)
-        for each in planned:
-            told_inputs = each.told.heading["source"]["inputs"]
-            made_of.append(found_again(each.path, each.told.inputs, told_inputs, chosen))
-    if on_total and (checksum or made_of):
-        again = sum(size for each in planned for _, size, _ in each.files) if checksum else 0
+    _check_beside(chosen)
+    planned = [each for path in listed(outputs) for each in _planned(Location(path, dict(chosen.storage_options)))]
+    made_of = _found_again(planned, chosen)
+    if on_total and (chosen.checksum or made_of):
+        again = sum(size for each in planned for _, size, _ in each.files) if chosen.checksum else 0
         on_total(again + sum(file.size for file in files_in(made_of)))
-    documents, works = [], []
     with ExitStack() as stack:
-        for each in planned:
-            staging = staging_for(each.path, each.told.plan_id, each.kind, chosen, in_parts=True)
-            staging.finishing = True
-            staging.__enter__()
-            stack.callback(staging.detach)
-            if each.published:
-                documents.append(_published(each, bool(told)))
-                staging.committed = True
-                continue
-            if each.kind == "file" and "digest" in each.told.heading and not told:
-                raise UsageError(
-                    f"{each.path} is one file, which has no manifest beside it to keep its digests in. "
-                    f"{each.untouched}",
-                    "Give --manifest FILE too.",
-                )
-            made = _collected(each, staging)
-            if checksum:
-                _check(each, staging, counter(progress))
-            data = document(each.told.heading, made)
-            documents.append(data)
-            names = list(made)
-            if each.kind != "file":
-                staging.seal(staging.put(NAME, data))
-                names.append(NAME)
-            works.append((staging, names))
+        staged = [_stage(each, chosen, counter(progress), stack) for each in planned]
         inputs: Sequence[Mapping[str, Digested]] = ()
         if made_of:
-            if on_file := getattr(progress, "on_file", None):
-                on_file(DIGESTING)
+            on_file(counter(progress), DIGESTING)
             inputs = digested(made_of, planned[0].told.heading["digest"], chosen, counter(progress))
-        described = [(each.path, each.kind == "file", data) for each, data in zip(planned, documents, strict=True)]
-        written = stage_beside(described, inputs, planned[0].told.plan_id, chosen, stack)
+        described = [(each.path, each.kind == "file", one.manifest) for each, one in zip(planned, staged, strict=True)]
+        beside = stage_beside(described, inputs, planned[0].told.plan_id, chosen, stack)
         if before_commit:
             before_commit()
-        commit(works)
-        for staging in written:
+        commit([(one.staging, one.names) for one in staged if one.names])
+        for staging in beside:
             staging.commit([""])
+    return _report(planned, chosen, started)
+
+
+class _Staged(NamedTuple):
+    """An output whose files are all there: its staging, the names to commit, none if it is published, and its
+    manifest."""
+
+    staging: Staging
+    names: list[str]
+    manifest: bytes
+
+
+def _check_beside(options: Options) -> None:
+    """Raise UsageError if what is written beside the outputs cannot have its place."""
+    for option, path in (("--manifest", options.manifest), ("--attest", options.attest)):
+        if path:
+            check_file(normalize(path), option, dict(options.storage_options))
+    if options.manifest and options.manifest == options.attest:
+        raise UsageError(f"--manifest and --attest both name {options.attest}.", "Write one to another place.")
+
+
+def _found_again(planned: Sequence[_Planned], options: Options) -> list[dict[str, File]]:
+    """Return the inputs of each output by name, if they are to be attested."""
+    if not options.attest:
+        return []
+    _check_digests(planned)
+    return [
+        found_again(each.path, each.told.inputs, each.told.heading["source"]["inputs"], options) for each in planned
+    ]
+
+
+def _stage(planned: _Planned, options: Options, progress: Progress | None, stack: ExitStack) -> _Staged:
+    """Check that every file of an output is staged or published, and stage its manifest. `stack` releases it."""
+    needed = bool(options.manifest or options.attest)
+    staging = staging_for(planned.path, planned.told.plan_id, planned.kind, options, in_parts=True)
+    staging.finishing = True
+    staging.__enter__()
+    stack.callback(staging.detach)
+    if planned.published:
+        manifest = _published(planned, needed)
+        staging.committed = True
+        return _Staged(staging, [], manifest)
+    if planned.kind == "file" and "digest" in planned.told.heading and not needed:
+        raise UsageError(
+            f"{planned.path} is one file, which has no manifest beside it to keep its digests in. {planned.untouched}",
+            "Give --manifest FILE too.",
+        )
+    made = _collected(planned, staging)
+    if options.checksum:
+        _check(planned, staging, progress)
+    manifest, names = document(planned.told.heading, made), list(made)
+    if planned.kind != "file":
+        staging.seal(staging.put(NAME, manifest))
+        names.append(NAME)
+    return _Staged(staging, names, manifest)
+
+
+def _report(planned: Sequence[_Planned], options: Options, started: float) -> Report:
+    first = planned[0].told.heading["source"]
+    tensors = sum(count for each in planned for _, _, count in each.files)
     return Report(
-        input=", ".join(list(planned[0].told.heading["source"]["inputs"])[:1]),
+        input=", ".join(list(first["inputs"])[:1]),
         outputs=[OutputFile(each.final(name), size, count) for each in planned for name, size, count in each.files],
-        format=planned[0].told.heading["source"]["format"],
-        tensors=sum(count for each in planned for _, _, count in each.files),
+        format=first["format"],
+        tensors=tensors,
         aliases={alias: kept for each in planned for alias, kept in each.told.heading["aliases"].items()},
         counts={},
         opaque=[],
         warnings=[],
-        checksums=sum(count for each in planned for _, _, count in each.files) if checksum else 0,
+        checksums=tensors if options.checksum else 0,
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss(),
         finished=True,
@@ -266,11 +291,9 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
 
 
 def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> None:
-    on_file = getattr(progress, "on_file", None)
     changed = []
     for name, size, _ in planned.files:
-        if on_file:
-            on_file(name)
+        on_file(progress, name)
         if not staging.check(name, size, progress):
             changed.append(name)
     if changed:

@@ -1,9 +1,66 @@
-"""Assigns files to the parts of a conversion, without coordination between the processes that write them. Pure."""
+"""What of a conversion each part makes, without coordination between the processes that write them. Pure."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+
+from ckptconv.errors import UsageError
+from ckptconv.options.table import Options
+from ckptconv.outputs.planning import Output
+from ckptconv.plan import FilePlan
+from ckptconv.storage.paths import is_remote
+
+# The options that are about an output as a whole, and what to do instead of giving them to a part.
+_OF_WHOLE = {
+    "verify": "Verify it when it is finished.",
+    "manifest": "Give it to `ckptconv finish`.",
+    "attest": "Give it to `ckptconv finish`.",
+    "depfile": "Write the rule by hand, for `ckptconv finish`.",
+}
+
+
+def check_part(outputs: Sequence[Output], options: Options, verifies: bool) -> None:
+    """Raise UsageError if `outputs` cannot be made in parts, or not with these options. `verifies`: the outputs are to
+    be verified."""
+    asked = {"verify": verifies, "manifest": options.manifest, "attest": options.attest, "depfile": options.depfile}
+    for option, hint in _OF_WHOLE.items():
+        if asked[option]:
+            raise UsageError(f"--{option} is about an output as a whole, and --part makes a part of it.", hint)
+    for output in outputs:
+        if output.target.to == "dcp-hf" and is_remote(output.target.path):
+            raise UsageError(
+                f"{output.target.path}: on a store, parts need a file that says when all are there, and safetensors "
+                "shards of torch.distributed.checkpoint have none.",
+                "Convert it without --part, or write it to a shared disk.",
+            )
+        if is_one_upload(output):
+            raise UsageError(
+                f"{output.target.path}: on a store, parts are the shards of an output with an index, and this output "
+                "is one file.",
+                "Convert it without --part, write it to a shared disk, or divide it with a smaller --max-shard-size.",
+            )
+
+
+def is_one_upload(output: Output) -> bool:
+    """Whether a remote output is one file: it is complete once it has its name, while shards need an index."""
+    index = output.target.index
+    has_index = output.target.is_tree or any(file.name == index for file in output.plan.files)
+    return is_remote(output.target.path) and not has_index
+
+
+def files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[list[FilePlan]]:
+    """Return the files of each output to make now: all, or those of one part."""
+    if not part:
+        return [list(output.plan.files) for output in outputs]
+    number, count = part
+    # Assign each output separately, so that `finish` can tell which part a file belongs to.
+    found = []
+    for index, output in enumerate(outputs):
+        files = output.plan.files
+        parts = assign([file.size for file in files], count, index)
+        found.append([file for file, of in zip(files, parts, strict=True) if of == number])
+    return found
 
 
 def assign(sizes: Sequence[int], count: int, shift: int = 0) -> list[int]:

@@ -19,7 +19,8 @@ from ckptconv.outputs.planning import Output, check_growth, check_output
 from ckptconv.outputs.targets import Spared, files_behind, named_inputs
 from ckptconv.process import peak_rss
 from ckptconv.publish.inputs import inputs_of
-from ckptconv.publish.publish import Done, Verifier, files_of, final_path, last_path, publish
+from ckptconv.publish.parts import files_of
+from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, final_path, last_path, publish
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.digests import hasher
@@ -50,88 +51,121 @@ def produce(
     The other functions are those that `convert` takes.
     """
     _check_digests(outputs, chosen)
-    read_by = [each.plan.inputs() for each in outputs]
-    read = list(dict.fromkeys(itertools.chain.from_iterable(read_by)))
-    inputs = list(dict.fromkeys(file.stored for file in read))
-    references = [one.reference for one in sources if one.reference]
-    every = [*sources, *references]
-    theirs = {path for one in references for path in files_behind(one)}
-    own = [path for one in sources for path in files_behind(one)]
-    spared = Spared([*own, *(file.path for file in inputs if file.path not in theirs)], theirs)
-    for each, files in zip(outputs, read_by, strict=True):
-        check_growth(each, sum(file.size for file in files))
-        check_output(each, spared, chosen)
-    filled = {name for each in outputs if each.told.like for name in each.told.like.filled}
-    equal = [pair for one in sources for pair in one.equal] + [pair for each in outputs for pair in each.told.equal]
-    equal += [pair for one in references for pair in one.equal if pair[0] in filled]
-    alike: list[Equal] = []
-    if chosen.optimizer or chosen.universal:
-        equal.extend(pair for one in sources for pair in one.equal_states)
-        alike.extend(pair for one in sources for pair in one.alike_states)
-    checksums = Checksums({path: each for one in every for path, each in one.records.items()})
-    watched = checksums if chosen.checksum else None
+    made = _Production(sources, outputs, chosen)
+    made.check()
     done = Done()
-    mine = files_of(outputs, chosen.part)
     if not chosen.dry_run:
-        with _depfile(every, outputs, inputs, chosen):
-            within = sources[0].path
-            asked = chosen.attest or (chosen.part and chosen.digest)
-            made_of = [inputs_of(each, within) if asked else {} for each in outputs]
+        with _depfile(made.every, outputs, made.inputs, chosen):
             done = publish(
-                outputs,
-                read,
-                equal,
-                alike,
-                chosen,
-                on_total,
-                progress,
-                before_commit,
-                watched,
-                verify,
-                executor,
-                made_of,
+                outputs, made.described(), chosen, Hooks(on_total, progress, before_commit, verify), executor
             )
-    has_chosen_names = chosen.key or chosen.strip_prefix or chosen.rename
-    recorded = list(dict.fromkeys(key for each in outputs for key in each.told.recorded))
-    counts: Counter[str] = Counter()
-    for one in sources:
-        counts.update(one.counts)
-    written = sum(file.size for files in mine for file in files) - done.reused_bytes
-    return Report(
-        input=sources[0].path,
-        outputs=[
-            OutputFile(final_path(each.target, file), file.size, each.tensors_of(file))
-            for each, files in zip(outputs, mine, strict=True)
-            for file in files
-        ],
-        format=sources[0].format,
-        tensors=sum(each.tensors for each in outputs),
-        aliases={alias: kept for each in outputs for alias, kept in each.aliases.items()},
-        counts=dict(counts),
-        opaque=list(_opaque(sources, outputs)),
-        warnings=list(_warnings(every, outputs, chosen, checksums, done)),
-        notes=[
-            *(note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))),
-            *(note for each in outputs for note in each.told.notes),
-        ],
-        input_bytes=sum(file.size for file in inputs),
-        bytes_read=sum(one.bytes_read for one in every) + done.tally.bytes_read + checksums.extra_bytes,
-        bytes_written=written,
-        bytes_verified=0 if is_inert(outputs) else done.tally.bytes_verified,
-        reused=done.reused,
-        checksums=checksums.checked,
-        extra_bytes=checksums.extra_bytes,
-        seconds=time.monotonic() - started,
-        peak_rss_bytes=peak_rss(),
-        dry_run=chosen.dry_run,
-        part=f"{chosen.part[0]}/{chosen.part[1]}" if chosen.part else "",
-        finish=[each.target.path for each in outputs] if chosen.part else [],
-        dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
-        recorded=recorded,
-        weights_key=_weights_key(sources, chosen) if recorded else "",
-        like=next((each.told.like for each in outputs if each.told.like), None),
-        made_of={name: list(of) for each in outputs for name, of in each.told.made_of.items() if chosen.dry_run},
-    )
+    return made.report(done, started)
+
+
+class _Production:
+    """Outputs and what they are made of.
+
+    `every` are the sources and their references. `read` are the files that the plans read, and `inputs` those in which
+    they are stored: a packed file is read from another.
+    """
+
+    def __init__(self, sources: Sequence[Source], outputs: Sequence[Output], options: Options) -> None:
+        self._sources, self._outputs, self._options = sources, outputs, options
+        self._references = [one.reference for one in sources if one.reference]
+        self.every = [*sources, *self._references]
+        self._read_by = [each.plan.inputs() for each in outputs]
+        self.read = list(dict.fromkeys(itertools.chain.from_iterable(self._read_by)))
+        self.inputs = list(dict.fromkeys(file.stored for file in self.read))
+        self._checksums = Checksums({path: each for one in self.every for path, each in one.records.items()})
+
+    def check(self) -> None:
+        """Raise an error if an output would replace what it is made of, or cannot be written as planned."""
+        theirs = {path for one in self._references for path in files_behind(one)}
+        own = [path for one in self._sources for path in files_behind(one)]
+        spared = Spared([*own, *(file.path for file in self.inputs if file.path not in theirs)], theirs)
+        for each, files in zip(self._outputs, self._read_by, strict=True):
+            check_growth(each, sum(file.size for file in files))
+            check_output(each, spared, self._options)
+
+    def described(self) -> Inputs:
+        """Return what `publish` must know of the inputs."""
+        options = self._options
+        asked = options.attest or (options.part and options.digest)
+        within = self._sources[0].path
+        return Inputs(
+            self.read,
+            list(self._equal()),
+            list(self._alike()),
+            self._checksums if options.checksum else None,
+            [inputs_of(each, within) if asked else {} for each in self._outputs],
+        )
+
+    def _equal(self) -> Iterator[Equal]:
+        """Yield the pairs of tensors that must be the same."""
+        for one in self._sources:
+            yield from one.equal
+        for each in self._outputs:
+            yield from each.told.equal
+        filled = {name for each in self._outputs if each.told.like for name in each.told.like.filled}
+        for one in self._references:
+            yield from (pair for pair in one.equal if pair[0] in filled)
+        if self._has_states:
+            for one in self._sources:
+                yield from one.equal_states
+
+    def _alike(self) -> Iterator[Equal]:
+        """Yield the pairs of tensors that should be the same."""
+        for one in self._sources if self._has_states else ():
+            yield from one.alike_states
+
+    @property
+    def _has_states(self) -> bool:
+        return bool(self._options.optimizer or self._options.universal)
+
+    def report(self, done: Done, started: float) -> Report:
+        """Return what was done, or planned. `started` is as in `produce`."""
+        sources, outputs, options = self._sources, self._outputs, self._options
+        mine = files_of(outputs, options.part)
+        has_chosen_names = options.key or options.strip_prefix or options.rename
+        recorded = list(dict.fromkeys(key for each in outputs for key in each.told.recorded))
+        counts: Counter[str] = Counter()
+        for one in sources:
+            counts.update(one.counts)
+        return Report(
+            input=sources[0].path,
+            outputs=[
+                OutputFile(final_path(each.target, file), file.size, each.tensors_of(file))
+                for each, files in zip(outputs, mine, strict=True)
+                for file in files
+            ],
+            format=sources[0].format,
+            tensors=sum(each.tensors for each in outputs),
+            aliases={alias: kept for each in outputs for alias, kept in each.aliases.items()},
+            counts=dict(counts),
+            opaque=list(_opaque(sources, outputs)),
+            warnings=list(_warnings(self.every, outputs, options, self._checksums, done)),
+            notes=[
+                *(note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))),
+                *(note for each in outputs for note in each.told.notes),
+            ],
+            input_bytes=sum(file.size for file in self.inputs),
+            bytes_read=sum(one.bytes_read for one in self.every) + done.tally.bytes_read + self._checksums.extra_bytes,
+            bytes_written=sum(file.size for files in mine for file in files) - done.reused_bytes,
+            bytes_verified=0 if is_inert(outputs) else done.tally.bytes_verified,
+            reused=done.reused,
+            checksums=self._checksums.checked,
+            extra_bytes=self._checksums.extra_bytes,
+            seconds=time.monotonic() - started,
+            peak_rss_bytes=peak_rss(),
+            dry_run=options.dry_run,
+            part=f"{options.part[0]}/{options.part[1]}" if options.part else "",
+            finish=[each.target.path for each in outputs] if options.part else [],
+            dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
+            recorded=recorded,
+            weights_key=_weights_key(sources, options) if recorded else "",
+            like=next((each.told.like for each in outputs if each.told.like), None),
+            made_of={name: list(of) for each in outputs for name, of in each.told.made_of.items() if options.dry_run},
+        )
 
 
 def _check_digests(outputs: Sequence[Output], options: Options) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import same
 from ckptconv.engine.worker import Tally
-from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
@@ -23,14 +23,14 @@ from ckptconv.publish.attestation import statements
 from ckptconv.publish.inputs import DIGESTING, Digested, described, digested, files_in
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
-from ckptconv.publish.parts import assign
+from ckptconv.publish.parts import check_part, files_of, is_one_upload
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.prefetch import REQUESTS
-from ckptconv.storage.progress import Announced, Progress
+from ckptconv.storage.progress import Announced, Progress, on_file
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Syncing
 from ckptconv.tensors.lazy import Equal, LazyTensor
@@ -56,6 +56,38 @@ class Done:
     differing: list[str] = field(default_factory=list)
     reused: int = 0
     reused_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What outputs are made of.
+
+    `files` are read, and must not change meanwhile. The two tensors of each of `equal` must be the same; where those of
+    `alike` are not, it is told. `checksums` compares what is read with the checksums recorded for it; None: none are
+    checked. `named` are the inputs of each output by name: an attestation has their digests, and the description of
+    parts what `finish` needs to find them.
+    """
+
+    files: Sequence[File]
+    equal: Sequence[Equal]
+    alike: Sequence[Equal]
+    checksums: Checksums | None
+    named: Sequence[Mapping[str, File]]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is called on the way; None: nothing.
+
+    `on_total` is called with the number of bytes to write, verify and digest, and `progress` with those done since its
+    last call. `verify` is called before the commit, and raises if a file is wrong; with a remote output, which can be
+    read only under its final name, after the commit. `before_commit` is called before anything gets a final name.
+    """
+
+    on_total: Callable[[int], object] | None = None
+    progress: Progress | None = None
+    before_commit: Callable[[], object] | None = None
+    verify: Verifier | None = None
 
 
 def final_path(target: Target, file: FilePlan) -> str:
@@ -118,24 +150,18 @@ def _is_ours(kind: str, replaces: frozenset[str], name: str) -> bool:
     return DIRECTORIES[kind].is_file(name) or name in replaces
 
 
-def _is_one_upload(output: Output) -> bool:
-    """Whether a remote output is one file: it is complete once it has its name, while shards need an index."""
-    index = output.target.index
-    has_index = output.target.is_tree or any(file.name == index for file in output.plan.files)
-    return is_remote(output.target.path) and not has_index
-
-
 @dataclass
 class _Work:
     """An output, its staging, the files to make in this run, and those made so far by name.
 
-    `digested`: whether the CRC-32 of the tensors are computed too.
+    `digested`: whether the CRC-32 of the tensors are computed too. `here`: whether this process writes the files.
     """
 
     output: Output
     staging: Staging
     digested: bool
     files: list[FilePlan]
+    here: bool
     made: dict[str, Made] = field(default_factory=dict)
 
     @property
@@ -158,183 +184,257 @@ class _Work:
                 # The manifest must not depend on whether the run was resumed.
                 self.made[file.name] = found if self.digested else replace(found, crcs=dict.fromkeys(found.crcs))
 
+    def names(self) -> list[str]:
+        """Return the names of all files to commit: those of this run, and in a directory its manifest."""
+        return [file.name for file in self.files] + ([] if self.output.target.is_file else [manifest.NAME])
+
+    def staged(self) -> dict[str, str]:
+        """Return the paths of the output's staged files by name."""
+        return {file.name: self.staging.staged(file.name) for file in self.output.plan.files}
+
     def manifest(self) -> bytes:
         """Return the manifest of the output, all of whose files are made."""
         return document(self.output.heading, {file.name: self.made[file.name] for file in self.output.plan.files})
 
 
 def publish(
-    outputs: Sequence[Output],
-    inputs: Sequence[File],
-    equal: Sequence[Equal],
-    alike: Sequence[Equal],
-    options: Options,
-    on_total: Callable[[int], object] | None,
-    progress: Progress | None,
-    before_commit: Callable[[], object] | None,
-    checksums: Checksums | None = None,
-    verify: Verifier | None = None,
-    executor: Executor | None = None,
-    made_of: Sequence[Mapping[str, File]] = (),
+    outputs: Sequence[Output], inputs: Inputs, options: Options, hooks: Hooks, executor: Executor | None = None
 ) -> Done:
     """Carry out the plans in staging and commit when all files are complete; or make one part, and keep it staged.
 
-    Files that an earlier run of the same plan has finished are not made again. `on_total` is called with the number of
-    bytes to write, verify and digest. `verify` is called before the commit, and raises if a file is wrong; with a
-    remote output, which can be read only under its final name, after the commit. `executor`, if given, writes the
-    files. `made_of` are the inputs of each output by name, whose digests an attestation needs.
+    Files that an earlier run of the same plan has finished are not made again. `executor`, if given, writes the files.
     """
-    storage_options = dict(options.storage_options)
-    part = options.part
-    done = Done()
-    for option, asked, hint in (
-        ("--verify", verify, "Verify it when it is finished."),
-        ("--manifest", options.manifest, "Give it to `ckptconv finish`."),
-        ("--attest", options.attest, "Give it to `ckptconv finish`."),
-        ("--depfile", options.depfile, "Write the rule by hand, for `ckptconv finish`."),
-    ):
-        if part and asked:
-            raise UsageError(f"{option} is about an output as a whole, and --part makes a part of it.", hint)
-    sends = any(is_remote(output.target.path) for output in outputs)
-    for output in outputs if part else ():
-        if output.target.to == "dcp-hf" and is_remote(output.target.path):
-            raise UsageError(
-                f"{output.target.path}: on a store, parts need a file that says when all are there, and safetensors "
-                "shards of torch.distributed.checkpoint have none.",
-                "Convert it without --part, or write it to a shared disk.",
-            )
-        if _is_one_upload(output):
-            raise UsageError(
-                f"{output.target.path}: on a store, parts are the shards of an output with an index, and this output "
-                "is one file.",
-                "Convert it without --part, write it to a shared disk, or divide it with a smaller --max-shard-size.",
-            )
-    receives = any(is_remote(file.stored.path) for file in inputs)
-    # With uploads, half of the memory is for reading and half for sending.
-    memory = options.buffers(sends or receives) // (2 if sends else 1)
+    if options.part:
+        check_part(outputs, options, verifies=hooks.verify is not None)
     with ExitStack() as stack:
-        readers = stack.enter_context(SpoolingReaders(storage_options, options.spool_dir))
-        chosen = files_of(outputs, part)
+        run = _Run(outputs, inputs, options, hooks, executor, stack)
+        run.check_copies()
+        run.open_staging()
+        run.resume()
+        run.announce()
+        run.make()
+        digests = run.digest_inputs()
+        beside = run.describe(digests)
+        run.settle()
+        if options.part:
+            run.detach()
+        else:
+            run.complete(beside)
+    return run.done
+
+
+class _Run:
+    """One call of `publish`. Its public methods are the steps, in the order in which they stand here.
+
+    What is opened is closed by `stack`. `done` is complete after the last step.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[Output],
+        inputs: Inputs,
+        options: Options,
+        hooks: Hooks,
+        executor: Executor | None,
+        stack: ExitStack,
+    ) -> None:
+        self.done = Done()
+        self._outputs, self._inputs, self._options, self._hooks = outputs, inputs, options, hooks
+        self._executor, self._stack = executor, stack
+        self._files = files_of(outputs, options.part)
         # This process must complete the upload of a single remote file, whoever writes the other files.
-        made_here = [executor is None or _is_one_upload(each) for each in outputs]
-        if any(file.packed for file in inputs):
-            plans = (Plan(tuple(files), "") for files, here in zip(chosen, made_here, strict=True) if here)
-            readers.expect(packed_in(plans))
-        if not part or not part[0]:
-            _check_equal(outputs, equal, readers)
-            different = (name for name, one, other in alike if not same(one, other, readers))
-            done.differing = list(dict.fromkeys(different))
-        works = [
-            _Work(
-                output,
-                stack.enter_context(
-                    staging_for(
-                        output.target.path,
-                        output.plan.plan_id,
-                        output.target.kind,
-                        # What is not synced is trusted by its CRC-32s: a part that has none is synced.
-                        options if digested or part is None else replace(options, fsync=True),
-                        part is not None,
-                        part is not None or not here,
-                        output.target.replaces,
-                    )
-                ),
-                digested,
-                files,
+        self._here = [executor is None or is_one_upload(each) for each in outputs]
+        self._sends = any(is_remote(output.target.path) for output in outputs)
+        receives = any(is_remote(file.stored.path) for file in inputs.files)
+        # With uploads, half of the memory is for reading and half for sending.
+        self._memory = options.buffers(self._sends or receives) // (2 if self._sends else 1)
+        self._works: list[_Work] = []
+        self._readers = stack.enter_context(SpoolingReaders(dict(options.storage_options), options.spool_dir))
+        if any(file.packed for file in inputs.files):
+            plans = (Plan(tuple(files), "") for files, here in zip(self._files, self._here, strict=True) if here)
+            self._readers.expect(packed_in(plans))
+        self._syncing = Syncing()
+
+    @property
+    def _nbytes(self) -> int:
+        """The size of all files of this run, made or not."""
+        return sum(work.nbytes for work in self._works)
+
+    def check_copies(self) -> None:
+        """Compare what is stored more than once. Of several parts, the first does it."""
+        if self._options.part and self._options.part[0]:
+            return
+        _check_equal(self._outputs, self._inputs.equal, self._readers)
+        different = (name for name, one, other in self._inputs.alike if not same(one, other, self._readers))
+        self.done.differing = list(dict.fromkeys(different))
+
+    def open_staging(self) -> None:
+        """Open the staging of each output."""
+        part = self._options.part
+        for output, files, here in zip(self._outputs, self._files, self._here, strict=True):
+            digested, target = _is_digested(output, self._options), output.target
+            staging = staging_for(
+                target.path,
+                output.plan.plan_id,
+                target.kind,
+                # What is not synced is trusted by its CRC-32s: a part that has none is synced.
+                self._options if digested or part is None else replace(self._options, fsync=True),
+                shared=part is not None,
+                in_parts=part is not None or not here,
+                replaces=target.replaces,
             )
-            for output, files, here in zip(outputs, chosen, made_here, strict=True)
-            for digested in [_is_digested(output, options)]
-        ]
-        for work in works:
-            work.resume(part is not None, options.digest)
+            self._works.append(_Work(output, self._stack.enter_context(staging), digested, files, here))
+        self._stack.enter_context(self._syncing)  # so that it has ended when a staging is closed
+
+    def resume(self) -> None:
+        """Count the files that an earlier run has finished as made."""
+        for work in self._works:
+            work.resume(self._options.part is not None, self._options.digest)
             sizes = [made.size for made in work.made.values()]
-            done.reused += len(sizes)
-            done.reused_bytes += sum(sizes)
+            self.done.reused += len(sizes)
+            self.done.reused_bytes += sum(sizes)
             work.staging.expect(work.left)
-        whole = sum(work.nbytes for work in works)
-        if on_total:
+
+    def announce(self) -> None:
+        """Tell how many bytes there are to write, to verify and to digest."""
+        if self._hooks.on_total:
             # Verification reads all of it once more.
-            digesting = sum(file.size for file in files_in(made_of)) if options.attest else 0
-            on_total(whole - done.reused_bytes + (whole if verify else 0) + digesting)
-        counted = Announced(progress, whole - done.reused_bytes)
-        syncing = stack.enter_context(Syncing())
-        requests = options.jobs or REQUESTS
-        jobs = options.jobs or (1 if executor else None)
-        own: list[tuple[_Work, Task]] = []
-        elsewhere: list[tuple[_Work, Task]] = []
-        for work, here in zip(works, made_here, strict=True):
-            for file in work.left:
-                # No records for a single file, which is made again until it has its final name, or for files without
-                # tensors, which are quickly made again.
-                recorded = part is not None or (bool(file.tensors) and not work.output.target.is_file)
-                task = Task(file, work.staging, work.digested, recorded, jobs, memory, requests, options.digest)
-                (own if here else elsewhere).append((work, task))
+            verifying = self._nbytes if self._hooks.verify else 0
+            digesting = sum(file.size for file in files_in(self._inputs.named)) if self._options.attest else 0
+            self._hooks.on_total(self._nbytes - self.done.reused_bytes + verifying + digesting)
+
+    def make(self) -> None:
+        """Write the files that are left, and check the checksums of what was read for them."""
+        counted = Announced(self._hooks.progress, self._nbytes - self.done.reused_bytes)
+        tasks = [(work, task) for work in self._works for task in self._tasks(work)]
+        part = self._options.part
         if part:
-            for index, work in enumerate(works):
-                work.staging.describe(_description(work.output, part[1], index, made_of[index]))
-        if executor:
-            _elsewhere(elsewhere, executor, options, checksums, counted, done.tally)
-        on_file = getattr(progress, "on_file", None)
-        for work, task in own:
-            if on_file:
-                on_file(task.file.name)
-            result, seal = make(task, readers, counted, checksums)
-            done.tally.add(result.tally)
-            work.made[task.file.name] = result.made
-            if options.fsync:
-                syncing.add(seal)
-            else:
-                seal()
+            for index, work in enumerate(self._works):
+                work.staging.describe(_description(work.output, part[1], index, self._inputs.named[index]))
+        if self._executor:
+            self._make_elsewhere([each for each in tasks if not each[0].here], self._executor, counted)
+        self._make_here([each for each in tasks if each[0].here], counted)
         counted.finish()
-        if checksums:
-            checksums.check(readers, [output.plan for output in outputs])
-        inputs_digested: Sequence[Mapping[str, Digested]] = ()
-        if options.attest:
-            if on_file:
-                on_file(DIGESTING)
-            inputs_digested = digested(made_of, options.digest, options, progress)
-            done.tally.bytes_read += sum(file.size for file in files_in(made_of))
-        if options.digest:
-            syncing.finish()  # digests are complete when their files are sealed
-        names = [[file.name for file in work.files] for work in works]
-        beside: list[Staging] = []
-        for work, listed in zip(works, names, strict=True) if not part else ():
+        if self._inputs.checksums:
+            self._inputs.checksums.check(self._readers, [output.plan for output in self._outputs])
+
+    def digest_inputs(self) -> Sequence[Mapping[str, Digested]]:
+        """Return the digests of each output's inputs by name, if they are to be attested."""
+        if not self._options.attest:
+            return ()
+        on_file(self._hooks.progress, DIGESTING)
+        found = digested(self._inputs.named, self._options.digest, self._options, self._hooks.progress)
+        self.done.tally.bytes_read += sum(file.size for file in files_in(self._inputs.named))
+        return found
+
+    def describe(self, inputs: Sequence[Mapping[str, Digested]]) -> list[Staging]:
+        """Stage the manifests in directories, and what was asked for beside the outputs. Return the staging of the
+        latter. A part has neither."""
+        if self._options.digest:
+            self._syncing.finish()  # digests are complete when their files are sealed
+        if self._options.part:
+            return []
+        for work in self._works:
             if not work.output.target.is_file:
-                listed.append(manifest.NAME)
                 writer = work.staging.put(manifest.NAME, work.manifest())
-                syncing.add(functools.partial(work.staging.seal, writer))
-        if not part:
-            beside = _described(works, inputs_digested, options, stack)
-        syncing.finish()
-        check_unchanged(dict.fromkeys(file.stored for file in inputs), storage_options)
-        done.tally.bytes_read += readers.bytes_unpacked
-        if part:
-            for work in works:
-                work.staging.detach()
-            return done
-        if on_file and verify:
-            on_file("verifying")
-        if verify and not sends:
-            places = [{file.name: work.staging.staged(file.name) for file in work.output.plan.files} for work in works]
-            done.tally.bytes_verified += _verified(verify, places, progress, whole)
+                self._syncing.add(functools.partial(work.staging.seal, writer))
+        return _described(self._works, inputs, self._options, self._stack)
+
+    def settle(self) -> None:
+        """Wait until all is on the disk. Raise an error if what was read has changed meanwhile."""
+        self._syncing.finish()
+        check_unchanged(dict.fromkeys(file.stored for file in self._inputs.files), dict(self._options.storage_options))
+        self.done.tally.bytes_read += self._readers.bytes_unpacked
+
+    def detach(self) -> None:
+        """Keep a part staged."""
+        for work in self._works:
+            work.staging.detach()
+
+    def complete(self, beside: Sequence[Staging]) -> None:
+        """Verify the files, and give them their final names, then those `beside` the outputs."""
+        verify, before_commit = self._hooks.verify, self._hooks.before_commit
+        if verify:
+            on_file(self._hooks.progress, "verifying")
+        if verify and not self._sends:
+            self._verify(verify, [work.staged() for work in self._works])
         if before_commit:
             before_commit()
-        commit([(work.staging, listed) for work, listed in zip(works, names, strict=True)])
+        commit([(work.staging, work.names()) for work in self._works])
         for staging in beside:
             staging.commit([""])
-        if verify and sends:
-            done.tally.bytes_verified += _verified(verify, [None for _ in outputs], progress, whole)
-    return done
+        if verify and self._sends:
+            self._verify(verify, [None for _ in self._works])
 
+    def _tasks(self, work: _Work) -> Iterator[Task]:
+        """Yield the files of an output that are left to write."""
+        options = self._options
+        jobs, requests = options.jobs or (1 if self._executor else None), options.jobs or REQUESTS
+        for file in work.left:
+            # No records for a single file, which is made again until it has its final name, or for files without
+            # tensors, which are quickly made again.
+            recorded = options.part is not None or (bool(file.tensors) and not work.output.target.is_file)
+            yield Task(file, work.staging, work.digested, recorded, jobs, self._memory, requests, options.digest)
 
-def _verified(
-    verify: Verifier, places: Sequence[Mapping[str, str] | None], progress: Progress | None, total: int
-) -> int:
-    """Verify, and count `total` bytes for it: those of whole files, while `verify` counts tensors."""
-    counted = Announced(progress, total)
-    compared = verify(places, counted)
-    counted.finish()
-    return compared
+    def _make_here(self, tasks: Sequence[tuple[_Work, Task]], counted: Progress) -> None:
+        """Write files in this process. While one waits for the disk, the next is written."""
+        for work, task in tasks:
+            on_file(self._hooks.progress, task.file.name)
+            result, seal = make(task, self._readers, counted, self._inputs.checksums)
+            self.done.tally.add(result.tally)
+            work.made[task.file.name] = result.made
+            if self._options.fsync:
+                self._syncing.add(seal)
+            else:
+                seal()
+
+    def _make_elsewhere(self, tasks: Sequence[tuple[_Work, Task]], executor: Executor, counted: Progress) -> None:
+        """Write files in `executor`, the largest first."""
+        from concurrent.futures import FIRST_EXCEPTION, wait
+
+        checksums = self._inputs.checksums
+        records = checksums.records if checksums else None
+        known = Elsewhere(self._options.storage_options, self._options.spool_dir, records)
+        ordered = sorted(tasks, key=lambda each: -each[1].file.size)
+        futures = {}
+        try:
+            for work, task in ordered:
+                away = replace(task, staging=task.staging.elsewhere())
+                futures[executor.submit(make_elsewhere, away, known)] = work, task
+            waiting = set(futures)
+            while waiting:
+                ended, waiting = wait(waiting, timeout=1, return_when=FIRST_EXCEPTION)
+                # Successes first: count the files made even if another task failed at the same time.
+                for future in sorted(ended, key=_has_failed):
+                    work, task = futures[future]
+                    result = future.result()
+                    if isinstance(result, CkptconvError):
+                        raise result
+                    work.made[task.file.name] = result.made
+                    if task.recorded:
+                        work.staging.recorded.add(task.file.name)
+                    self.done.tally.add(result.tally)
+                    if checksums:
+                        checksums.include(result.checked, result.extra_bytes, result.unrecorded)
+                    counted(task.file.size)
+        except BaseException as error:
+            for future in futures:
+                future.cancel()
+            if isinstance(error, Exception) and not isinstance(error, StoppedError):
+                wait(futures)  # so that no task still writes once this has failed
+            if isinstance(error, (CkptconvError, MemoryError)) or not isinstance(error, Exception):
+                raise
+            raise FailedError(
+                f"The executor did not carry out its tasks: {type(error).__name__}: {error}. Nothing was put under a "
+                "final name.",
+                "Run it again: what is finished stays.",
+            ) from error
+
+    def _verify(self, verify: Verifier, places: Sequence[Mapping[str, str] | None]) -> None:
+        """Verify the files at `places`, and count all of their bytes for it, while `verify` counts tensors."""
+        counted = Announced(self._hooks.progress, self._nbytes)
+        self.done.tally.bytes_verified += verify(places, counted)
+        counted.finish()
 
 
 def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:
@@ -348,20 +448,6 @@ def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:
                 error.message += f" Complete is {' and '.join(done)}."
             raise
         done.append(staging.path)
-
-
-def files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[list[FilePlan]]:
-    """Return the files of each output to make now: all, or those of one part."""
-    if not part:
-        return [list(output.plan.files) for output in outputs]
-    number, count = part
-    # Assign each output separately, so that `finish` can tell which part a file belongs to.
-    found = []
-    for index, output in enumerate(outputs):
-        files = output.plan.files
-        parts = assign([file.size for file in files], count, index)
-        found.append([file for file, of in zip(files, parts, strict=True) if of == number])
-    return found
 
 
 def _description(output: Output, parts: int, shift: int, made_of: Mapping[str, File]) -> bytes:
@@ -379,54 +465,6 @@ def _description(output: Output, parts: int, shift: int, made_of: Mapping[str, F
             "inputs": described(made_of),
         }
     ).encode()
-
-
-def _elsewhere(
-    tasks: Sequence[tuple[_Work, Task]],
-    executor: Executor,
-    options: Options,
-    checksums: Checksums | None,
-    progress: Progress,
-    tally: Tally,
-) -> None:
-    """Run the tasks in `executor`, the largest first."""
-    from concurrent.futures import FIRST_EXCEPTION, wait
-
-    known = Elsewhere(options.storage_options, options.spool_dir, checksums.records if checksums else None)
-    ordered = sorted(tasks, key=lambda each: -each[1].file.size)
-    futures = {}
-    try:
-        for work, task in ordered:
-            away = replace(task, staging=task.staging.elsewhere())
-            futures[executor.submit(make_elsewhere, away, known)] = work, task
-        waiting = set(futures)
-        while waiting:
-            ended, waiting = wait(waiting, timeout=1, return_when=FIRST_EXCEPTION)
-            # Successes first: count the files made even if another task failed at the same time.
-            for future in sorted(ended, key=_has_failed):
-                work, task = futures[future]
-                result = future.result()
-                if isinstance(result, CkptconvError):
-                    raise result
-                work.made[task.file.name] = result.made
-                if task.recorded:
-                    work.staging.recorded.add(task.file.name)
-                tally.add(result.tally)
-                if checksums:
-                    checksums.include(result.checked, result.extra_bytes, result.unrecorded)
-                progress(task.file.size)
-    except BaseException as error:
-        for future in futures:
-            future.cancel()
-        if isinstance(error, Exception) and not isinstance(error, StoppedError):
-            wait(futures)  # so that no task still writes once this has failed
-        if isinstance(error, (CkptconvError, MemoryError)) or not isinstance(error, Exception):
-            raise
-        raise FailedError(
-            f"The executor did not carry out its tasks: {type(error).__name__}: {error}. Nothing was put under a final "
-            "name.",
-            "Run it again: what is finished stays.",
-        ) from error
 
 
 def _has_failed(future: Future[Any]) -> bool:

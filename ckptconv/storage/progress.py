@@ -150,6 +150,13 @@ def counter(progress: AnyProgress | None) -> Progress | None:
     return cast("Progress | None", progress)
 
 
+def on_file(progress: Progress | None, name: str) -> None:
+    """Tell `progress`, if it has a method `on_file`, which file or step begins."""
+    tell = getattr(progress, "on_file", None)
+    if tell:
+        tell(name)
+
+
 @contextlib.contextmanager
 def _adapted(given: Any, on_total: Callable[[int], object] | None, called: str) -> Iterator[tuple[Any, Any]]:
     """Yield what a call takes as `progress` and `on_total`. `called` is the call's name."""

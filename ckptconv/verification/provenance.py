@@ -11,15 +11,17 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.delta import Delta
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
+from ckptconv.outputs.delta import patched_id
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import seen_path
 from ckptconv.plan import Data, FilePlan, Literal, content_of, identify, identity
@@ -48,6 +50,9 @@ _BUFFER = 1 << 16
 _IGNORED = frozenset({"inert"})
 # The most patterns, and characters of each, that are taken from a file.
 _MOST_PATTERNS, _LONGEST = 1000, 4096
+# The most deltas that are read because a file names them.
+_MOST_DELTAS = 1000
+APPLY_AGAIN = "Apply the deltas to another OUTPUT with `ckptconv patch`, and compare the two with `ckptconv diff`."
 # The manifest's word for what an output is made of.
 _KINDS = {"weights": "weights", "states": "optimizer", "universal": "universal", "dcp": "dcp"}
 _STALE = "It is of another version of these files; convert again."
@@ -58,19 +63,22 @@ _YOURSELF = "Give the options of the conversion yourself."
 class Manifest(NamedTuple):
     """What an output says of how it was made. `place` is the manifest's own, by which source and output are reached
     too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer",
-    "universal" or "dcp"), the source's family, and the options that decided the output."""
+    "universal" or "dcp"), the source's family, the options that decided the output, and the paths of the deltas that
+    were applied, in order."""
 
     place: Location
     told: dict[str, Any]
     kind: str
     family: str
     options: dict[str, Any]
+    deltas: tuple[str, ...] = ()
 
 
 def read_manifest(place: Location, output: str = "") -> Manifest | None:
-    """Return the manifest at `place`; None if there is none. A reference is found from the path `output` of the output.
+    """Return the manifest at `place`; None if there is none. A reference and deltas are found from the path `output` of
+    the output.
 
-    Raise DifferenceError for a damaged one, UsageError for one with unknown options.
+    Raise DifferenceError for a damaged one, UsageError for one with unknown options, or with deltas that are not found.
     """
     if place.kind != "file":
         return None
@@ -89,12 +97,17 @@ def read_manifest(place: Location, output: str = "") -> Manifest | None:
     given = {name: value for name, value in _options_of(told).items() if name not in _IGNORED}
     if "like" in told:
         given["like"] = _reference(told["like"], output)
-    return Manifest(place, told, told["kind"], told["source"]["family"], given)
+    deltas = tuple(_reference(path, output) for path in told.get("deltas", ()))
+    if not all(deltas) or len(deltas) > _MOST_DELTAS:
+        raise UsageError(
+            f"{place} says that `ckptconv patch` applied deltas, and not where they are found from here.", APPLY_AGAIN
+        )
+    return Manifest(place, told, told["kind"], told["source"]["family"], given, deltas)
 
 
 def _reference(path: str, output: str) -> str:
-    """Return the path of the reference that a manifest names for the output at the path `output`; "" if it may not
-    name it."""
+    """Return the path of the reference or delta that a manifest names for the output at the path `output`; "" if it may
+    not name it."""
     is_elsewhere = is_remote(path) and ("::" in path or not path.startswith(_STORES))
     if not path or not output or is_elsewhere or len(path) > _LONGEST or not path.isprintable():
         return ""
@@ -127,12 +140,18 @@ def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_safetensors(
-    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, found: Written
+    manifest: Manifest,
+    source: Source,
+    inputs: Mapping[str, Hashable],
+    made_of: str,
+    found: Written,
+    deltas: Sequence[Delta] = (),
 ) -> list[str]:
     """Return warnings. Raise DifferenceError if the manifest is wrong about `source` or its output; checksums are not
     checked.
 
-    `inputs` are the source's as they were when this output was planned: reading more of a source adds to them.
+    `inputs` are the source's as they were when this output was planned: reading more of a source adds to them. `deltas`
+    are those that the manifest names.
     """
     names: dict[str, set[str]] = {basename(file.path): set() for file in found.files}
     for name, home in found.homes.items():
@@ -153,8 +172,9 @@ def check_safetensors(
     check_digests(manifest, {basename(file.path): manifest.place.at(file.path) for file in found.files}, ranges)
 
     def plan_id() -> str:
-        files = (FilePlan(name, told["files"][name]["size"], (Literal(0, literals[name]),)) for name in told["files"])
-        return identify(files, inputs, (told["ckptconv"], told["kind"], source.model_rank, told["options"]))
+        files = [FilePlan(name, told["files"][name]["size"], (Literal(0, literals[name]),)) for name in told["files"]]
+        of_source = identify(files, inputs, (told["ckptconv"], told["kind"], source.model_rank, told["options"]))
+        return patched_id(files, deltas, of_source) if deltas else of_source
 
     return _check_source(manifest, source, inputs, made_of, plan_id)
 
@@ -186,6 +206,8 @@ def check_planned(
         check_digests(manifest, places, {name: _ranges(places[name], each) for name, each in examples.items()})
     if manifest.told["aliases"]:
         raise _not_so(manifest, "tied names", manifest.told["aliases"])
+    if manifest.deltas:
+        raise _not_so(manifest, "its deltas", manifest.told["deltas"])
 
     def plan_id() -> str:
         from ckptconv.outputs.planning import universal_output, weights_output

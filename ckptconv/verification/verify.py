@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name, together
+from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import with_states
@@ -27,6 +28,7 @@ from ckptconv.formats.training import with_training
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
+from ckptconv.outputs.delta import check_base, check_chain, with_changes
 from ckptconv.outputs.pipeline import selected, selected_states, selected_tree, torch_tree_of
 from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import TORCH_SUFFIXES
@@ -47,6 +49,7 @@ from ckptconv.verification import dcp, renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file, recorded_map
 from ckptconv.verification.provenance import (
+    APPLY_AGAIN,
     MANIFEST,
     Manifest,
     check_checkpoint,
@@ -92,8 +95,9 @@ class Verification:
 
     `options` are the conversion's options that are not the default: given by the caller, or read from the manifest.
     `tensors` counts the names of the source that were looked up; `aliases` are those of them stored under another name:
-    {removed: kept}. `bytes_compared` counts the bytes of the output's tensors; all are compared. `inert`: the output
-    has no tensor but in objects of classes known by name only, so it is no model.
+    {removed: kept}. `deltas` are the paths of those that `ckptconv patch` applied, as the manifest says.
+    `bytes_compared` counts the bytes of the output's tensors; all are compared. `inert`: the output has no tensor but
+    in objects of classes known by name only, so it is no model.
     """
 
     input: str
@@ -107,6 +111,7 @@ class Verification:
     warnings: list[str]
     options: dict[str, Any] = field(default_factory=dict)
     manifest: str = ""
+    deltas: list[str] = field(default_factory=list)
     inert: bool = False
     seconds: float = 0.0
     peak_rss_bytes: int = 0
@@ -234,6 +239,7 @@ def verify(
     if asked.like:
         done.options["like"] = asked.like
     done.manifest = deciding.place.path if deciding and deciding.options else ""
+    done.deltas = list(deciding.deltas) if deciding else []
     return done
 
 
@@ -533,6 +539,9 @@ def _compare(
         found = read_file(target.path, here, metadata)
     else:
         found = read_directory(target.place, metadata, at=target.at, others=others)
+    deltas = _deltas(target)
+    if deltas:
+        expected = _patched(expected, found, deltas)
     pairs = _compare_names(source, expected, found, asked, wrong)
     of_weights = target.made_of == "weights"
     if of_weights:
@@ -543,7 +552,7 @@ def _compare(
         _check_shards(found, asked)
     if target.manifest:
         inputs = source.all_inputs() if of_weights else {**source.inputs, **source.state_inputs}
-        told = target.manifest, source, inputs, target.made_of, found
+        told = target.manifest, source, inputs, target.made_of, found, deltas
         attested.checks.append(functools.partial(check_safetensors, *told))
         attested.expect(target.manifest, found)
     counted = Counter(found.homes.values())
@@ -642,6 +651,26 @@ def _expected_states(source: Source, asked: Options) -> _Expected:
     tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
     record = chosen.described.structure if asked.structure else None
     return _Expected(tensors, lambda aliases: record, not asked.structure, chosen.stated)
+
+
+def _deltas(target: Target) -> list[Delta]:
+    """Return the deltas that, as the manifest says, `ckptconv patch` applied to what the source gives."""
+    paths = target.manifest.deltas if target.manifest else ()
+    try:
+        deltas = [read_delta(Location(path, target.place.options)) for path in paths]
+    except UsageError as error:
+        message = f"{target.path} was made by `ckptconv patch`, and not all of its deltas can be read. {error.message}"
+        raise UsageError(message, APPLY_AGAIN) from error
+    check_chain(deltas)
+    return deltas
+
+
+def _patched(expected: _Expected, found: Written, deltas: Sequence[Delta]) -> _Expected:
+    """Return what is `expected` with `deltas` applied. Those change a tied tensor by the name that is stored."""
+    aliases = {removed: kept for removed, kept in found.aliases.items() if kept in expected.tensors}
+    check_base(deltas, expected.tensors, aliases)
+    changed = {name: with_changes(tensor, deltas, aliases.get(name, name)) for name, tensor in expected.tensors.items()}
+    return replace(expected, tensors=changed)
 
 
 def _rename(asked: Options) -> Rename:

@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from ckptconv import (
     CorruptError,
+    DifferenceError,
     FailedError,
     UnsupportedError,
     UsageError,
@@ -37,6 +38,7 @@ from ckptconv import (
     inspect,
     load_state_dict,
     patch,
+    verify,
 )
 from ckptconv.comparison import encoding
 from ckptconv.comparison.reading import Pair
@@ -248,6 +250,63 @@ def test_a_chain_of_deltas_is_applied_in_its_order(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="not the checkpoint that the delta was made from"):
         patch(paths[1], names[:1], tmp_path / "wrong.safetensors")
     assert not (tmp_path / "wrong.safetensors").exists()
+
+
+def patched_twice(directory: Path, encoded_as: str) -> tuple[Path, Path]:
+    """A base, and an output in which two deltas, d1 and d2 in `directory`, are applied to it."""
+    steps = [model(), stepped(model(), 1)]
+    steps.append(stepped(steps[-1], 2))
+    paths = [saved(each, directory / f"{number}.safetensors") for number, each in enumerate(steps)]
+    deltas = [directory / "d1", directory / "d2"]
+    for number, (one, other) in enumerate(itertools.pairwise(paths), 1):
+        diff(one, other, delta=deltas[number - 1], delta_version=number, delta_encoding=encoded_as)
+    patch(paths[0], deltas, directory / "out", max_shard_size=300)
+    return paths[0], directory / "out"
+
+
+def test_what_was_patched_is_verified_with_the_deltas_that_its_manifest_names(tmp_path: Path, encoded_as: str) -> None:
+    base, output = patched_twice(tmp_path, encoded_as)
+    found = verify(base, output)
+    assert found.deltas == [str(tmp_path / "d1"), str(tmp_path / "d2")]
+    assert found.bytes_compared == sum(tensor.nbytes for tensor in model().values())
+    told = ckptconv_here("verify", base, output)
+    assert told.code == 0
+    assert "2 deltas applied" in told.out
+    with pytest.raises(DifferenceError):
+        verify(tmp_path / "2.safetensors", output)
+    shard = next(path for path in output.iterdir() if path.name.startswith("model-00001"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(DifferenceError, match=r"'a\.weight' differs"):
+        verify(base, output)
+
+
+@pytest.mark.parametrize("deltas", [["../d1"], ["../d2"], ["../d1", "../d2", "../d3"], None])
+def test_the_deltas_that_a_manifest_names_must_be_those_that_were_applied(
+    tmp_path: Path, deltas: list[str] | None
+) -> None:
+    base, output = patched_twice(tmp_path, "overwrite")
+    # Another delta that changes nothing more: the tensors alone do not tell.
+    diff(tmp_path / "2.safetensors", tmp_path / "2.safetensors", delta=tmp_path / "d3", delta_version=3)
+    manifest = output / ".ckptconv-manifest.json"
+    told = json.loads(manifest.read_text())
+    told["deltas"] = deltas
+    if deltas is None:
+        del told["deltas"]
+    manifest.write_text(json.dumps(told))
+    with pytest.raises(DifferenceError):
+        verify(base, output)
+
+
+def test_deltas_that_are_gone_or_not_to_be_found_are_said(tmp_path: Path) -> None:
+    base, output = patched_twice(tmp_path, "xor")
+    (tmp_path / "d1").rename(tmp_path / "moved")
+    told = ckptconv_here("verify", base, output)
+    assert told.refused(2, "was made by `ckptconv patch`, and not all of its deltas can be read")
+    manifest = output / ".ckptconv-manifest.json"
+    manifest.write_text(manifest.read_text().replace('"../d1"', '"http://localhost/d1"'))
+    assert ckptconv_here("verify", base, output).refused(2, "not where they are found from here")
 
 
 @pytest.mark.parametrize("alternates", [False, True])

@@ -220,6 +220,7 @@ def _changes(told: dict[str, Any]) -> dict[str, Any]:
         "an input more": lambda m: m["source"]["inputs"].update(x={"size": 3, "identity": "0" * 16}),
         "options": lambda m: m["options"].update(inert=True),
         "alias": lambda m: m["aliases"].update(one="other"),
+        "deltas without a path": lambda m: m.update(deltas=[]),
         "checksum": lambda m: m["files"][file]["tensors"].update({tensor: "00000001"}),
         "no checksum": lambda m: m["files"][file]["tensors"].update({tensor: None}),
         "size": lambda m: m["files"][file].update(size=m["files"][file]["size"] + 1),
