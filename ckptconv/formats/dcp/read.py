@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.errors import CkptconvError, CorruptError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import megatron
 from ckptconv.formats.dcp import paths as dcp_names
@@ -108,6 +108,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         family=FAMILY,
         path=path,
         weights=weights,
+        weights_error=checkpoint.pickled_error(trees.get(".", weights)) if wanted.key in ("", ".") else None,
         optimizer=states,
         states_error=states_error,
         trees=trees,
@@ -253,9 +254,11 @@ class Checkpoint:
     def read_values(self) -> None:
         """Read the values that are no tensors. Skip large ones; hide those with tensors in them, which a key asks
         for."""
-        places = self.described.values
+        described = self.described
+        places = described.values
         for name, place in places.items():
-            if place.length > MAX_VALUE:
+            # Without flatten_state_dict, a whole model may be one value: its tensors are read where they are.
+            if place.length > MAX_VALUE and (described.nested or place.transforms):
                 self.hidden[name] = None
                 size, most = format_size(place.length), format_size(MAX_VALUE)
                 self.warnings.append(f"Left out: {named(name)}, a value of {size}; at most {most} are read.")
@@ -306,6 +309,19 @@ class Checkpoint:
             return dcp_names.nest(dict.fromkeys(described.paths.values()), self.directory)
         hidden = all(name in described.values for name in names)
         return self.tree(names, hidden=hidden, key=key)
+
+    def pickled_error(self, weights: Any) -> UnsupportedError | None:
+        """Return an error if there is no tensor in `weights` because the model is in a value that was left out."""
+        if not self.hidden or self.described.nested or not _is_plain(weights):
+            return None
+        keys = list(self.hidden)
+        key = next((key for key in dcp_names.WRAPPERS if key in keys), keys[0])
+        return UnsupportedError(
+            f"{self.directory} has no tensors of its own, only values pickled as a whole, as a planner with "
+            f"flatten_state_dict=False saves them: {some(keys, form=named)}. Nothing was written.",
+            f"--key {key} converts one of them; one rank saved it, so of a distributed tensor it has only that rank's "
+            "part.",
+        )
 
     def parameters(self) -> set[str]:
         """Return the names of the weights as an optimizer uses them."""
