@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.errors import CorruptError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import megatron
 from ckptconv.formats.dcp import paths as dcp_names
@@ -31,6 +31,7 @@ from ckptconv.formats.dcp.locate import (
     locate,
 )
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
+from ckptconv.formats.dcp.numbered import pieces_error
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
@@ -82,20 +83,21 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     trees = {wanted.key: checkpoint.under(wanted.key)} if wanted.key else {}
     inputs = checkpoint.identified()
     states, state_inputs = None, {}
+    states_error: CkptconvError | None = None
     read = [checkpoint]
     if wanted.states or wanted.master:
         left = left.without_optimizers()
-        states = _optimizer(checkpoint, other or checkpoint)
+        states, states_error = _optimizer(checkpoint, other or checkpoint)
         read = [checkpoint, other] if other else read
         state_inputs = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
     notes, warnings = left.told()
     extra = megatron.read_extra(place.directory)
     if described.nested:
         extra = None  # Megatron-core's have no paths: these are another program's files of the same names
-    states_error = None
     if extra:
         described.mentioned.update(dict.fromkeys(extra.mentioned))
-        weights, states, states_error = extra.arranged(weights, states, described, checkpoint.values, wanted)
+        weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)
+        states_error = states_error or unnamed
         inputs = {**(state_inputs if wanted.master else inputs), **extra.inputs}
         notes += [*extra.notes(), *checkpoint.warnings]
         checkpoint.warnings.clear()
@@ -106,6 +108,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         family=FAMILY,
         path=path,
         weights=weights,
+        weights_error=checkpoint.pickled_error(trees.get(".", weights)) if wanted.key in ("", ".") else None,
         optimizer=states,
         states_error=states_error,
         trees=trees,
@@ -128,8 +131,9 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     )
 
 
-def _optimizer(model: Checkpoint, checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return the states by parameter, and the groups, of the optimizers in `checkpoint`; None if there are none."""
+def _optimizer(model: Checkpoint, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, CkptconvError | None]:
+    """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; and
+    why they cannot be converted."""
     described, roles = checkpoint.described, checkpoint.roles
     names: dict[Path, list[str]] = {}
     for name, way in described.paths.items():
@@ -138,12 +142,16 @@ def _optimizer(model: Checkpoint, checkpoint: Checkpoint) -> dict[str, Any] | No
             names.setdefault(optimizer, []).append(name)
     if not names and checkpoint is not model:
         names[()] = list(described.paths)
+    weights = [model.described.tensors[name] for name in model.weights()]
+    error = pieces_error(described, names, weights, checkpoint.directory)
+    if error:
+        return None, error
     trees = []
     for at, own in names.items():
         tree = checkpoint.tree(own, key=dcp_names.dotted(at))
         beside = dcp_names.dotted(roles.model_beside(at))
         trees.append((f"{beside}." if beside else "", dcp_names.below(tree, at)))
-    return dcp_names.optimizer_state(trees, model.parameters(), checkpoint.directory)
+    return dcp_names.optimizer_state(trees, model.parameters(), checkpoint.directory), None
 
 
 def _facts(path: str, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -246,9 +254,11 @@ class Checkpoint:
     def read_values(self) -> None:
         """Read the values that are no tensors. Skip large ones; hide those with tensors in them, which a key asks
         for."""
-        places = self.described.values
+        described = self.described
+        places = described.values
         for name, place in places.items():
-            if place.length > MAX_VALUE:
+            # Without flatten_state_dict, a whole model may be one value: its tensors are read where they are.
+            if place.length > MAX_VALUE and (described.nested or place.transforms):
                 self.hidden[name] = None
                 size, most = format_size(place.length), format_size(MAX_VALUE)
                 self.warnings.append(f"Left out: {named(name)}, a value of {size}; at most {most} are read.")
@@ -300,11 +310,28 @@ class Checkpoint:
         hidden = all(name in described.values for name in names)
         return self.tree(names, hidden=hidden, key=key)
 
+    def pickled_error(self, weights: Any) -> UnsupportedError | None:
+        """Return an error if there is no tensor in `weights` because the model is in a value that was left out."""
+        if not self.hidden or self.described.nested or not _is_plain(weights):
+            return None
+        keys = list(self.hidden)
+        key = next((key for key in dcp_names.WRAPPERS if key in keys), keys[0])
+        return UnsupportedError(
+            f"{self.directory} has no tensors of its own, only values pickled as a whole, as a planner with "
+            f"flatten_state_dict=False saves them: {some(keys, form=named)}. Nothing was written.",
+            f"--key {key} converts one of them; one rank saved it, so of a distributed tensor it has only that rank's "
+            "part.",
+        )
+
     def parameters(self) -> set[str]:
         """Return the names of the weights as an optimizer uses them."""
-        roles = self.roles
-        ways = [self.described.paths[name] for name in self.described.tensors]
-        return {dcp_names.dotted(way[len(roles.model) :]) for way in ways if roles.is_model(way)}
+        depth = len(self.roles.model)
+        return {dcp_names.dotted(self.described.paths[name][depth:]) for name in self.weights()}
+
+    def weights(self) -> list[str]:
+        """Return the names of the model's tensors as the checkpoint has them."""
+        described = self.described
+        return [name for name in described.tensors if self.roles.is_model(described.paths[name])]
 
     def identified(self, prefix: str = "") -> dict[str, Any]:
         """Return what identifies the files read so far, by name; each name is given `prefix`."""

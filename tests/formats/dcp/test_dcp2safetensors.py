@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dist_checkpoint
 from checkpoints import bits, ckptconv_here
 from dcp_checkpoints import DCP, checkpoint_of, converted, expected_of, refused
 from safetensors import safe_open
@@ -18,6 +19,7 @@ from strict import assert_same
 import ckptconv
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError
+from ckptconv.formats.dcp.entries import MAX_VALUE
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
@@ -207,6 +209,20 @@ def test_tensors_inside_a_value_are_warned_of_and_can_be_named(tmp_path: Path) -
     assert set(load_file(output)) == {"w"}
     converted(checkpoint_of("noflatten_nodist"), output, "--key", "nested")
     assert load_file(output)["a"].tolist() == [1.0, 1.0]
+
+
+def test_a_model_pickled_as_one_value_is_refused_and_its_key_converts_it_whatever_its_size(tmp_path: Path) -> None:
+    source, output = tmp_path / "in", tmp_path / "model.safetensors"
+    weight = torch.arange((MAX_VALUE >> 2) + 1, dtype=torch.float32)
+    state = {"model": {"inner.weight": weight, "count": torch.tensor(3)}, "step": 5}
+    planner = dist_checkpoint.DefaultSavePlanner(flatten_state_dict=False)
+    dist_checkpoint.save(state, checkpoint_id=source, planner=planner, no_dist=True)
+    assert "--key model" in refused(source, output, 5)
+    assert "--key model" in refused(source, output, 5, "--key", ".")
+    converted(source, output, "--key", "model", "--verify")
+    found = load_file(output)
+    assert set(found) == {"inner.weight", "count"}
+    assert torch.equal(found["inner.weight"], weight)
 
 
 # --------------------------------------------------------------------------------------------- how they are named

@@ -1,0 +1,70 @@
+"""States of numbered parameters: whole ones keep their numbers, and pieces of FSDP1's flat parameters are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dist_checkpoint
+from dcp_checkpoints import converted, refused
+from safetensors.torch import load_file
+
+MODEL = {"weight": torch.arange(32.0).reshape(8, 4), "bias": torch.arange(8.0), "count": torch.tensor(3)}
+
+
+def saved(directory: Path, *states: dict[str, torch.Tensor], model: Any = MODEL, files: int = 1) -> Path:
+    """A checkpoint of `model` and of an optimizer that has these states of parameter 0, 1, …"""
+    state = {number: {"step": torch.tensor(2.0), **own} for number, own in enumerate(states)}
+    optimizer = {"state": state, "param_groups": [{"lr": 0.1, "params": list(state)}]}
+    whole = {"optimizer": optimizer, **({"model": model} if model else {})}
+    writer = dist_checkpoint.FileSystemWriter(directory, thread_count=files)
+    dist_checkpoint.save(whole, storage_writer=writer, no_dist=True)
+    return directory
+
+
+def adam(*lengths: int) -> dict[str, torch.Tensor]:
+    return dict(zip(("exp_avg", "exp_avg_sq"), map(torch.ones, lengths), strict=True))
+
+
+# Two ranks have 20 elements of a flat parameter each; torch may keep different ranks' pieces of the two states.
+@pytest.mark.parametrize("states", [(adam(20, 20), adam(8, 8)), (adam(20, 12),), (adam(20, 20),)])
+def test_pieces_of_a_flat_parameter_are_refused_and_the_model_is_converted(
+    states: tuple[dict[str, torch.Tensor], ...], tmp_path: Path
+) -> None:
+    source = saved(tmp_path / "in", *states)
+    said = refused(source, tmp_path / "weights", 5, "--optimizer", tmp_path / "states")
+    assert "'optimizer.state.0.exp_avg'" in said
+    assert "FSDP.optim_state_dict" in said
+    assert not (tmp_path / "states").exists()
+    converted(source, tmp_path / "weights.safetensors")
+    assert torch.equal(load_file(tmp_path / "weights.safetensors")["weight"], MODEL["weight"])
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        pytest.param(({"exp_avg": torch.ones(8, 4)}, {"exp_avg": torch.ones(8)}), id="of parameters"),
+        pytest.param(({"momentum_buffer": torch.ones(8)},), id="of a vector alone"),
+        pytest.param(({"row": torch.ones(8), "col": torch.ones(4)}, {"sq": torch.ones(8)}), id="factored"),
+        pytest.param(({"d": torch.ones(40), "prev_flat_grad": torch.ones(40)},), id="LBFGS"),
+        pytest.param(({"state1": torch.ones(8, 4), "absmax1": torch.ones(3)},), id="quantized"),
+        pytest.param(({},), id="steps alone"),
+    ],
+)
+def test_whole_states_keep_their_numbers(states: tuple[dict[str, torch.Tensor], ...], tmp_path: Path) -> None:
+    output = tmp_path / "states.safetensors"
+    converted(saved(tmp_path / "in", *states), "--optimizer", output)
+    names = {f"{number}.{name}" for number, own in enumerate(states) for name in ("step", *own)}
+    assert set(load_file(output)) == names
+
+
+def test_without_a_model_vectors_are_refused_only_if_several_ranks_may_have_saved_them(tmp_path: Path) -> None:
+    output = tmp_path / "states.safetensors"
+    states = adam(20, 20), adam(8, 8)
+    converted(saved(tmp_path / "one", *states, model=None), "--optimizer", output)
+    output.unlink()
+    refused(saved(tmp_path / "several", *states, model=None, files=2), output, 5, "--optimizer", output)
+    matrix = {"exp_avg": torch.ones(8, 4)}
+    converted(saved(tmp_path / "matrix", *states, matrix, model=None, files=2), "--optimizer", output)
