@@ -39,7 +39,8 @@ def pieces_error(
         shapes = {tensor.shape for tensor in weights if _is_in_one_chunk(tensor)}
         # LBFGS has states of all parameters in one vector.
         shapes.add((sum(math.prod(tensor.shape) for tensor in weights if tensor.dtype.kind == "f"),))
-        flat = [states for states in flat if not _are_explained(states, shapes)]
+        sides = {side for shape in shapes for side in shape}
+        flat = [states for states in flat if not _are_explained(states, shapes, sides)]
     elif len(flat) < len(numbered) or len(_files(flat)) < 2:
         flat = []
     if not flat:
@@ -59,10 +60,10 @@ def _numbered(described: Description, roots: Collection[Path]) -> Iterator[_Stat
     found: dict[tuple[Path, str], _States] = {}
     for name, tensor in described.tensors.items():
         path = split_name(described.paths[name])
-        for root in roots:
-            match = _STATE.fullmatch(dotted(path[len(root) :])) if path[: len(root)] == root else None
+        for depth in range(len(path)):
+            match = _STATE.fullmatch(dotted(path[depth:])) if path[:depth] in roots else None
             if match and match[2] != _STEP and tensor.shape:
-                found.setdefault((root, match[1]), {})[name] = tensor
+                found.setdefault((path[:depth], match[1]), {})[name] = tensor
     yield from found.values()
 
 
@@ -75,13 +76,14 @@ def _is_in_one_chunk(tensor: SavedTensor) -> bool:
     return [chunk.sizes for chunk in tensor.chunks] == [tensor.shape]
 
 
-def _are_explained(states: _States, shapes: Collection[Shape]) -> bool:
-    """Whether whole parameters of these `shapes` can have such states: vectors have states of their own length, and
-    optimizers that factor their states, such as Adafactor, have some of the lengths of rows and columns."""
+def _are_explained(states: _States, shapes: Collection[Shape], sides: Collection[int]) -> bool:
+    """Whether whole parameters of these `shapes`, which have these `sides`, can have such states: vectors have states
+    of their own length, and optimizers that factor their states, such as Adafactor, have some of the lengths of rows
+    and columns."""
     lengths = {tensor.shape[0] for tensor in states.values()}
     if len(lengths) == 1:
         return (lengths.pop(),) in shapes
-    return any(length in shape for length in lengths for shape in shapes)
+    return any(length in sides for length in lengths)
 
 
 def _files(found: Collection[_States]) -> set[str]:
