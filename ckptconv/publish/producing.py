@@ -65,8 +65,8 @@ def produce(
 class _Production:
     """Outputs and what they are made of.
 
-    `every` are the sources and their references. `read` are the files that the plans read, and `inputs` those in which
-    they are stored: a packed file is read from another.
+    `every` are the sources and their references. `inputs` are the files in which those that the plans read are stored:
+    a packed file is read from another.
     """
 
     def __init__(self, sources: Sequence[Source], outputs: Sequence[Output], options: Options) -> None:
@@ -74,8 +74,8 @@ class _Production:
         self._references = [one.reference for one in sources if one.reference]
         self.every = [*sources, *self._references]
         self._read_by = [each.plan.inputs() for each in outputs]
-        self.read = list(dict.fromkeys(itertools.chain.from_iterable(self._read_by)))
-        self.inputs = list(dict.fromkeys(file.stored for file in self.read))
+        self._read = list(dict.fromkeys(itertools.chain.from_iterable(self._read_by)))
+        self.inputs = list(dict.fromkeys(file.stored for file in self._read))
         self._checksums = Checksums({path: each for one in self.every for path, each in one.records.items()})
 
     def check(self) -> None:
@@ -93,7 +93,7 @@ class _Production:
         asked = options.attest or (options.part and options.digest)
         within = self._sources[0].path
         return Inputs(
-            self.read,
+            self._read,
             list(self._equal()),
             list(self._alike()),
             self._checksums if options.checksum else None,

@@ -16,6 +16,7 @@ from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeErr
 from ckptconv.formats import safetensors
 from ckptconv.formats.safetensors import METADATA
 from ckptconv.formats.weight_map import read_index
+from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, join
 from ckptconv.structure.record import FILE_NAME, MAP_KEY, METADATA_KEY
@@ -67,12 +68,19 @@ def read_file(path: str, place: Location, expected: Stated) -> Written:
 def recorded_map(path: str, place: Location) -> str | None:
     """Return the record of a map in an output of one file; None if it has none, or is no such file.
 
-    Raise DifferenceError if its header is not sound.
+    Only the metadata is parsed, which the library writes first: the output is checked when it is read.
     """
     entry = place.entry
     if not path.endswith(SUFFIX) or entry.kind != "file":
         return None
-    return _read_header(path, place.at(entry.file))[1].get(MAP_KEY)
+    _, raw = _raw_header(path, place.at(entry.file))
+    try:
+        first: dict[str, Any] = next(strict_json.members(raw), {})
+    except ValueError:
+        return None
+    metadata = first.get(METADATA)
+    record = metadata.get(MAP_KEY) if type(metadata) is dict else None
+    return record if type(record) is str else None
 
 
 def read_directory(
@@ -209,19 +217,12 @@ def _add(
 def _read_header(path: str, place: Location) -> tuple[dict[str, Stored], dict[str, str]]:
     """Return the tensors of a file, in the order of their data, and its metadata. Raise DifferenceError unless the text
     of the header is exactly what the library writes."""
-    reader = place.open_reader()
-    file = reader.file
+    file, raw = _raw_header(path, place)
     try:
-        length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
-        if file.size < 8 or length > min(file.size - 8, safetensors.MAX_HEADER):
-            raise _header(path, f"its header cannot have {length} bytes: the file has {file.size}")
-        raw = reader.read_at(8, length)
         places, metadata = safetensors.described(raw, path)
         tensors = safetensors.tensors_of(places, file, 8 + len(raw))
     except (CorruptError, LimitError, UnsupportedError) as error:
         raise DifferenceError(error.message.replace(file.path, path), _AGAIN, what="header", file=path) from error
-    finally:
-        reader.close()
     at = 0
     for piece in _text_of(tensors, metadata, 8 + len(raw)):
         if not raw.startswith(piece, at):
@@ -230,6 +231,21 @@ def _read_header(path: str, place: Location) -> tuple[dict[str, Stored], dict[st
     if len(raw) % 8 or raw[at:] != b" " * (-at % 8):
         raise _header(path, "its header is not filled up with spaces to a multiple of eight bytes, as the library does")
     return tensors, metadata
+
+
+def _raw_header(path: str, place: Location) -> tuple[File, bytes]:
+    """Return a file and the text of its header. Raise DifferenceError if it has none of such a length."""
+    reader = place.open_reader()
+    file = reader.file
+    try:
+        length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
+        if file.size < 8 or length > min(file.size - 8, safetensors.MAX_HEADER):
+            raise _header(path, f"its header cannot have {length} bytes: the file has {file.size}")
+        return file, reader.read_at(8, length)
+    except CorruptError as error:
+        raise DifferenceError(error.message.replace(file.path, path), _AGAIN, what="header", file=path) from error
+    finally:
+        reader.close()
 
 
 def _text_of(tensors: Mapping[str, Stored], metadata: Mapping[str, str], start: int) -> Iterator[bytes]:

@@ -221,8 +221,8 @@ def verify(
             sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **asked.reaching())]
         else:
             sources = _open(normalize(source), targets, asked)
-        told, where = _recorded_map(targets[0])
-        if told and not asked.map:
+        told, where = _recorded_map(targets[0]) if not asked.map else (None, "")
+        if told:
             from ckptconv.structure.maps.chosen import of_record
 
             recorded = of_record(told, where)
