@@ -7,82 +7,142 @@ from dataclasses import dataclass, field
 
 @dataclass
 class OutputFile:
-    """A file of the output: its path, its size, and how many tensors it holds."""
+    """A file of the output."""
 
     path: str
+    """Its path or URL."""
+
     bytes: int
+    """Its size."""
+
     tensors: int
+    """How many tensors it holds."""
 
 
 @dataclass
 class LikeRow:
-    """A tensor of an output that is like a reference: its name, dtype and file; the name that it has in the source,
-    None if it is taken from the reference; and the dtype that it has there."""
+    """A tensor of an output that is like a reference."""
 
     tensor: str
+    """Its name in the output."""
+
     dtype: str
+    """Its dtype in the output."""
+
     file: str
+    """The name of its file."""
+
     source: str | None
+    """Its name in the input; null if it is taken from the reference."""
+
     source_dtype: str
+    """Its dtype there."""
 
 
 @dataclass
 class LikeReport:
-    """What an output takes over from its reference, whose path is `reference`.
-
-    `matched` counts the tensors of the reference that the source gives; `missing` are those that the output leaves out,
-    `filled` those that are taken from the reference. `casts` counts the tensors that are cast: {"float32 to bfloat16":
-    count}. `tensors` has a row for each tensor, with `dry_run` only.
-    """
+    """What an output takes over from its reference."""
 
     reference: str
+    """The path or URL of the reference; on the hub, with the commit that it was read at."""
+
     matched: int
+    """Tensors of the reference that the input gives."""
+
     missing: list[str]
+    """Tensors of the reference that the output leaves out, with --partial."""
+
     filled: list[str]
+    """Tensors that were taken from the reference, with --fill."""
+
     casts: dict[str, int]
+    """How many tensors were cast: {"float32 to bfloat16": count}."""
+
     tensors: list[LikeRow] = field(default_factory=list)
+    """The tensors of the output; with --dry-run only."""
 
 
 @dataclass
 class Report:
-    """What a conversion did, or would do with `dry_run`. Sizes are in bytes.
-
-    `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.
-    `bytes_verified` counts the bytes of tensors that were compared with the source afterwards; 0 where there is no
-    tensor beside objects of classes that are known by name only.
-    `reused` counts the files that an earlier run had finished: they are no part of `bytes_written`.
-    `part` names the part that was staged, and `finish` the outputs that are to be finished when all parts are.
-    `dropped` names entries that were left out as their class is known by name only: {entry: class}.
-    `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors;
-    then `weights_key` is the key that takes the weights alone, if there is one.
-    `like` says what was taken over from a reference; None without one. `made_of` names, in a dry run with a map, the
-    tensors of which each is made.
-    """
+    """What a conversion did, or would do. Sizes are in bytes."""
 
     input: str
+    """What was converted."""
+
     outputs: list[OutputFile]
+    """The files of the output."""
+
     format: str
+    """What the input is, in words."""
+
     tensors: int
+    """How many tensors were written."""
+
     aliases: dict[str, str]
+    """Tied tensors that are stored once: {name left out: name that is stored}."""
+
     counts: dict[str, int]
+    """How many tensors there are of each kind, where a format has kinds."""
+
     opaque: list[str]
+    """Classes of objects in the input that are kept as inert data; nothing of them runs."""
+
     warnings: list[str]
+    """What may be wrong, each in a sentence."""
+
     notes: list[str] = field(default_factory=list)
+    """What is worth knowing, each in a sentence."""
+
     input_bytes: int = 0
+    """The size of all files of the input that the output is made of."""
+
     bytes_read: int = 0
+    """Bytes read."""
+
     bytes_written: int = 0
+    """Bytes written; files of an earlier run that were taken over are not among them."""
+
     bytes_verified: int = 0
+    """Bytes of tensors compared with the input after writing, with --verify."""
+
     reused: int = 0
+    """Files that an interrupted run had finished, and that were taken over."""
+
     checksums: int = 0
+    """Stored checksums that were compared, with --checksum."""
+
     extra_bytes: int = 0
+    """Bytes read for checksums alone; part of bytes_read."""
+
     seconds: float = 0.0
+    """How long it took."""
+
     peak_rss_bytes: int = 0
+    """The most memory that the process had."""
+
     dry_run: bool = False
+    """Whether nothing was written, with --dry-run."""
+
     finished: bool = False
+    """Whether these outputs were published by `finish`."""
+
     part: str = ""
+    """The part that was staged, with --part, such as 0/2; else empty."""
+
     finish: list[str] = field(default_factory=list)
+    """The arguments of the `finish` that publishes the outputs when all parts are staged."""
+
     dropped: dict[str, str] = field(default_factory=dict)
+    """Entries left out as their class is known by name only: {entry: class}."""
+
     recorded: list[str] = field(default_factory=list)
+    """Keys of the state under which the structure record holds values that are no tensors."""
+
     weights_key: str = ""
+    """With these, the --key that takes the weights alone; empty if there is none."""
+
     like: LikeReport | None = None
+    """What was taken over from the reference of --like; null without one."""
+
     made_of: dict[str, list[str]] = field(default_factory=dict)
+    """In a dry run with a map: the tensors of which each is made."""

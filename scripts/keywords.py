@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptconv.options.kinds import FLAG
@@ -64,13 +64,42 @@ class TorchDType(Protocol):
 
 def text() -> str:
     """Return the module as it is made of the table now."""
-    return HEAD + "".join(line for name, (table, about) in TABLES.items() for line in _class(name, table, about))
+    return HEAD + "".join(_classes())
 
 
-def _class(name: str, table: Mapping[str, Option], about: str) -> Iterator[str]:
-    yield f'\n\nclass {name}(TypedDict, total=False):\n    """{about}"""\n'
-    for option in table.values():
-        yield f"\n    {option.name}: {option.accepts.replace(chr(39), chr(34))}\n{_told(option)}"
+def _classes() -> Iterator[str]:
+    """Yield a class for the options that the same calls take, for each such set of calls, then one for each call."""
+    takers: dict[str, list[str]] = {}
+    for name, (table, _) in TABLES.items():
+        for option in table.values():
+            takers.setdefault(_field(option), []).append(name)
+    shared: dict[str, list[str]] = {}
+    bases: dict[str, list[str]] = {}
+    for field, names in takers.items():
+        base = "_" + "".join(name.removesuffix("Options") for name in names) if len(names) > 1 else names[0]
+        shared.setdefault(base, []).append(field)
+        for name in names:
+            if base not in (name, *bases.get(name, ())):
+                bases.setdefault(name, []).append(base)
+    for base, fields in shared.items():
+        if base not in TABLES:
+            yield from _class(base, ["TypedDict"], "Options that these calls share.", fields)
+    for name, (_, about) in TABLES.items():
+        yield from _class(name, bases.get(name, ["TypedDict"]), about, shared.get(name, ()))
+
+
+def _class(name: str, bases: Sequence[str], about: str, fields: Iterable[str]) -> Iterator[str]:
+    line = f"class {name}({', '.join(bases)}, total=False):"
+    if len(line) > 120:
+        line = f"class {name}(\n    {', '.join(bases)}, total=False\n):"
+    if len(max(line.split("\n"), key=len)) > 120:
+        line = f"class {name}(\n" + "".join(f"    {base},\n" for base in bases) + "    total=False,\n):"
+    yield f'\n\n{line}\n    """{about}"""\n'
+    yield from (f"\n{field}" for field in fields)
+
+
+def _field(option: Option) -> str:
+    return f"    {option.name}: {option.accepts.replace(chr(39), chr(34))}\n{_told(option)}"
 
 
 def _told(option: Option) -> str:

@@ -1,6 +1,6 @@
 """Write the reference of the command line, and that of the JSON objects, from what the program knows itself.
 
-python scripts/reference.py             writes cli.md, json.md, map-catalogue.md, schemas and man in docs
+python scripts/reference.py             writes cli.md, json.md, map-catalogue.md and man in docs, and the schemas
 python scripts/reference.py --check     says which of them are out of date
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import schemas
 import typer
 
 from ckptconv.cli.commands import app
@@ -119,12 +120,12 @@ meaning, changes the version."""
 
 def json_page() -> str:
     """The fields of all objects, in Markdown, from the descriptions in the schemas."""
-    schemas = {path.stem: json.loads(path.read_text("utf-8")) for path in SCHEMAS.glob("*.json")}
+    found = schemas.schemas()
     lines = ["# JSON", "", f"<!-- {MADE} -->", "", _INTRODUCTION]
-    for name in sorted(schemas, key=lambda name: (name == "error", name)):
-        schema = schemas[name]
+    for name in sorted(found, key=lambda name: (name == "error", name)):
+        schema = found[name]
         lines += ["", f"## {schema['title']}", ""]
-        lines += [f"{schema['description']} Schema: [`{name}.json`](schemas/{name}.json).", ""]
+        lines += [f"{schema['description']} Schema: [`{name}.json`](../ckptconv/cli/schemas/{name}.json).", ""]
         lines += ["| field | type | |", "|---|---|---|"]
         lines += [f"| `{field}` | {kind} | {_cell(about)} |" for field, kind, about in _fields(schema, schema, "")]
     return "\n".join(lines) + "\n"
@@ -286,12 +287,11 @@ def _roff(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Return {file: text} of all that this script writes."""
     manual = {DOCS / "man" / name: text for name, text in man_pages().items()}
-    copies = {DOCS / "schemas" / path.name: path.read_text("utf-8") for path in SCHEMAS.glob("*.json")}
     return {
         DOCS / "cli.md": cli_page(),
         DOCS / "json.md": json_page(),
         DOCS / "map-catalogue.md": maps_page(),
-        **copies,
+        **{SCHEMAS / name: text for name, text in schemas.texts().items()},
         **manual,
     }
 
@@ -300,7 +300,7 @@ def stale() -> list[Path]:
     """Return the files that are not as they would be written now, and pages and schemas of what is no more."""
     made = pages()
     there = {
-        path: path.read_text("utf-8") for path in [*made, *DOCS.glob("man/*"), *DOCS.glob("schemas/*")] if path.exists()
+        path: path.read_text("utf-8") for path in [*made, *DOCS.glob("man/*"), *SCHEMAS.glob("*")] if path.exists()
     }
     return sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
 

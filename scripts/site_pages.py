@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the pages beside mkdocs.yml become pages of the site, and links between all of them stay on it."""
+"""Hooks of mkdocs: the pages beside mkdocs.yml and the schemas are part of the site, and links to them stay on it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# Pages outside docs/, and what they are called on the site.
+# Files outside docs/, and what they are called on the site.
 OUTSIDE = {
     "README.md": "index.md",
     "SECURITY.md": "SECURITY.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
+    **{str(path.relative_to(ROOT)): f"schemas/{path.name}" for path in ROOT.glob("ckptconv/cli/schemas/*.json")},
 }
 FILES = "https://github.com/ckptconv/ckptconv/blob/main/"
 PICTURES = "https://raw.githubusercontent.com/ckptconv/ckptconv/main/"
@@ -20,7 +21,7 @@ _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages outside docs/."""
+    """Add the files outside docs/."""
     from mkdocs.structure.files import File
 
     for name, page in OUTSIDE.items():

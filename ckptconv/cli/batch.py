@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
 from ckptconv.cli.worker import attempt
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from ckptconv.cli.console import Progress
+    from ckptconv.cli.printed import Converted, Failure, NotConverted, SeveralInputs
     from ckptconv.result import Report
 
 # Exit codes from the worst to the best: unsafe, corrupt, unsupported, failed, usage, done.
@@ -300,16 +301,12 @@ class _Workers:
 # ---------------------------------------------------------------------------------------------------------- reporting
 
 
-def described(results: Sequence[Result], stopped: StoppedError | None, seconds: float) -> dict[str, Any]:
+def described(results: Sequence[Result], stopped: StoppedError | None, seconds: float) -> SeveralInputs:
     """Return the JSON object of a whole run. It has an "error" if anything was not converted."""
     code = exit_code(results, stopped)
     reports = [each.report for each in results if each.report]
     failed = [each for each in results if each.error and not isinstance(each.error, StoppedError)]
-    whole: dict[str, Any] = {}
-    if code:
-        whole["error"] = {**failures.described(summary_error(results, stopped)), "exit_code": code}
-    return {
-        **whole,
+    whole: SeveralInputs = {
         "results": [_described(each) for each in results],
         "inputs": len(results),
         "converted": len(reports),
@@ -321,11 +318,14 @@ def described(results: Sequence[Result], stopped: StoppedError | None, seconds: 
         "seconds": seconds,
         "peak_rss_bytes": max([peak_rss(), *(report.peak_rss_bytes for report in reports)]),
     }
+    if code:
+        whole["error"] = cast("Failure", {**failures.described(summary_error(results, stopped)), "exit_code": code})
+    return whole
 
 
-def _described(result: Result) -> dict[str, Any]:
+def _described(result: Result) -> Converted | NotConverted:
     if result.report:
-        return {"ok": True, **dataclasses.asdict(result.report), "input": result.source}
+        return cast("Converted", {"ok": True, **dataclasses.asdict(result.report), "input": result.source})
     return {"ok": False, "input": result.source, "error": failures.described(result.error or _not_begun(result.source))}
 
 

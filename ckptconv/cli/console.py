@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ckptconv.cli.batch import Result
+    from ckptconv.cli.printed import Failed, Maps, Serving
     from ckptconv.comparison.diff import Difference
     from ckptconv.errors import StoppedError
     from ckptconv.inspection.mapping import MapCheck, MapSummary
@@ -158,8 +159,10 @@ class Output:
     def maps(self, found: Sequence[MapSummary], text: str = "") -> None:
         """List maps; with `text`, print the one that this is of."""
         if self.json:
-            fields = {"maps": [dataclasses.asdict(each) for each in found]}
-            self._print_json(True, fields | ({"text": text} if text else {}))
+            fields: Maps = {"maps": found}
+            if text:
+                fields["text"] = text
+            self._print_json(True, fields)
             return
         width = max((len(each.name) for each in found), default=0)
         table = [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in found]
@@ -170,9 +173,10 @@ class Output:
         for warning in check.warnings:
             self.warn(warning)
         if self.json:
-            fields: dict[str, Any] = {"maps": [dataclasses.asdict(check.map)], "source": check.source or None}
+            fields: Maps = {"maps": [check.map], "source": check.source or None}
             if check.direction:
-                fields |= {"direction": check.direction, "made_of": check.made_of, "warnings": check.warnings}
+                fields["direction"], fields["made_of"] = check.direction, check.made_of
+                fields["warnings"] = check.warnings
             self._print_json(True, fields)
             return
         told = check.map
@@ -214,7 +218,8 @@ class Output:
     def serving(self, source: str, url: str, files: Mapping[str, int]) -> None:
         """Report that `files`, {name: bytes}, made from `source`, are served at `url`."""
         if self.json:
-            self._print_json(True, {"input": source, "url": url, "files": files})
+            served: Serving = {"input": source, "url": url, "files": files}
+            self._print_json(True, served)
         elif not self.quiet:
             self._print([url])
 
@@ -240,17 +245,18 @@ class Output:
         """Report the error that ended a command. `asked` is its input, as far as it is known."""
         if self.json:
             with contextlib.suppress(FailedError):
-                self._print_json(False, {"input": asked, "error": described(error)})
+                failed: Failed = {"input": asked, "error": described(error)}
+                self._print_json(False, failed)
         say(str(error))
         difference = getattr(error, "difference", {})
         if difference.get("what") == "reference" and not self.json:
             with contextlib.suppress(OSError):
                 print("\n".join(map(printable, likeness.differences(difference))), file=sys.stderr, flush=True)
 
-    def _print_json(self, ok: bool, fields: dict[str, Any]) -> None:
+    def _print_json(self, ok: bool, fields: Mapping[str, Any]) -> None:
         value = {"version": VERSION, "ok": ok, "command": self.command or None, **fields}
         # A lone surrogate in a name must not keep the report from being printed.
-        self._print([json.dumps(value, ensure_ascii=True, allow_nan=False, default=str)])
+        self._print([json.dumps(value, ensure_ascii=True, allow_nan=False, default=_plain)])
 
     def _print(self, lines: list[str]) -> None:
         self._write("".join(f"{printable(line)}\n" for line in lines))
@@ -264,6 +270,11 @@ class Output:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
                 raise FailedError(f"The report cannot be written: {reason(error)}.") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return what is no JSON as what is."""
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def _width() -> int | None:

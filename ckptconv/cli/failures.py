@@ -8,10 +8,13 @@ import re
 import shlex
 import traceback
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
+
+if TYPE_CHECKING:
+    from ckptconv.cli.printed import Failure
 
 
 def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
@@ -89,10 +92,10 @@ def _no_command(word: str, group: Any) -> UsageError:
     return UsageError(f"No such command '{word}'.", hint)
 
 
-def described(error: CkptconvError) -> dict[str, Any]:
+def described(error: CkptconvError) -> Failure:
     """Return `error` as --json has it."""
-    fields = {"exit_code": error.exit_code, "kind": error.kind, "message": error.message, "hint": error.hint}
-    return {**fields, "difference": error.difference} if isinstance(error, DifferenceError) else fields
+    found: dict[str, Any] = {name: getattr(error, name) for name in ("exit_code", "kind", "message", "hint")}
+    return cast("Failure", {**found, "difference": error.difference} if isinstance(error, DifferenceError) else found)
 
 
 def failure_of(error: BaseException) -> CkptconvError | None:

@@ -47,28 +47,44 @@ class Tolerance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What differs between two tensors A and B, as the module says.
-
-    `elements` differ. Of these, `same_value` have the same value in other bits, and in `not_finite` one of both is NaN
-    or infinite. `first` is the index of the first in C order, `first_a` and `first_b` are its values; None and "" if no
-    element differs. The numbers are None if the elements of either are no numbers: quantized ones, for example.
-    """
+    """What differs between two tensors A and B, as the module says."""
 
     elements: int
+    """How many elements differ."""
+
     same_value: int
+    """How many of these have the same value in other bits: 0.0 and −0.0, or two NaNs."""
+
     not_finite: int
+    """In how many of these either is NaN or infinite; these are in no size of change."""
+
     first: list[int] | None
+    """The index of the first element that differs, one number for each dimension; null if none does."""
+
     first_a: str
+    """Its value in A, with its bits."""
+
     first_b: str
+    """Its value in B, with its bits."""
+
     max_abs: float | None
+    """The largest difference of two finite elements; null if the elements are no numbers."""
+
     max_rel: float | None
+    """The largest difference divided by the larger of both absolute values."""
+
     norm: float | None
+    """The norm of the difference: the root of the sum of the squares of all its elements."""
+
     norm_a: float | None
+    """The norm of A."""
+
     norm_b: float | None
+    """The norm of B."""
 
     @property
     def relative(self) -> float | None:
-        """The norm of the difference, relative to the larger norm of both; None if the elements are no numbers."""
+        """The norm of the difference divided by the larger of both norms."""
         if self.norm is None or self.norm_a is None or self.norm_b is None:
             return None
         return self.norm / (max(self.norm_a, self.norm_b) or 1.0)

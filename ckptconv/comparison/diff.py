@@ -37,23 +37,37 @@ _TRIED, _DEEPEST = 50, 60
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A tensor of A, B or both: its name, what it is found to be, and its dtype, shape and bytes on each side.
-
-    `status` is "only_a", "only_b", "shape", "dtype" (other dtypes), "changed" or "equal". `tied` is the name whose
-    tensor it is on a side that has it, if that is tied. `change` says what differs between tensors of one shape; None
-    if all bytes are equal, or the dtypes are not comparable.
-    """
+    """A tensor of A, of B, or of both."""
 
     name: str
+    """Its name, as the options change it."""
+
     status: str
+    """Whether it is on one side only, has another shape or dtype, or elements that differ, or is equal."""
+
     dtype_a: str | None
+    """Its dtype in A; null if it is not there."""
+
     dtype_b: str | None
+    """Its dtype in B; null if it is not there."""
+
     shape_a: tuple[int, ...] | None
+    """Its shape in A."""
+
     shape_b: tuple[int, ...] | None
+    """Its shape in B."""
+
     bytes_a: int | None
+    """Its size in A."""
+
     bytes_b: int | None
+    """Its size in B."""
+
     tied: str
+    """The name whose tensor it is, if it is tied; else empty."""
+
     change: Change | None
+    """What differs between the elements; null if all bytes are equal, or the elements cannot be compared."""
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -78,49 +92,99 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True)
 class DeltaFiles:
-    """The delta that was written of a difference: its directory, the versions that it leads from and to, how it is
-    encoded and with which checksums, how many tensors it changes, and the bytes of its files."""
+    """The delta that was written of a difference."""
 
     path: str
+    """Its directory."""
+
     base_version: int
+    """The version that it changes."""
+
     version: int
+    """The version that it makes."""
+
     encoding: str
+    """How the changes are stored."""
+
     checksum: str
+    """The checksums of the new tensors."""
+
     tensors: int
+    """How many tensors it changes."""
+
     bytes: int
+    """The bytes of its files."""
 
 
 @dataclass
 class Difference:
-    """What differs between two checkpoints, A (`input`) and B (`other`). Sizes are in bytes.
+    """What differs between A and B. Sizes are in bytes.
 
-    `equal`: every tensor is in both, and equal. `tensors` are all names, by falling change. `counts` are the numbers of
-    names by status. `elements` were compared, and `elements_differ` of them differ; `max_abs`, `max_rel` and `norm` are
-    the largest of all changes, and the norm of all differences. Tied names count once in these. `hints` say what may be
-    meant. `delta` is the delta that was written, if one was. `bytes_compared` are bytes of tensors of both sides.
+    Tied names count once in `elements`, `elements_differ`, `max_abs`, `max_rel` and `norm`.
     """
 
     input: str
+    """A: its path."""
+
     other: str
+    """B: its path."""
+
     format: str
+    """What A is, in words."""
+
     other_format: str
+    """What B is, in words."""
+
     equal: bool
+    """Whether every tensor is on both sides, and equal."""
+
     rtol: float | None
+    """The relative tolerance; null if bits were compared."""
+
     atol: float | None
+    """The absolute tolerance; null if bits were compared."""
+
     counts: dict[str, int]
+    """How many names there are of each status."""
+
     elements: int
+    """How many elements were compared. Tied names count once."""
+
     elements_differ: int
+    """How many of them differ."""
+
     max_abs: float
+    """The largest difference of two elements."""
+
     max_rel: float
+    """The largest difference divided by the larger of both absolute values."""
+
     norm: float
+    """The norm of all differences together."""
+
     tensors: list[TensorDifference]
+    """Every name, or as many as `--top` says: those that cannot be compared first, then by falling change."""
+
     warnings: list[str] = field(default_factory=list)
+    """What may be wrong, each in a sentence."""
+
     hints: list[str] = field(default_factory=list)
+    """What may have been meant, each in a sentence."""
+
     delta: DeltaFiles | None = None
+    """The delta that `--delta` wrote; null without it."""
+
     bytes_compared: int = 0
+    """Bytes of tensors that were compared, of both sides."""
+
     bytes_read: int = 0
+    """Bytes read."""
+
     seconds: float = 0.0
+    """How long it took."""
+
     peak_rss_bytes: int = 0
+    """The most memory that the process had."""
 
     def to_dict(self, top: int | None = None) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `diff.json`. At most `top` tensors."""

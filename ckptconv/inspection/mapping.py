@@ -16,15 +16,25 @@ from ckptconv.structure.maps.file import Map
 
 @dataclass(frozen=True)
 class MapSummary:
-    """A map that is sound: its name, what it is for, its sides, the number of rules, the sizes that it lists, and the
-    digest of its text."""
+    """A map."""
 
     name: str
+    """The name of the map, or of its file."""
+
     about: str
+    """What it is for; "" if it does not say."""
+
     sides: tuple[str, str]
+    """The names of its two sides."""
+
     rules: int
+    """How many rules it has, with each alternative."""
+
     sizes: tuple[str, ...]
+    """The axes whose sizes it lists."""
+
     sha256: str
+    """The digest of its text."""
 
 
 @dataclass(frozen=True)

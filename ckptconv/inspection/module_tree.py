@@ -21,29 +21,42 @@ _NUMBER = re.compile(r"\d{1,9}")
 
 @dataclass(slots=True)
 class TensorInfo:
-    """A tensor: its name, its dtype by torch's name, its shape, and its size in bytes.
-
-    `stats` are the statistics of its values, where these were asked for; None for a dtype that is no number. A tied
-    name has those of its tensor.
-    """
+    """A tensor."""
 
     name: str
+    """Its name."""
+
     dtype: str
+    """Its dtype, such as bfloat16."""
+
     shape: tuple[int, ...]
+    """Its shape."""
+
     bytes: int
+    """Its size."""
+
     stats: Statistics | None = None
+    """Statistics of its values, with --stats; null for dtypes that are no numbers. A tied name has its tensor's."""
 
 
 @dataclass(slots=True)
 class ModuleInfo:
-    """A module: its path with dots, how many tensors it holds at all depths, their elements and their size in bytes,
-    of tied ones once, and the dtypes of its tensors."""
+    """A module."""
 
     name: str
+    """Its path, with dots; empty for the whole."""
+
     tensors: int
+    """Tensors in it, at all depths."""
+
     elements: int
+    """Elements of these; of tied tensors once."""
+
     bytes: int
+    """Size of these; of tied tensors once."""
+
     dtypes: list[str]
+    """Dtypes of its tensors."""
 
 
 @dataclass(slots=True)

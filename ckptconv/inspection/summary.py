@@ -38,78 +38,128 @@ _VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 
 @dataclass(slots=True)
 class Total:
-    """How many tensors of a dtype there are, their elements, and their size in bytes. Tied tensors count once."""
+    """How many tensors of a dtype there are. Tied tensors count once."""
 
     tensors: int = 0
+    """How many tensors."""
+
     elements: int = 0
+    """How many elements."""
+
     bytes: int = 0
+    """Their size."""
 
 
 @dataclass(slots=True)
 class PlannedFile:
-    """A file that a conversion would write: its name, its size in bytes, and how many tensors it holds."""
+    """A file that a conversion would write."""
 
     name: str
+    """Its name."""
+
     bytes: int
+    """Its size."""
+
     tensors: int
+    """How many tensors it holds."""
 
 
 @dataclass(slots=True)
 class Forecast:
-    """What a conversion would write. Sizes are in bytes.
-
-    `command` is the command that does it. `shards` counts the files that hold tensors. `bytes_to_read` is about how
-    many bytes it reads, of the `input_bytes` of all files that it reads.
-    """
+    """What a conversion would write. Sizes are in bytes."""
 
     dtype: str
+    """The dtype of --as, or the default."""
+
     command: str
+    """The command that does it."""
+
     bytes: int
+    """The size of all its files."""
+
     files: list[PlannedFile]
+    """The files it writes."""
+
     shards: int
+    """How many of the files hold tensors."""
+
     bytes_to_read: int
+    """About how many bytes it reads."""
+
     input_bytes: int
+    """The size of all files that it reads."""
 
 
 @dataclass
 class Summary:
-    """What is inside a checkpoint: what `ckptconv inspect --json` prints. Sizes are in bytes; tied tensors count once.
-
-    `input` is the path as it was given. `format` is for people; `family` is torch, deepspeed, dcp or safetensors, or a
-    plug-in's. `facts` are more of it, by what they are called. `counts` are the numbers of tensors of each kind, where
-    a format has kinds and all tensors were chosen. `totals` are by dtype. `largest` are names of the largest tensors,
-    by falling size. `aliases` are tied names: {name: the name that it is tied to}. `values` are numbers and texts
-    beside the tensors, by their paths. `opaque` are classes of objects that are kept as inert data, `classes` all that
-    pickles name. `tables`, `notes` and `warnings` are sentences. `bytes_read` is what finding this out took.
-    `conversion` is there if it was asked for. `not_finite` are names of tensors with a NaN or an infinity, each once;
-    None if statistics were not asked for. With a map, `made_of` has the names of the tensors of which each is made.
-    """
+    """What is inside a checkpoint. Sizes are in bytes."""
 
     input: str
+    """The path, as it was given."""
+
     format: str
+    """What it is, in words."""
+
     family: str
+    """The family of formats: torch, deepspeed, dcp, safetensors, or that of a plug-in."""
+
     facts: dict[str, Any]
+    """Facts about it, by what they are called: size, tag, world size, …"""
+
     counts: dict[str, int]
+    """How many tensors there are of each kind, where a format has kinds."""
+
     elements: int
+    """Elements of all tensors; of tied ones once."""
+
     bytes: int
+    """Size of all tensors; of tied ones once."""
+
     totals: dict[str, Total]
+    """Tensors, elements and bytes by dtype; of tied tensors once."""
+
     tensors: list[TensorInfo]
+    """Every tensor."""
+
     largest: list[str]
+    """Names of the largest tensors, by falling size."""
+
     aliases: dict[str, str]
+    """Tied tensors: {name: name of the one that it is tied to}."""
+
     values: dict[str, str]
+    """Numbers and texts that are saved beside the tensors, by name, as text; 1,000 at most."""
+
     opaque: list[str]
+    """Classes of objects that are kept as inert data; nothing of them runs."""
+
     classes: list[str]
+    """Classes and functions that its pickles name, those in `opaque` among them."""
+
     tables: list[str]
+    """Notes on tables of whole rows, each in a sentence."""
+
     notes: list[str]
+    """What is worth knowing, each in a sentence."""
+
     warnings: list[str]
+    """What may be wrong, each in a sentence."""
+
     bytes_read: int
+    """Bytes read to find this out."""
+
     conversion: Forecast | None = None
+    """The conversion that --as or --max-shard-size asks about."""
+
     not_finite: list[str] | None = None
+    """Names of tensors with a NaN or an infinity, each once; with --stats."""
+
     made_of: dict[str, list[str]] | None = None
+    """With --map: the tensors of which each is made."""
 
     @functools.cached_property
     def modules(self) -> list[ModuleInfo]:
-        """Every module, by the dots in names, with what is in it; the whole first, without a name."""
+        """Every module, by the dots in names, with what is in it: where the bytes are."""
         return list(totals(tree(self.tensors, self.aliases)))
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,19 +21,37 @@ class TorchDType(Protocol):
     def to_real(self) -> Any: ...
 
 
-class ConvertOptions(TypedDict, total=False):
-    """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
+class _ConvertInspectPatchRows(TypedDict, total=False):
+    """Options that these calls share."""
 
     max_shard_size: int | str | None
     """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
     else files as the input has them."""
 
+
+class _ConvertPatchLoadRows(TypedDict, total=False):
+    """Options that these calls share."""
+
     dtype: str | TorchDType | None
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
+
+class _ConvertInspectDiffPatchOpenLoadRows(TypedDict, total=False):
+    """Options that these calls share."""
+
     key: str | None
     """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+
+class _ConvertInspectDiffRows(TypedDict, total=False):
+    """Options that these calls share."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Only names that match, such as 'model.*'; repeatable."""
@@ -41,34 +59,49 @@ class ConvertOptions(TypedDict, total=False):
     exclude: str | list[str] | tuple[str, ...] | None
     """No names that match, such as '*.bias'; repeatable."""
 
+
+class _ConvertDiffPatchRows(TypedDict, total=False):
+    """Options that these calls share."""
+
     strip_prefix: str | None
     """Take PREFIX, such as model., off the beginning of names."""
 
     rename: str | list[str] | tuple[str, ...] | None
     """Rename, as re.sub does: '^module=model'; repeatable."""
 
+    jobs: int | str | None
+    """Work in N threads. Default: what suits the machine."""
+
+    memory: int | str | None
+    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
+
+    exclude_frozen_parameters: bool
+    """Leave frozen parameters out."""
+
+
+class _ConvertInspectOpenRows(TypedDict, total=False):
+    """Options that these calls share."""
+
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
     file of rules."""
 
+    family: str | None
+    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
+
+
+class _ConvertInspectDiffOpenRows(TypedDict, total=False):
+    """Options that these calls share."""
+
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
 
+
+class _ConvertRows(TypedDict, total=False):
+    """Options that these calls share."""
+
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
-
-    like: str | os.PathLike[str] | None
-    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
-    missing, too much, or of another shape is an error before anything is written."""
-
-    partial: bool
-    """Leave out tensors of REF that the input does not have, and say which."""
-
-    fill: bool
-    """Take from REF the tensors that the input does not have."""
-
-    structure: bool
-    """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
     to: Literal["dcp", "dcp-hf"] | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
@@ -86,76 +119,18 @@ class ConvertOptions(TypedDict, total=False):
     flat_optimizer: bool
     """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
 
-    jobs: int | str | None
-    """Work in N threads. Default: what suits the machine."""
-
-    memory: int | str | None
-    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
-
-    fsync: bool
-    """False: Do not wait for the disk: a power cut may lose the output."""
-
-    clobber: bool
-    """False: Refuse to replace an output."""
-
     verify: bool
     """Compare the output with the input before it gets its name."""
-
-    checksum: bool
-    """Check the checksums of all that is read, as far as the input has any."""
-
-    spool_dir: str | os.PathLike[str] | None
-    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
 
     part: tuple[int, int] | list[int] | str | None
     """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
     Kubernetes)."""
 
-    manifest: str | os.PathLike[str] | None
-    """Write there what was made of what, with checksums."""
-
     digest: Literal["sha256", "blake3"] | None
     """Compute a digest of every file and tensor, kept in the manifest."""
 
-    attest: str | os.PathLike[str] | None
-    """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
-
     depfile: str | os.PathLike[str] | None
     """Write a rule for make there: which files the output is made of."""
-
-    dry_run: bool
-    """Show the plan, write nothing."""
-
-    storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
-
-    inert: bool
-    """Take even files that carry an attack; nothing in them runs."""
-
-    raw: bool
-    """Take whole modules as the objects they are, not as their state dicts."""
-
-    family: str | None
-    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
-
-    tag: str | None
-    """The tag of a DeepSpeed run. Default: what `latest` says."""
-
-    exclude_frozen_parameters: bool
-    """Leave frozen parameters out."""
-
-    master: bool
-    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
-
-    unstack: bool
-    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
-
-    optimizer: str | os.PathLike[str] | None
-    """Write the optimizer states there, by parameter."""
-
-    copy_config: bool | None
-    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
-    same as --no-copy-config. Default: from the hub, and from REF of --like."""
 
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""
@@ -176,24 +151,127 @@ class ConvertOptions(TypedDict, total=False):
     """The same as --opaque drop."""
 
 
-class InspectOptions(TypedDict, total=False):
+class _ConvertOpenRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    like: str | os.PathLike[str] | None
+    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
+    missing, too much, or of another shape is an error before anything is written."""
+
+    partial: bool
+    """Leave out tensors of REF that the input does not have, and say which."""
+
+    fill: bool
+    """Take from REF the tensors that the input does not have."""
+
+    structure: bool
+    """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
+
+
+class _ConvertPatchFinishRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    fsync: bool
+    """False: Do not wait for the disk: a power cut may lose the output."""
+
+    manifest: str | os.PathLike[str] | None
+    """Write there what was made of what, with checksums."""
+
+
+class _ConvertPatchRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    clobber: bool
+    """False: Refuse to replace an output."""
+
+    dry_run: bool
+    """Show the plan, write nothing."""
+
+    copy_config: bool | None
+    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
+    same as --no-copy-config. Default: from the hub, and from REF of --like."""
+
+
+class _ConvertFinishRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    checksum: bool
+    """Check the checksums of all that is read, as far as the input has any."""
+
+    attest: str | os.PathLike[str] | None
+    """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
+
+
+class _ConvertInspectDiffPatchOpenRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    spool_dir: str | os.PathLike[str] | None
+    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+
+    inert: bool
+    """Take even files that carry an attack; nothing in them runs."""
+
+
+class _ConvertInspectDiffPatchScanFinishOpenLoadRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
+class _ConvertDiffPatchOpenLoadRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    master: bool
+    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+
+    unstack: bool
+    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
+
+
+class _InspectDiff(TypedDict, total=False):
+    """Options that these calls share."""
+
+    html: str | os.PathLike[str] | None
+    """Write a page that shows it: one file, without links."""
+
+
+class ConvertOptions(
+    _ConvertInspectPatchRows,
+    _ConvertPatchLoadRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectDiffRows,
+    _ConvertDiffPatchRows,
+    _ConvertInspectOpenRows,
+    _ConvertInspectDiffOpenRows,
+    _ConvertRows,
+    _ConvertOpenRows,
+    _ConvertPatchFinishRows,
+    _ConvertPatchRows,
+    _ConvertFinishRows,
+    _ConvertInspectDiffPatchOpenRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertDiffPatchOpenLoadRows,
+    total=False,
+):
+    """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
+
+    optimizer: str | os.PathLike[str] | None
+    """Write the optimizer states there, by parameter."""
+
+
+class InspectOptions(
+    _ConvertInspectPatchRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectDiffRows,
+    _ConvertInspectOpenRows,
+    _ConvertInspectDiffOpenRows,
+    _ConvertInspectDiffPatchOpenRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _InspectDiff,
+    total=False,
+):
     """Options of `inspect`."""
-
-    key: str | None
-    """Only this subtree, such as state_dict or optimizer.state; . is all."""
-
-    include: str | list[str] | tuple[str, ...] | None
-    """Only names that match, such as 'model.*'; repeatable."""
-
-    exclude: str | list[str] | tuple[str, ...] | None
-    """No names that match, such as '*.bias'; repeatable."""
-
-    map: str | os.PathLike[str] | None
-    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
-
-    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
 
     stats: bool
     """Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."""
@@ -201,59 +279,26 @@ class InspectOptions(TypedDict, total=False):
     as_: str | TorchDType | None
     """What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."""
 
-    max_shard_size: int | str | None
-    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
-    else files as the input has them."""
 
-    html: str | os.PathLike[str] | None
-    """Write a page that shows it: one file, without links."""
-
-    tag: str | None
-    """The tag of a DeepSpeed run. Default: what `latest` says."""
-
-    inert: bool
-    """Take even files that carry an attack; nothing in them runs."""
-
-    raw: bool
-    """Take whole modules as the objects they are, not as their state dicts."""
-
-    family: str | None
-    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
-
-    spool_dir: str | os.PathLike[str] | None
-    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
-
-    storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
-
-
-class DiffOptions(TypedDict, total=False):
+class DiffOptions(
+    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectDiffRows,
+    _ConvertDiffPatchRows,
+    _ConvertInspectDiffOpenRows,
+    _ConvertInspectDiffPatchOpenRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertDiffPatchOpenLoadRows,
+    _InspectDiff,
+    total=False,
+):
     """Options of `diff`."""
-
-    key: str | None
-    """Only this subtree, such as state_dict or optimizer.state; . is all."""
-
-    include: str | list[str] | tuple[str, ...] | None
-    """Only names that match, such as 'model.*'; repeatable."""
-
-    exclude: str | list[str] | tuple[str, ...] | None
-    """No names that match, such as '*.bias'; repeatable."""
 
     optimizer: bool
     """Compare the optimizer states too, by parameter."""
 
-    strip_prefix: str | None
-    """Take PREFIX, such as model., off the beginning of names."""
-
-    rename: str | list[str] | tuple[str, ...] | None
-    """Rename, as re.sub does: '^module=model'; repeatable."""
-
     map: str | os.PathLike[str] | None
     """Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) or a
     file of rules."""
-
-    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
 
     dtype: str | TorchDType | None
     """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
@@ -265,39 +310,6 @@ class DiffOptions(TypedDict, total=False):
 
     atol: float | str | None
     """Compare values, not bits; equal is what differs by at most A. Default: bits are compared; 0 with --rtol."""
-
-    html: str | os.PathLike[str] | None
-    """Write a page that shows it: one file, without links."""
-
-    jobs: int | str | None
-    """Work in N threads. Default: what suits the machine."""
-
-    memory: int | str | None
-    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
-
-    tag: str | None
-    """The tag of a DeepSpeed run. Default: what `latest` says."""
-
-    exclude_frozen_parameters: bool
-    """Leave frozen parameters out."""
-
-    master: bool
-    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
-
-    unstack: bool
-    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
-
-    inert: bool
-    """Take even files that carry an attack; nothing in them runs."""
-
-    raw: bool
-    """Take whole modules as the objects they are, not as their state dicts."""
-
-    spool_dir: str | os.PathLike[str] | None
-    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
-
-    storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
     delta: str | os.PathLike[str] | None
     """Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it."""
@@ -312,107 +324,42 @@ class DiffOptions(TypedDict, total=False):
     """B is version N of the model, and A the one before. Default: 1."""
 
 
-class PatchOptions(TypedDict, total=False):
+class PatchOptions(
+    _ConvertInspectPatchRows,
+    _ConvertPatchLoadRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertDiffPatchRows,
+    _ConvertPatchFinishRows,
+    _ConvertPatchRows,
+    _ConvertInspectDiffPatchOpenRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertDiffPatchOpenLoadRows,
+    total=False,
+):
     """Options of `patch`."""
 
-    max_shard_size: int | str | None
-    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
-    else files as the input has them."""
 
-    dtype: str | TorchDType | None
-    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
-    Default: float32 for a DeepSpeed checkpoint, else keep."""
-
-    key: str | None
-    """Only this subtree, such as state_dict or optimizer.state; . is all."""
-
-    strip_prefix: str | None
-    """Take PREFIX, such as model., off the beginning of names."""
-
-    rename: str | list[str] | tuple[str, ...] | None
-    """Rename, as re.sub does: '^module=model'; repeatable."""
-
-    copy_config: bool | None
-    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
-    same as --no-copy-config. Default: from the hub, and from REF of --like."""
-
-    tag: str | None
-    """The tag of a DeepSpeed run. Default: what `latest` says."""
-
-    exclude_frozen_parameters: bool
-    """Leave frozen parameters out."""
-
-    master: bool
-    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
-
-    unstack: bool
-    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
-
-    raw: bool
-    """Take whole modules as the objects they are, not as their state dicts."""
-
-    inert: bool
-    """Take even files that carry an attack; nothing in them runs."""
-
-    jobs: int | str | None
-    """Work in N threads. Default: what suits the machine."""
-
-    memory: int | str | None
-    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
-
-    fsync: bool
-    """False: Do not wait for the disk: a power cut may lose the output."""
-
-    clobber: bool
-    """False: Refuse to replace an output."""
-
-    spool_dir: str | os.PathLike[str] | None
-    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
-
-    manifest: str | os.PathLike[str] | None
-    """Write there what was made of what, with checksums."""
-
-    dry_run: bool
-    """Show the plan, write nothing."""
-
-    storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
-
-
-class ScanOptions(TypedDict, total=False):
+class ScanOptions(_ConvertInspectDiffPatchScanFinishOpenLoadRows, total=False):
     """Options of `scan`."""
 
-    storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
-
-class FinishOptions(TypedDict, total=False):
+class FinishOptions(
+    _ConvertPatchFinishRows, _ConvertFinishRows, _ConvertInspectDiffPatchScanFinishOpenLoadRows, total=False
+):
     """Options of `finish`."""
 
-    checksum: bool
-    """Check the checksums of all that is read, as far as the input has any."""
 
-    manifest: str | os.PathLike[str] | None
-    """Write there what was made of what, with checksums."""
-
-    attest: str | os.PathLike[str] | None
-    """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
-
-    fsync: bool
-    """False: Do not wait for the disk: a power cut may lose the output."""
-
-    storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
-
-
-class OpenOptions(TypedDict, total=False):
+class OpenOptions(
+    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectOpenRows,
+    _ConvertInspectDiffOpenRows,
+    _ConvertOpenRows,
+    _ConvertInspectDiffPatchOpenRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertDiffPatchOpenLoadRows,
+    total=False,
+):
     """Options of `open`."""
-
-    key: str | None
-    """Only this subtree, such as state_dict or optimizer.state; . is all."""
-
-    tag: str | None
-    """The tag of a DeepSpeed run. Default: what `latest` says."""
 
     exclude_frozen: bool
     """Leave frozen parameters out."""
@@ -423,227 +370,39 @@ class OpenOptions(TypedDict, total=False):
     states: bool
     """Read what describes the optimizer's states now, not when they are asked for."""
 
-    structure: bool
-    """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
-    raw: bool
-    """Take whole modules as the objects they are, not as their state dicts."""
-
-    master: bool
-    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
-
-    unstack: bool
-    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
-
-    map: str | os.PathLike[str] | None
-    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
-
-    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
-
-    like: str | os.PathLike[str] | None
-    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
-    missing, too much, or of another shape is an error before anything is written."""
-
-    inert: bool
-    """Take even files that carry an attack; nothing in them runs."""
-
-    family: str | None
-    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
-
-    spool_dir: str | os.PathLike[str] | None
-    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
-
-    storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
-
-    partial: bool
-    """Leave out tensors of REF that the input does not have, and say which."""
-
-    fill: bool
-    """Take from REF the tensors that the input does not have."""
-
-
-class LoadOptions(TypedDict, total=False):
+class LoadOptions(
+    _ConvertPatchLoadRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertDiffPatchOpenLoadRows,
+    total=False,
+):
     """Options of `load_state_dict`."""
 
-    key: str | None
-    """Only this subtree, such as state_dict or optimizer.state; . is all."""
 
-    dtype: str | TorchDType | None
-    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
-    Default: float32 for a DeepSpeed checkpoint, else keep."""
-
-    tag: str | None
-    """The tag of a DeepSpeed run. Default: what `latest` says."""
-
-    raw: bool
-    """Take whole modules as the objects they are, not as their state dicts."""
-
-    master: bool
-    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
-
-    unstack: bool
-    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
-
-    storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
-
-
-class RowsOptions(TypedDict, total=False):
+class RowsOptions(
+    _ConvertInspectPatchRows,
+    _ConvertPatchLoadRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectDiffRows,
+    _ConvertDiffPatchRows,
+    _ConvertInspectOpenRows,
+    _ConvertInspectDiffOpenRows,
+    _ConvertRows,
+    _ConvertOpenRows,
+    _ConvertPatchFinishRows,
+    _ConvertPatchRows,
+    _ConvertFinishRows,
+    _ConvertInspectDiffPatchOpenRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertDiffPatchOpenLoadRows,
+    total=False,
+):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""
-
-    max_shard_size: int | str | None
-    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
-    else files as the input has them."""
-
-    dtype: str | TorchDType | None
-    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
-    Default: float32 for a DeepSpeed checkpoint, else keep."""
-
-    key: str | None
-    """Only this subtree, such as state_dict or optimizer.state; . is all."""
-
-    include: str | list[str] | tuple[str, ...] | None
-    """Only names that match, such as 'model.*'; repeatable."""
-
-    exclude: str | list[str] | tuple[str, ...] | None
-    """No names that match, such as '*.bias'; repeatable."""
-
-    strip_prefix: str | None
-    """Take PREFIX, such as model., off the beginning of names."""
-
-    rename: str | list[str] | tuple[str, ...] | None
-    """Rename, as re.sub does: '^module=model'; repeatable."""
-
-    map: str | os.PathLike[str] | None
-    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
-
-    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
-
-    tied: Literal["alias", "duplicate"] | None
-    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
-
-    like: str | os.PathLike[str] | None
-    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
-    missing, too much, or of another shape is an error before anything is written."""
-
-    partial: bool
-    """Leave out tensors of REF that the input does not have, and say which."""
-
-    fill: bool
-    """Take from REF the tensors that the input does not have."""
-
-    structure: bool
-    """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
-
-    to: Literal["dcp", "dcp-hf"] | None
-    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf)."""
-
-    chunks: int | str | None
-    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
-
-    model_key: str | None
-    """Put the weights under KEY, such as model; . is the top of the state dict."""
-
-    optimizer_key: str | None
-    """Put the optimizer states under KEY."""
-
-    flat_optimizer: bool
-    """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
-
-    jobs: int | str | None
-    """Work in N threads. Default: what suits the machine."""
-
-    memory: int | str | None
-    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
-
-    fsync: bool
-    """False: Do not wait for the disk: a power cut may lose the output."""
-
-    clobber: bool
-    """False: Refuse to replace an output."""
-
-    verify: bool
-    """Compare the output with the input before it gets its name."""
-
-    checksum: bool
-    """Check the checksums of all that is read, as far as the input has any."""
-
-    spool_dir: str | os.PathLike[str] | None
-    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
-
-    part: tuple[int, int] | list[int] | str | None
-    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
-    Kubernetes)."""
-
-    manifest: str | os.PathLike[str] | None
-    """Write there what was made of what, with checksums."""
-
-    digest: Literal["sha256", "blake3"] | None
-    """Compute a digest of every file and tensor, kept in the manifest."""
-
-    attest: str | os.PathLike[str] | None
-    """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
-
-    depfile: str | os.PathLike[str] | None
-    """Write a rule for make there: which files the output is made of."""
-
-    dry_run: bool
-    """Show the plan, write nothing."""
-
-    storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
-
-    inert: bool
-    """Take even files that carry an attack; nothing in them runs."""
-
-    raw: bool
-    """Take whole modules as the objects they are, not as their state dicts."""
-
-    family: str | None
-    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
-
-    tag: str | None
-    """The tag of a DeepSpeed run. Default: what `latest` says."""
-
-    exclude_frozen_parameters: bool
-    """Leave frozen parameters out."""
-
-    master: bool
-    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
-
-    unstack: bool
-    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
     optimizer: str | None
     """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
-
-    copy_config: bool | None
-    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
-    same as --no-copy-config. Default: from the hub, and from REF of --like."""
-
-    universal: str | os.PathLike[str] | None
-    """Write a universal checkpoint there, to resume from."""
-
-    zero_stage: int | str | None
-    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
-
-    fresh_optimizer: bool
-    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
-
-    per_rank: bool
-    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
-
-    opaque: Literal["keep", "drop"] | None
-    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
-
-    drop_opaque: bool
-    """The same as --opaque drop."""
 
     embedding_dim: int | str | None
     """Items of weight in a row."""

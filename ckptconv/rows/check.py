@@ -49,38 +49,70 @@ _COMPARED = {
 
 @dataclass
 class Finding:
-    """Something wrong: which check found it, in how many rows (or ids, or buckets), and the first of these."""
+    """Something wrong."""
 
     check: str
+    """Which check found it."""
+
     message: str
+    """What is wrong."""
+
     count: int = 1
+    """In how many rows, ids or buckets."""
+
     examples: list[dict[str, Any]] = field(default_factory=list)
+    """The first of these."""
 
 
 @dataclass
 class CheckReport:
-    """The result of a check.
-
-    `ids` says whether headers have "global" or "local" ids, `offset` the difference between these. `checked` names what
-    was compared with the rows. `unused` counts rows marked as not used, `padding` rows with padding that is not zero.
-    `bucket_size` is the least and the greatest number of ids that a bucket may span; null for no upper bound.
-    """
+    """The result of a check of rows. Sizes are in bytes."""
 
     input: str
+    """The table's first file."""
+
     table: str
+    """The name of the table."""
+
     layout: dict[str, Any]
+    """The layout of a row."""
+
     rows: int
+    """How many rows there are."""
+
     checked: list[str] = field(default_factory=list)
+    """What was compared with the rows."""
+
     ids: str = "global"
+    """Which ids the headers have."""
+
     offset: int = 0
+    """How much less local ids are than global ones."""
+
     unused: int = 0
+    """Rows marked as not used."""
+
     padding: int = 0
+    """Rows with padding that is not zero."""
+
     bucket_size: tuple[int, int | None] | None = None
+    """The least and the greatest number of ids that a bucket may span; null for no upper bound. Null: there are no
+    buckets."""
+
     findings: list[Finding] = field(default_factory=list)
+    """What is wrong; empty if nothing is."""
+
     warnings: list[str] = field(default_factory=list)
+    """What may be wrong, each in a sentence."""
+
     bytes_read: int = 0
+    """Bytes read."""
+
     seconds: float = 0.0
+    """How long it took."""
+
     peak_rss_bytes: int = 0
+    """The most memory that the process had."""
 
 
 @shown

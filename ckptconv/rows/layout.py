@@ -95,18 +95,28 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The contents of a row: `embedding_dim` items of `weight_dtype`, and the state of `optimizer`.
+    """The layout of a row.
 
-    `max_dim` is the embedding dimension of the widest table of the same operator: every row has room for the state of
-    that one. Dtypes are names. Use `make`, which checks them.
+    Every row has room for the state of a row of `max_dim` items. Dtypes are names. Use `make`, which checks them.
     """
 
     embedding_dim: int
+    """Items of weight in a row."""
+
     optimizer: str
+    """The optimizer."""
+
     weight_dtype: str
+    """The dtype of the weight."""
+
     momentum1_dtype: str
+    """The dtype of the first state."""
+
     momentum2_dtype: str
+    """The dtype of the second state."""
+
     max_dim: int
+    """The embedding dimension of the widest table of the same operator."""
 
     @property
     def itemsize(self) -> int:

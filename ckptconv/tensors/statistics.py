@@ -45,12 +45,26 @@ class Statistics:
     """The statistics of one tensor, as the module says."""
 
     min: float | None
+    """The least finite element; an exact integer for integers and bools; null for complex numbers, or if nothing is
+    finite."""
+
     max: float | None
+    """The greatest finite element, as `min`."""
+
     mean: float | list[float] | None
+    """The mean of the finite elements; of complex numbers [real, imaginary]; bools are 0 and 1."""
+
     std: float | None
+    """The standard deviation of the finite elements, divided by their number."""
+
     zeros: int
+    """How many elements are zero; of bools, false."""
+
     nan: int
+    """How many elements are NaN."""
+
     inf: int
+    """How many elements are infinite, and not NaN."""
 
     @property
     def is_finite(self) -> bool:

@@ -34,6 +34,7 @@ from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss, settled
+from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
 from ckptconv.storage.files import is_far
 from ckptconv.storage.location import Gathered, Location
@@ -81,40 +82,53 @@ _LONGEST_NAME = 4096
 
 
 @dataclass
-class VerifiedFile:
-    """A file of the output: its path, its size in bytes, and its number of tensors."""
-
-    path: str
-    bytes: int
-    tensors: int
-
-
-@dataclass
 class Verification:
-    """What was compared and found equal. Sizes are in bytes.
-
-    `options` are the conversion's options that are not the default: given by the caller, or read from the manifest.
-    `tensors` counts the names of the source that were looked up; `aliases` are those of them stored under another name:
-    {removed: kept}. `deltas` are the paths of those that `ckptconv patch` applied, as the manifest says.
-    `bytes_compared` counts the bytes of the output's tensors; all are compared. `inert`: the output has no tensor but
-    in objects of classes known by name only, so it is no model.
-    """
+    """What was compared and found equal. Sizes are in bytes."""
 
     input: str
-    outputs: list[VerifiedFile]
+    """The source."""
+
+    outputs: list[OutputFile]
+    """The files of the output."""
+
     format: str
+    """What the source is, in words."""
+
     tensors: int
+    """Names of the source that were looked up."""
+
     aliases: dict[str, str]
+    """Those of them that are stored under another name: {name: name that is stored}."""
+
     structure_records: int
+    """How many structure records were compared."""
+
     bytes_compared: int
+    """Bytes of the output's tensors; all are compared."""
+
     bytes_read: int
+    """Bytes read."""
+
     warnings: list[str]
+    """What may be wrong, each in a sentence."""
+
     options: dict[str, Any] = field(default_factory=dict)
+    """The conversion's options that are not the default, as given or as the manifest says."""
+
     manifest: str = ""
+    """The manifest that says so; empty if none was read."""
+
     deltas: list[str] = field(default_factory=list)
+    """The deltas that were applied to the source, if `ckptconv patch` made the output, as its manifest says."""
+
     inert: bool = False
+    """Whether the output has no tensor but in objects of classes known by name only: it is no model then."""
+
     seconds: float = 0.0
+    """How long it took."""
+
     peak_rss_bytes: int = 0
+    """The most memory that the process had."""
 
 
 class Target(NamedTuple):
@@ -556,7 +570,7 @@ def _compare(
         attested.checks.append(functools.partial(check_safetensors, *told))
         attested.expect(target.manifest, found)
     counted = Counter(found.homes.values())
-    done.outputs.extend(VerifiedFile(file.path, file.size, counted[file.path]) for file in found.files)
+    done.outputs.extend(OutputFile(file.path, file.size, counted[file.path]) for file in found.files)
     done.tensors += len(expected.tensors)
     done.aliases.update(found.aliases)
     done.structure_records += found.structure is not None
@@ -799,7 +813,7 @@ def _compare_torch(
         _check_structure(expected, found)
     if not is_remote(here.path):
         _check_archive(path, here.path)
-    done.outputs.append(VerifiedFile(path, int(opened.facts["size"]), len(got)))
+    done.outputs.append(OutputFile(path, int(opened.facts["size"]), len(got)))
     done.tensors += len(got)
     done.structure_records += 1
     yield from pairs
@@ -831,7 +845,7 @@ def _compare_universal(
     for name, file in copies.items():
         want, got = whole(file), whole(target.place.at(at[name]).entry.file)
         path = join(target.path, name)
-        done.outputs.append(VerifiedFile(path, got.nbytes, 0))
+        done.outputs.append(OutputFile(path, got.nbytes, 0))
         pair = _Pair(want, got, path, name)
         error = _other_kind(pair)
         if error:
@@ -859,7 +873,7 @@ def _compare_dcp(
         source = replace(source, inputs={**source.inputs, **source.state_inputs})
     place = target.place if target.at is None else Gathered(target.path, target.place.options, places=target.at)
     found = dcp.compare(source, place, target.path, asked, _rename(asked))
-    done.outputs.extend(VerifiedFile(join(target.path, plan.name), plan.size, plan.tensors) for plan in found.plans)
+    done.outputs.extend(OutputFile(join(target.path, plan.name), plan.size, plan.tensors) for plan in found.plans)
     done.tensors += len(found.contents.tensors)
     attested.checks.append(functools.partial(attested.check_frames, found))
     if target.manifest:

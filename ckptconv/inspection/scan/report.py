@@ -80,42 +80,61 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A reason for a verdict: the name of its rule, one of `RULES`, and what was found, in a sentence."""
+    """A reason for the verdict."""
 
     rule: str
+    """The kind of reason."""
+
     message: str
+    """What was found, and where in the file."""
 
 
 @dataclass
 class ScannedFile:
-    """The verdict on a file: "safe", "suspicious", "attack" or "unreadable".
-
-    `format` says what it is, for people. `bytes` is its size. `classes` are the classes and functions by name that
-    torch.load with weights_only=False needs, imports and calls to load it; they are inert data for ckptconv.
-    """
+    """A file that is a checkpoint, or should be."""
 
     path: str
+    """Its path or URL."""
+
     verdict: str
+    """What loading it would do: run nothing; that is not known; what no checkpoint has a reason to do; run programs
+    or code."""
+
     format: str
+    """What it is, in words."""
+
     bytes: int
+    """Its size."""
+
     findings: list[Finding] = field(default_factory=list)
+    """The reasons for the verdict; empty if it is safe."""
+
     classes: list[str] = field(default_factory=list)
+    """Classes and functions that torch.load with weights_only=False imports and calls; they are inert data for
+    ckptconv."""
 
 
 @dataclass
 class ScanReport:
-    """The verdicts on all files that were found to be checkpoints, and the worst of them.
-
-    `verdict` is the worst of all files', "safe" if there is none. `counts` has the number of files of each verdict.
-    `skipped` counts files that are no checkpoints, and `links` the symbolic links that were not followed.
-    """
+    """The verdicts on files, by what loading them would run."""
 
     verdict: str
+    """The worst verdict on a file; safe if there is no checkpoint."""
+
     files: list[ScannedFile]
+    """The files that were scanned, without those that are no checkpoints."""
+
     counts: dict[str, int]
+    """The number of files of each verdict."""
+
     skipped: int = 0
+    """Files that are no checkpoints."""
+
     links: int = 0
+    """Symbolic links that were not followed."""
+
     seconds: float = 0.0
+    """How long it took."""
 
 
 def worst(verdicts: list[str]) -> str:

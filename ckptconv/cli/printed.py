@@ -1,0 +1,234 @@
+"""What only the command line prints with --json: the fields of objects that no call of the library returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+    from ckptconv.inspection.mapping import MapSummary
+
+
+class DTypeAndShape(TypedDict):
+    """What a tensor is like."""
+
+    dtype: str
+    """The dtype."""
+
+    shape: list[int]
+    """The shape."""
+
+
+class UnlikeTensor(TypedDict):
+    """A tensor that an input and its reference do not have in common."""
+
+    tensor: str
+    """The tensor."""
+
+    what: Literal["missing", "extra", "shape", "dtype"]
+    """How it differs."""
+
+    expected: DTypeAndShape | None
+    """What the reference has; null if it lacks it."""
+
+    found: DTypeAndShape | None
+    """What the input has; null if it lacks it."""
+
+
+class UnlikeCounts(TypedDict):
+    """How many tensors an input and its reference do not have in common."""
+
+    matched: int
+    """Tensors that both have."""
+
+    missing: NotRequired[int]
+    """Tensors that only the reference has."""
+
+    extra: NotRequired[int]
+    """Tensors that only the input has."""
+
+    shape: NotRequired[int]
+    """Tensors of another shape."""
+
+    dtype: NotRequired[int]
+    """Tensors of a dtype that cannot be cast to the reference's."""
+
+
+class UnlikeReference(TypedDict):
+    """What an input and the reference of --like do not have in common."""
+
+    what: Literal["reference"]
+    """The input does not give the tensors of its reference."""
+
+    file: str
+    """The reference."""
+
+    counts: UnlikeCounts
+    """How many there are of each kind; of those that are no difference here, none is given."""
+
+    tensors: list[UnlikeTensor]
+    """The tensors that differ, at most 1000 of each kind."""
+
+
+class OneDifference(TypedDict):
+    """A tensor that differs."""
+
+    what: str
+    """value, dtype, shape, missing, unexpected, alias, structure, file, header, index or manifest; tensors, of diff."""
+
+    tensor: str | None
+    """The tensor."""
+
+    file: NotRequired[str | None]
+    """The file."""
+
+    index: NotRequired[Any]
+    """Where the first difference is: one number for each dimension of the tensor, or the place in the structure
+    record."""
+
+    expected: NotRequired[Any]
+    """What the source has."""
+
+    found: NotRequired[Any]
+    """What the output has."""
+
+    elements: NotRequired[int]
+    """How many elements of the tensor differ."""
+
+
+class FoundDifference(OneDifference):
+    """What verify or diff found to differ."""
+
+    differences: NotRequired[list[OneDifference]]
+    """Every tensor that differs, and how: the fields above are those of the first."""
+
+
+class RowsDiffer(TypedDict):
+    """The report of `rows check`, if something is wrong."""
+
+    what: Literal["rows"]
+    """This is a report of `rows check`."""
+
+
+class Failure(TypedDict):
+    """An error."""
+
+    exit_code: Literal[1, 2, 3, 4, 5, 130, 143]
+    """The exit code of the process."""
+
+    kind: Literal["failed", "difference", "usage", "unsafe", "corrupt", "limit", "unsupported", "interrupted"]
+    """The class of the error."""
+
+    message: str
+    """What is wrong, in which file, what was expected and found."""
+
+    hint: str
+    """What to do; may be empty."""
+
+    difference: NotRequired[FoundDifference | UnlikeReference | RowsDiffer]
+    """What verify or diff found to differ; of --like, which tensors an input and its reference do not have in common,
+    with `what` "reference"; or, of rows check, its whole report with `what` "rows"."""
+
+
+class Failed(TypedDict):
+    """What every command prints with --json when it fails, whatever is wrong: also wrong usage and interruptions."""
+
+    input: str | None
+    """The first argument of the command; null as far as it is not known."""
+
+    error: Failure
+    """The error."""
+
+
+class Converted(TypedDict):
+    """The report of an input that was converted."""
+
+    ok: Literal[True]
+    """It was converted."""
+
+
+class NotConverted(TypedDict):
+    """An input that was not converted."""
+
+    ok: Literal[False]
+    """It was not converted."""
+
+    input: str
+    """What was to be converted."""
+
+    error: Failure
+    """Why not."""
+
+
+class SeveralInputs(TypedDict):
+    """What `convert --output-dir --json` prints, also when some or all of its inputs fail."""
+
+    error: NotRequired[Failure]
+    """What stands for all failures, with the exit code of the process. Only when `ok` is false."""
+
+    results: list[Converted | NotConverted]
+    """What became of each input, in the order of the command line."""
+
+    inputs: int
+    """How many inputs there were."""
+
+    converted: int
+    """How many were converted."""
+
+    failed: int
+    """How many failed. What a signal kept from being done is in neither number."""
+
+    tensors: int
+    """Tensors written."""
+
+    input_bytes: int
+    """The sizes of all files that were read, together."""
+
+    bytes_read: int
+    """Bytes read."""
+
+    bytes_written: int
+    """Bytes written."""
+
+    seconds: float
+    """How long it took."""
+
+    peak_rss_bytes: int
+    """The most memory that one process held."""
+
+
+class Maps(TypedDict):
+    """What `maps`, `maps show` and `maps check` print with `--json`."""
+
+    maps: Sequence[MapSummary]
+    """The maps that come with ckptconv; of `maps show` and `maps check`, the one that was named."""
+
+    text: NotRequired[str]
+    """The whole map, in TOML; with `maps show`."""
+
+    source: NotRequired[str | None]
+    """The checkpoint that it was tried on; null for none. With `maps check`."""
+
+    direction: NotRequired[tuple[str, str]]
+    """The side that the checkpoint's names are of, and the side to make; with `maps check` and a checkpoint."""
+
+    made_of: NotRequired[Mapping[str, Sequence[str]]]
+    """Each tensor to make, with those that it is made of; with `maps check` and a checkpoint."""
+
+    warnings: NotRequired[Sequence[str]]
+    """What is left out, each in a sentence; with `maps check` and a checkpoint."""
+
+
+class Serving(TypedDict):
+    """What `serve --json` prints once it listens."""
+
+    input: str
+    """What the files are made of."""
+
+    url: str
+    """Where the files are, without their names."""
+
+    files: Mapping[str, int]
+    """The files and their sizes in bytes: {name: bytes}."""

@@ -1,0 +1,316 @@
+"""The JSON schemas of what --json prints, from the fields of what the commands report: their types, and the docstring
+after each. scripts/reference.py writes them to ckptconv/cli/schemas."""
+
+from __future__ import annotations
+
+import ast
+import collections.abc
+import inspect
+import json
+import textwrap
+import typing
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Any, Literal, NamedTuple
+
+from ckptconv.cli import printed
+from ckptconv.cli.console import VERSION
+from ckptconv.comparison.changes import Change
+from ckptconv.comparison.diff import STATUSES, DeltaFiles, Difference, TensorDifference
+from ckptconv.formats.delta import CHECKSUMS, ENCODINGS
+from ckptconv.inspection.mapping import MapSummary
+from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
+from ckptconv.inspection.scan.report import RULES, VERDICTS, Finding, ScannedFile, ScanReport
+from ckptconv.inspection.summary import Summary
+from ckptconv.result import LikeReport, Report
+from ckptconv.rows.check import CheckReport
+from ckptconv.rows.layout import Layout
+from ckptconv.tensors.statistics import Statistics
+from ckptconv.verification.verify import Verification
+
+
+class Command(NamedTuple):
+    """An object that is printed: its title, what it is, the commands that print it, the class of its fields and what
+    others call these; `ok` is the one value that it has there, None for either, and what that means."""
+
+    title: str
+    about: str
+    commands: tuple[str, ...]
+    fields: type
+    part: str = ""
+    ok: bool | None = True
+    means: str = "Whether the command succeeded: true with exit code 0 only."
+    error: str = ""
+
+
+_CONVERTING = (
+    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
+    *("patch", "finish", "rows split", "rows pack"),
+)
+COMMANDS = {
+    "conversion": Command(
+        "Conversions",
+        "What a conversion prints with --json when it succeeds, and `finish`, `rows split` and `rows pack`.",
+        _CONVERTING,
+        Report,
+        "report",
+    ),
+    "convert-several": Command(
+        "Several inputs",
+        "",
+        ("convert",),
+        printed.SeveralInputs,
+        ok=None,
+        means="Whether every input was converted: true with exit code 0 only.",
+    ),
+    "diff": Command(
+        "diff",
+        "What `diff --json` prints, also when something differs.",
+        ("diff",),
+        Difference,
+        "difference",
+        ok=None,
+        means="Whether all is equal, or the delta was written: true with exit code 0 only.",
+        error="What stands for all differences, with the exit code of the process. Only when `ok` is false.",
+    ),
+    "error": Command("Failures", "", (), printed.Failed, ok=False),
+    "inspect": Command("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary"),
+    "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
+    "rows-check": Command(
+        "rows check", "What `rows check --json` prints when nothing is wrong.", ("rows check",), CheckReport, "checked"
+    ),
+    "scan": Command(
+        "Scans",
+        "What `scan --json` prints, whatever the verdicts are. Wrong usage is an object of failures.",
+        ("scan",),
+        ScanReport,
+        "scanned",
+        ok=None,
+        means="Whether nothing was found that counts: true with exit code 0 only.",
+        error="What stands for the worst verdict that counts, with the exit code of the process. Only when `ok` is "
+        "false.",
+    ),
+    "serve": Command("serve", "", ("serve",), printed.Serving, means="It listens."),
+    "verify": Command(
+        "verify",
+        "What `verify --json` prints when the output is exactly that source.",
+        ("verify",),
+        Verification,
+        "verification",
+    ),
+}
+
+# Properties that are printed with the fields.
+_PROPERTIES = {Change: ("relative",), Summary: ("modules",)}
+# Fields that are left out where there is nothing to say, and those that are left out unless they were asked for.
+_LEFT_OUT = {(Summary, "conversion"), (Summary, "not_finite"), (Summary, "made_of")}
+_OPTIONAL = {*_LEFT_OUT, (TensorInfo, "stats"), (printed.FoundDifference, "tensor")}
+
+
+def _counts(described: dict[str, str]) -> dict[str, Any]:
+    """Return the schema of an object of these numbers, {name: what is counted}."""
+    fields = {name: {"type": "integer", "minimum": 0, "description": about} for name, about in described.items()}
+    return _object(fields, list(fields))
+
+
+def _object(fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
+
+
+_BY_STATUS = ("In A only.", "In B only.", "With another shape.", "With another dtype.", "With elements that differ.")
+_BY_VERDICT = ("are safe", "are not to be judged", "are suspicious", "are attacks")
+_ANY_NUMBER = {"type": ["number", "null"]}
+_PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
+# What the type of a field does not say.
+_MORE: dict[tuple[type, str], dict[str, Any]] = {
+    (Difference, "counts"): _counts(dict(zip(STATUSES, (*_BY_STATUS, "Equal."), strict=True))),
+    (ScanReport, "counts"): _counts(
+        {name: f"How many files {what}." for name, what in zip(VERDICTS, _BY_VERDICT, strict=True)}
+    ),
+    (ScanReport, "verdict"): {"enum": list(VERDICTS)},
+    (ScannedFile, "verdict"): {"enum": list(VERDICTS)},
+    (Finding, "rule"): {"enum": list(RULES)},
+    (TensorDifference, "status"): {"enum": list(STATUSES)},
+    (DeltaFiles, "encoding"): {"enum": list(ENCODINGS)},
+    (DeltaFiles, "checksum"): {"enum": list(CHECKSUMS)},
+    (DeltaFiles, "version"): {"type": "integer", "minimum": 1},
+    (MapSummary, "rules"): {"type": "integer", "minimum": 1},
+    (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
+    (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},
+    (printed.FoundDifference, "elements"): {"type": "integer", "minimum": 1},
+    (Summary, "facts"): {"type": "object", "additionalProperties": {"type": _PLAIN}},
+    (Statistics, "min"): _ANY_NUMBER,
+    (Statistics, "max"): _ANY_NUMBER,
+    (Statistics, "std"): _ANY_NUMBER,
+    (Statistics, "mean"): {"type": ["number", "array", "null"], "items": {"type": "number"}},
+    (CheckReport, "ids"): {"enum": ["global", "local"]},
+    (CheckReport, "offset"): {"type": "integer"},
+    (CheckReport, "bucket_size"): {
+        "type": ["array", "null"],
+        "items": {"type": ["integer", "null"]},
+        "minItems": 2,
+        "maxItems": 2,
+    },
+}
+_SCALARS: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer", "minimum": 0},
+    float: {"type": "number", "minimum": 0},
+    Any: {},
+}
+_ERROR = "urn:ckptconv:1:error#/properties/error"
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """Return the schema of each object, by its name."""
+    _MORE[CheckReport, "layout"] = _of_class(Layout)
+    return {name: _whole(name, command) for name, command in COMMANDS.items()}
+
+
+def texts() -> dict[str, str]:
+    """Return the schemas as text, {file name: text}: a line for each field of a report."""
+    return {f"{name}.json": _text(schema) + "\n" for name, schema in schemas().items()}
+
+
+def _text(value: Any, key: str = "", indent: str = "") -> str:
+    if not isinstance(value, dict) or (key not in ("", "properties", "$defs") and indent != "    "):
+        return json.dumps(value, ensure_ascii=False)
+    more = indent + "  "
+    opened = {"": ("properties", "$defs"), "  ": _PARTS, "    ": ("properties",)}.get(indent, ())
+    lines = (
+        f"{more}{json.dumps(name)}: "
+        + (_text(each, name, more) if name in opened else json.dumps(each, ensure_ascii=False))
+        for name, each in value.items()
+    )
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+_PARTS = tuple(command.part for command in COMMANDS.values() if command.part)
+
+
+def _whole(name: str, command: Command) -> dict[str, Any]:
+    called: dict[str, Any] = {"enum": list(command.commands)}
+    told = "The command, without `ckptconv`"
+    if not command.commands:
+        called, told = {"type": ["string", "null"]}, f"{told}; null if none was given or found"
+    elif command.ok is None and not command.part:
+        called = {"const": command.commands[0]}
+    steady = "It changes when a field changes its meaning or goes; new fields do not change it."
+    fields: dict[str, Any] = {
+        "version": {"const": VERSION, "description": f"The version of this schema. {steady}"},
+        "ok": {**({"type": "boolean"} if command.ok is None else {"const": command.ok}), "description": command.means},
+        "command": {**called, "description": f"{told}."},
+    }
+    required = list(fields)
+    if command.error:
+        fields["error"] = {"$ref": _ERROR, "description": command.error}
+    own = _of_class(command.fields, within=name)
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:ckptconv:{VERSION}:{name}",
+        "title": command.title,
+        "description": command.about or own["description"],
+        "type": "object",
+    }
+    if not command.part:
+        return {
+            **head,
+            "properties": {**fields, **own["properties"]},
+            "required": [*required, *own["required"]],
+            "additionalProperties": False,
+        }
+    del own["additionalProperties"]
+    return {
+        **head,
+        "properties": fields,
+        "required": required,
+        "$ref": f"#/$defs/{command.part}",
+        "unevaluatedProperties": False,
+        "$defs": {command.part: own},
+    }
+
+
+def _of_class(described: type, within: str = "") -> dict[str, Any]:
+    """Return the schema of an object of the fields of a dataclass or TypedDict, in the schema `within`."""
+    scope = {**vars(typing), **vars(collections.abc), **_KNOWN}
+    hints = typing.get_type_hints(described, localns=scope, include_extras=True)
+    for name in _PROPERTIES.get(described, ()):
+        called = inspect.getattr_static(described, name)
+        getter = getattr(called, "fget", None) or called.func
+        hints[name] = typing.get_type_hints(getter, localns=scope)["return"]
+    told = _docstrings(described)
+    fields, required = {}, []
+    for name, hint in hints.items():
+        optional = typing.get_origin(hint) is typing.NotRequired or (described, name) in _OPTIONAL
+        hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.NotRequired else hint
+        if (described, name) in _LEFT_OUT:
+            hint = typing.get_args(hint)[0]
+        found = _MORE.get((described, name)) or _of(hint, within)
+        fields[name] = {**found, "description": told[name]}
+        required += [] if optional else [name]
+    about = " ".join((inspect.getdoc(described) or "").partition("\n\n")[0].split())
+    return {**_object(fields, required), "description": about}
+
+
+def _of(hint: Any, within: str) -> dict[str, Any]:
+    """Return the schema of a value of this type."""
+    if hint in _SCALARS:
+        return dict(_SCALARS[hint])
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        kinds = [_of(each, within) for each in inner if each is not type(None)]
+        if type(None) in inner:
+            [kind] = kinds
+            return {**kind, "type": [kind["type"], "null"]}
+        return {"type": "object", "oneOf": kinds} if within == "error" else {"oneOf": kinds}
+    if origin is Literal:
+        return {"enum": list(inner)} if len(inner) > 1 else {"const": inner[0]}
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return {"type": "array", "items": _of(inner[0], within), "minItems": len(inner), "maxItems": len(inner)}
+    if origin in (list, tuple, collections.abc.Sequence):
+        plain = inner[0] == dict[str, Any]
+        return {"type": "array", "items": {"type": "object"} if plain else _of(inner[0], within)}
+    if origin in (dict, collections.abc.Mapping):
+        return (
+            {"type": "object"} if inner[1] is Any else {"type": "object", "additionalProperties": _of(inner[1], within)}
+        )
+    if hint is printed.Failure and within != "error":
+        return {"$ref": _ERROR}
+    if hint is printed.RowsDiffer:
+        return _and(_of_class(hint, within), "urn:ckptconv:1:rows-check#/$defs/checked")
+    if hint is printed.Converted:
+        return {"type": "object", **_and(_of_class(hint, within), "urn:ckptconv:1:conversion#/$defs/report")}
+    assert is_dataclass(hint) or typing.is_typeddict(hint), hint
+    return _of_class(hint, within)
+
+
+def _and(found: dict[str, Any], other: str) -> dict[str, Any]:
+    """Return the schema of the fields of `found` together with those of the schema at `other`."""
+    return {
+        "properties": found["properties"],
+        "required": found["required"],
+        "$ref": other,
+        "unevaluatedProperties": False,
+    }
+
+
+_KNOWN = {each.__name__: each for each in (Statistics, ModuleInfo, MapSummary)}
+
+
+def _docstrings(described: type) -> dict[str, str]:
+    """Return {name: what the docstring after it says} of the fields and properties of a class."""
+    [body] = ast.parse(textwrap.dedent(inspect.getsource(described))).body
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for base in body.bases:
+        if isinstance(above := getattr(printed, ast.unparse(base), None), type):
+            found |= _docstrings(above)
+    for node, after in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            assert isinstance(after, ast.Expr), (described, node.target.id)
+            assert isinstance(after.value, ast.Constant)
+            found[node.target.id] = " ".join(str(after.value.value).split())
+        elif isinstance(node, ast.FunctionDef):
+            found[node.name] = " ".join((ast.get_docstring(node) or "").split())
+    return found
