@@ -24,6 +24,7 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import megatron, meta, sharded
 from ckptconv.formats.torch.zip import what_it_is
+from ckptconv.formats.training import with_states_beside
 from ckptconv.options.table import NO_MAP, OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.storage.hub import is_hub, pinned
@@ -104,6 +105,8 @@ def open_source(
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = ranks.joined(place, chosen.read(guess.place or place, wanted), wanted)
+    if states:
+        source = with_states_beside(source, key)
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
@@ -163,10 +166,10 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     """Return `source` with what is under `key`, and with `states` the optimizer's; reopen it if these are missing. It
     keeps its reference and its map."""
     wanted = replace(source.wanted, key=key or source.wanted.key, states=states or source.wanted.states)
-    if source.reread is None or wanted == source.wanted:
-        return source
-    with attacks.refused(not inert):
-        return replace(source.reread(wanted), map=source.map, reference=source.reference)
+    if source.reread is not None and wanted != source.wanted:
+        with attacks.refused(not inert):
+            source = replace(source.reread(wanted), map=source.map, reference=source.reference)
+    return with_states_beside(source, wanted.key) if states else source
 
 
 def ranks_to_convert(place: Location, tag: str, *, inert: bool = False) -> list[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import complete, open_source
+from ckptconv.formats.optimizers import is_optimizer_alone, named
 from ckptconv.formats.source import Source
+from ckptconv.formats.training import weights_in, without_optimizers
 from ckptconv.storage.paths import basename, normalize, resolved_name
 
 
@@ -22,14 +23,16 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         source = complete(source, states=True, inert=settings.get("inert", False))
         if source.states() is None:
             raise _none(path)
-        return source
+        return without_optimizers(source, source.wanted.key)
     # Which checkpoint to take, and the layout of the output, are said of the source.
     of_source = {"family": "", "tag": "", "like": "", "map": "", "size": None}
     other = open_source(normalize(path), **{**settings, **of_source, "states": True})
-    found = other.states() or _states_in(other.weights)
+    found = other.states()
+    if found is None and is_optimizer_alone(other.weights):
+        found = named([("", other.weights)], weights_in(source, source.wanted.key), other.path)
     if found is None:
         raise _none(path)
-    named = {f"{basename(other.path)}/{name}": what for name, what in {**other.inputs, **other.state_inputs}.items()}
+    read = {f"{basename(other.path)}/{name}": what for name, what in {**other.inputs, **other.state_inputs}.items()}
     return replace(
         source,
         optimizer=found,
@@ -40,7 +43,7 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         opaque=list(dict.fromkeys([*source.opaque, *other.opaque])),
         mentioned=list(dict.fromkeys([*source.mentioned, *other.mentioned])),
         records={**source.records, **other.records},
-        state_inputs={**source.state_inputs, **named},
+        state_inputs={**source.state_inputs, **read},
         bytes_read=source.bytes_read + other.bytes_read,
     )
 
@@ -48,19 +51,6 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
 def is_same(one: str, other: str) -> bool:
     """Whether two paths or URLs are of the same place."""
     return resolved_name(normalize(one)) == resolved_name(normalize(other))
-
-
-def _states_in(tree: Any) -> dict[str, Any] | None:
-    """Return the optimizer's state dict that `tree` is, if its parameters have names; else None."""
-    states = tree.get("state") if isinstance(tree, Mapping) else None
-    if not isinstance(states, Mapping) or not states or not isinstance(tree, Mapping):
-        return None
-    groups = tree.get("param_groups", [])
-    is_sound = isinstance(groups, list) and all(isinstance(group, Mapping) and "params" in group for group in groups)
-    are_named = all(type(name) is str and isinstance(state, Mapping) for name, state in states.items())
-    if not is_sound or not are_named:
-        return None
-    return {"state": dict(states), "param_groups": [dict(group) for group in groups]}
 
 
 def _none(path: str) -> UsageError:

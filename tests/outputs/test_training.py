@@ -13,6 +13,8 @@ import pytest
 import torch
 from checkpoints import ZERO, assert_same, ckptconv_here, load_with_aliases
 from safetensors.torch import load_file, save_file
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import ckptconv
 from ckptconv.errors import UsageError
@@ -241,6 +243,47 @@ def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path)
     assert loaded(tmp_path / "u" / MODEL)["module"].keys() == {"count", "running_mean"}
 
 
+@pytest.mark.parametrize(("named", "groups"), [(False, 1), (True, 1), (True, 2)])
+def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, groups: int, tmp_path: Path) -> None:
+    state = saved(tmp_path / "t.pt", named, groups)
+    expected = by_name(state)
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify")
+    assert run.code == 0, run.err
+    assert_same(load_file(tmp_path / "states.safetensors"), expected)
+    with ckptconv.open(tmp_path / "t.pt") as checkpoint:
+        assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
+    torch.save(state["model"], tmp_path / "model.pt")
+    torch.save(state["optimizer"], tmp_path / "optimizer.pt")
+    for out, arguments in (
+        ("whole", [tmp_path / "t.pt", "--optimizer", tmp_path / "t.pt"]),
+        ("apart", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "optimizer.pt"]),
+        ("other", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "t.pt"]),
+    ):
+        run = ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], "--verify")
+        assert run.code == 0, run.err
+        model, optimizer = trained(named, groups)
+        wanted: dict[str, Any] = {"model": model.state_dict()}
+        wanted["optimizer"] = get_optimizer_state_dict(model, optimizer)
+        for held in wanted["optimizer"]["state"].values():
+            held.update({key: torch.zeros_like(value) for key, value in held.items()})
+        dcp.load(wanted, checkpoint_id=tmp_path / out)
+        assert_same(wanted["model"], state["model"])
+        found = wanted["optimizer"]["state"]
+        assert_same({f"{name}.{key}": value for name in found for key, value in found[name].items()}, expected)
+        set_optimizer_state_dict(model, optimizer, wanted["optimizer"])
+
+
+def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) -> None:
+    state = saved(tmp_path / "t.pt")
+    state["model"]["3.bias"] = torch.zeros(3)
+    torch.save(state, tmp_path / "t.pt")
+    words = "numbers its 6 parameters", "nothing tells which states", "named_parameters()"
+    refused(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors"), 5, *words)
+    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--optimizer", tmp_path / "t.pt")
+    refused(run, 5, *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
+
+
 def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> None:
     state = saved(tmp_path / "t.pt", named=True)
     del state["optimizer"]["state"][1]
@@ -263,6 +306,16 @@ def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
     refused(run, 5, "'exp_avg' of '0.weight' is no plain tensor")
+    # States of 8 bits, as bitsandbytes has them, whatever comes first.
+    for named in (False, True):
+        state = saved(tmp_path / "t.pt", named)
+        for number, held in state["optimizer"]["state"].items():
+            codes = held["exp_avg"].to(torch.uint8)
+            eight = {"qmap1": torch.zeros(256), "state1": codes, "absmax1": torch.zeros(1), "step": held["step"]}
+            state["optimizer"]["state"][number] = eight
+        torch.save(state, tmp_path / "t.pt")
+        run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
+        refused(run, 5, "'qmap1' of '0.weight' has the shape [256]", "--fresh-optimizer")
     both = [each.state_dict() for _, each in (trained(), trained())]
     saved(tmp_path / "t.pt", optimizer=both)
     refused(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u"), 5, "holds 2 optimizers")

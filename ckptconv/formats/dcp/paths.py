@@ -22,8 +22,6 @@ _STATE, _GROUPS = "state", "param_groups"
 FLAT_PARAMETER = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?(?=$|\.)")
 # Keys that trainers put beside a model whose names are at the top; no model has modules with these names.
 _TRAINING = frozenset({"train_state", "lr_scheduler", "lr_schedulers", "dataloader", "data_loader", "rng_state"})
-# Optimizers' names for their states.
-_STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step", "param", "fp32_param"})
 
 
 def _begins(step: str | int, word: str) -> bool:
@@ -216,97 +214,3 @@ def _container(node: dict[str | int, Any], most: int, where: str) -> Any:
     if len(positions) != len(node) or min(positions) < 0 or max(positions) > most:
         raise CorruptError(f"{where}: the paths of its values are neither those of a dict nor of a list.")
     return [node.get(position) for position in range(max(positions) + 1)]
-
-
-# ------------------------------------------------------------------------------------------------------ the optimizer
-
-
-def optimizer_state(trees: Iterable[tuple[str, Any]], weights: Collection[str], where: str) -> dict[str, Any] | None:
-    """Return the optimizers' states by parameter, and their groups: {"state": {name: {key: value}}, "param_groups":
-    […]}.
-
-    `trees` are the optimizers, each with the prefix of its parameters' names. States and groups are nested, or flat
-    with the parameter's name in the key (flatten_optimizer_state_dict). Megatron puts the state before the parameter;
-    the names of the `weights` tell. Return None if there is no state. Raise CorruptError if two optimizers have a state
-    of the same parameter.
-    """
-    states: dict[str, dict[str, Any]] = {}
-    groups: list[dict[str, Any]] = []
-    for prefix, tree in trees:
-        if not isinstance(tree, dict):
-            continue
-        for name, state in _states(tree, weights).items():
-            name = prefix + name
-            if name in states:
-                raise CorruptError(f"{where}: two of its optimizers have a state of {named(name)}.")
-            states[name] = state
-        groups += ({**group, "params": [prefix + name for name in group["params"]]} for group in _groups(tree))
-    return {"state": states, "param_groups": groups} if states else None
-
-
-def _states(tree: Mapping[Any, Any], weights: Collection[str]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    nested = tree.get(_STATE)
-    if isinstance(nested, dict):
-        for name, state in nested.items():
-            found[str(name)] = state if isinstance(state, dict) else {_STATE: state}
-    elif isinstance(nested, list):
-        found.update((str(name), state) for name, state in enumerate(nested) if isinstance(state, dict))
-    flat = _flat(tree, _STATE)
-    split = _state_first if _is_state_first(flat, weights) else _state_last
-    for key, value in flat.items():
-        name, state = split(key)
-        if name:
-            found.setdefault(name, {})[state] = value
-    return found
-
-
-def _state_first(key: str) -> tuple[str, str]:
-    state, _, name = key.partition(".")
-    return name, state
-
-
-def _state_last(key: str) -> tuple[str, str]:
-    name, _, state = key.rpartition(".")
-    return name, state
-
-
-def _is_state_first(flat: Collection[str], weights: Collection[str]) -> bool:
-    """Whether flat keys are <state>.<parameter> rather than <parameter>.<state>."""
-    ways = [sum(split(key)[0] in weights for key in flat) for split in (_state_first, _state_last)]
-    return ways[0] > ways[1] or (not any(ways) and bool(flat) and all(_state_first(key)[1] in _STATES for key in flat))
-
-
-def _groups(tree: Mapping[Any, Any]) -> list[dict[str, Any]]:
-    nested = tree.get(_GROUPS)
-    groups = [
-        {**group, "params": [str(name) for name in listed(group.get("params"))]}
-        for group in (nested if isinstance(nested, list) else ())
-        if isinstance(group, dict)
-    ]
-    settings: dict[str, dict[str, Any]] = {}
-    for key, value in _flat(tree, _GROUPS).items():
-        name, setting = _state_last(key)
-        if name:
-            settings.setdefault(name, {})[setting] = value
-    # Parameters with equal settings were one group, or may as well have been.
-    for name, own in settings.items():
-        own.pop("params", None)
-        group = next((group for group in groups if {**group, "params": None} == {**own, "params": None}), None)
-        if group is None:
-            group = {**own, "params": []}
-            groups.append(group)
-        group["params"].append(name)
-    return groups
-
-
-def listed(value: Any) -> list[Any]:
-    """Return a list as it is, and none of anything else."""
-    return value if isinstance(value, list) else []
-
-
-def _flat(tree: Mapping[Any, Any], word: str) -> dict[str, Any]:
-    """Return the entries of flat keys that begin with `word`, such as state.layer.weight.exp_avg, without it."""
-    return {
-        key[len(word) + 1 :]: value for key, value in tree.items() if type(key) is str and key.startswith(f"{word}.")
-    }

@@ -32,6 +32,7 @@ from ckptconv.formats.dcp.locate import (
 )
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
 from ckptconv.formats.dcp.numbered import pieces_error
+from ckptconv.formats.optimizers import by_parameter
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
@@ -151,7 +152,7 @@ def _optimizer(model: Checkpoint, checkpoint: Checkpoint) -> tuple[dict[str, Any
         tree = checkpoint.tree(own, key=dcp_names.dotted(at))
         beside = dcp_names.dotted(roles.model_beside(at))
         trees.append((f"{beside}." if beside else "", dcp_names.below(tree, at)))
-    return dcp_names.optimizer_state(trees, model.parameters(), checkpoint.directory), None
+    return by_parameter(trees, model.parameters(), checkpoint.directory), None
 
 
 def _facts(path: str, checkpoint: Checkpoint) -> dict[str, Any]:

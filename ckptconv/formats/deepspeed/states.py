@@ -11,6 +11,7 @@ from ckptconv.formats.deepspeed import partitions as zero_layout
 from ckptconv.formats.deepspeed.cuts import Cut, Group
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile, misfit
 from ckptconv.formats.deepspeed.weights import Weights
+from ckptconv.formats.optimizers import by_parameter, names_by_shape, renamed
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, untagged
 
 
@@ -179,33 +180,20 @@ def _param_groups(groups: Sequence[Group], first: OptimFile) -> Iterable[dict[st
 
 
 def read_whole_states(weights: Weights, model: ModelFile) -> None:
-    """Read the optimizer of ZeRO-0, which numbers its states in the order of the module's parameters."""
+    """Read the optimizer of ZeRO-0, which numbers its states."""
     optimizer = model.values.get("optimizer")
     inner = optimizer.get("optimizer_state_dict", optimizer) if isinstance(optimizer, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("state"), dict):
         return
-    states, hyper = inner["state"], inner.get("param_groups")
-    names = list(weights.trainable)
-    numbered = {index: state for index, state in states.items() if type(index) is int and isinstance(state, dict)}
-    # The numbers follow the groups. They have the order of the module only if there is a single group.
-    single = isinstance(hyper, list) and len(hyper) == 1
-    if not states:
+    told = by_parameter([("", inner)], weights.trainable, model.file.path)
+    if told is None:
         return
-    if (
-        not single
-        or sorted(numbered) != list(range(len(names)))
-        or any(
-            isinstance(value, LazyTensor) and value.shape and value.shape != weights.trainable[names[index]].shape
-            for index, state in numbered.items()
-            for value in state.values()
-        )
-    ):
+    names = names_by_shape(told, weights.trainable)
+    if names is None:
         weights.warnings.append(
-            f"{model.file.path}: the {len(states)} optimizer states are numbered, and cannot be told by name."
+            f"{model.file.path}: the {len(told['state'])} optimizer states are numbered, and cannot be told by name."
         )
         return
-    weights.states = {names[index]: own(state) for index, state in sorted(numbered.items())}
-    for group in hyper if isinstance(hyper, list) else ():
-        if isinstance(group, dict) and isinstance(group.get("params"), list):
-            numbers = [index for index in group["params"] if type(index) is int and 0 <= index < len(names)]
-            weights.groups.append({**group, "params": [names[index] for index in numbers]})
+    named = renamed(told, names)
+    weights.states = {name: own(state) for name, state in named["state"].items()}
+    weights.groups.extend(named["param_groups"])

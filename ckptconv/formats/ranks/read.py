@@ -16,11 +16,12 @@ from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.dcp import paths as names_of
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
+from ckptconv.formats.optimizers import by_parameter, renamed
 from ckptconv.formats.ranks import flat
 from ckptconv.formats.ranks.join import Ranks, distributed, lacking
 from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, choose, locate, parsed, sets_in, sets_of
-from ckptconv.formats.ranks.optimizer import by_name
 from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed, is_partial
+from ckptconv.formats.ranks.states import by_name
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch import file as torch_file
@@ -337,15 +338,10 @@ def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | Non
     tree = names_of.nest({**joined.tensors, **leading}, ranks.where)
     trees = []
     for root in roots:
-        told = names_of.optimizer_state([("", names_of.below(tree, root))], list(parameters), ranks.where)
+        told = by_parameter([("", names_of.below(tree, root))], list(parameters), ranks.where)
         if told:
-            new = known[root]
-            groups = [
-                {**each, "params": [new.get(one, one) for one in each["params"]]} for each in told["param_groups"]
-            ]
-            state = {new.get(name, name): state for name, state in told["state"].items()}
-            trees.append(("", {"state": state, "param_groups": groups}))
-    return names_of.optimizer_state(trees, list(parameters), ranks.where), None, joined.equal
+            trees.append(("", renamed(told, known[root])))
+    return by_parameter(trees, list(parameters), ranks.where), None, joined.equal
 
 
 def _state_inputs(opened: _Opened, beside: Location | None) -> dict[str, Hashable]:

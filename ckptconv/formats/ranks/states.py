@@ -1,29 +1,24 @@
-"""Which parameter each state of an optimizer is of, and which part of it. Pure.
+"""Which parameter each state in ranks' files is of, and which part of it. Pure.
 
-torch numbers an optimizer's parameters in the order in which they were given to it, which is that of the model's
-parameters, in each of its groups; names are in `param_names`, since torch 2.6, or FSDP puts them in place of the
-numbers. Numbers are believed if there is one assignment, and no other, by which all states have the shapes of their
-parameters. States that are plain tensors have the parts that the parameter has on the same rank: in its local shape,
-or, under FSDP1, as a piece of the flattened parameter.
+States that are plain tensors have the parts that the parameter has on the same rank: in its local shape, or, under
+FSDP1, as a piece of the flattened parameter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import Path, named
-from ckptconv.formats.dcp.paths import listed
+from ckptconv.formats.optimizers import listed, names_of_numbers
 from ckptconv.formats.ranks.join import Ranks
 from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, parts_of, shape_of
 from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
-# Comparisons of numbered parameters with the model's, at most.
-_MOST = 1 << 20
 _ADVICE = (
     "Save them with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint: they "
     "name the parameters."
@@ -57,84 +52,24 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
 
 def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path]) -> dict[str, str]:
     groups = _groups(ranks, root)
-    numbers = [[str(number) for number in listed(group.get("params"))] for group in groups]
-    stated = [listed(group.get("param_names")) for group in groups]
-    if all(stated) and [len(own) for own in stated] == [len(own) for own in numbers]:
-        pairs = zip(numbers, stated, strict=True)
-        return {number: str(name) for own, told in pairs for number, name in zip(own, told, strict=True)}
     kinds = _kinds(ranks, root)
     spread = {number: kind for number, kind in kinds.items() if not kind.is_whole}
     held = {name: model.pieces[path] for name, path in parameters.items() if path in model.pieces}
     # What is whole on each rank may be a buffer, or a parameter that is not distributed. A plain state may be of such a
     # parameter, or a part of one that is.
     ways = [
-        matched([[told.get(number) for number in group] for group in numbers], _distinct(known))
-        for told, known in (
-            (spread, {name: own for name, own in held.items() if not isinstance(own[min(own)], Whole)}),
-            (kinds, {name: own for name, own in held.items() if _is_floating(own)}),
-        )
+        (spread, _distinct({name: own for name, own in held.items() if not isinstance(own[min(own)], Whole)})),
+        (kinds, _distinct({name: own for name, own in held.items() if _is_floating(own)})),
     ]
-    found = ways[0] or ways[1]
-    if found is None or (ways[1] or found) != found:
+    found = names_of_numbers(groups, ways)
+    if found is None:
         raise _unknown(
             ranks.where,
-            f"its optimizer has {sum(map(len, numbers))} parameters by number, in {len(numbers)} groups, whose shapes "
-            "are not those of the model's in this order and no other, or are flat parameters, each of them several in "
-            "one",
+            f"its optimizer has {sum(len(listed(group.get('params'))) for group in groups)} parameters by number, in "
+            f"{len(groups)} groups, whose shapes are not those of the model's in this order and no other, or are flat "
+            "parameters, each of them several in one",
         )
-    own = [number for group in numbers for number in group]
-    return dict(zip(own, [name for group in found for name in group], strict=True))
-
-
-class _Choice(NamedTuple):
-    """In how many ways parameters were chosen so far, at most 2, and the last of one way: its group and name."""
-
-    ways: int
-    before: _Choice | None
-    group: int = 0
-    name: str = ""
-
-
-def matched(groups: Sequence[Sequence[Any]], known: Sequence[tuple[str, Any]]) -> list[list[str]] | None:
-    """Return the names of the parameters in each of the `groups`, by their shapes, among the `known`: in their order,
-    with the frozen ones left out; None if there is no such choice, or more than one. A shape that is None may be any;
-    others may be anything that can be compared.
-
-    >>> matched([[(2, 8)]], [("base", (8, 8)), ("lora_A", (2, 8)), ("lora_B", (8, 2))])
-    [['lora_A']]
-    >>> matched([[(8, 8), (2, 8)], [(8,)]], [("up", (8, 8)), ("bias", (8,)), ("down", (2, 8))])
-    [['up', 'down'], ['bias']]
-    """
-    total = sum(map(len, groups))
-    # By how many parameters of each group were chosen among the names so far.
-    reached = {(0,) * len(groups): _Choice(1, None)}
-    work = 0
-    for left, (name, shape) in zip(range(len(known) - 1, -1, -1), known, strict=True):
-        after: dict[tuple[int, ...], _Choice] = {}
-        for at, choice in reached.items():
-            if total - sum(at) <= left:
-                _join(after, at, choice)
-            for group, own in enumerate(groups):
-                if at[group] < len(own) and own[at[group]] in (None, shape):
-                    further = (*at[:group], at[group] + 1, *at[group + 1 :])
-                    _join(after, further, _Choice(choice.ways, choice, group, name))
-        reached = after
-        work += len(reached) * len(groups)
-        if work > _MOST:
-            return None
-    last = reached.get(tuple(map(len, groups)))
-    if last is None or last.ways != 1:
-        return None
-    found: list[list[str]] = [[] for _ in groups]
-    while last.before is not None:
-        found[last.group].append(last.name)
-        last = last.before
-    return [own[::-1] for own in found]
-
-
-def _join(reached: dict[tuple[int, ...], _Choice], at: tuple[int, ...], choice: _Choice) -> None:
-    other = reached.get(at)
-    reached[at] = choice if other is None else choice._replace(ways=min(choice.ways + other.ways, 2))
+    return found
 
 
 def _unknown(where: str, reason: str) -> UnsupportedError:
