@@ -173,7 +173,10 @@ def _resolve_tree(path: str, options: Options) -> Target:
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
         raise UsageError(f"{path}: a file is put beside this directory, so give one below it. Nothing was written.")
-    return Target(real_place(path), "universal")
+    place = Location(real_place(path), dict(options.storage_options))
+    if not options.clobber and place.kind != "missing" and place.names:
+        raise FailedError(f"{place.path} exists, and --no-clobber forbids replacing it. Nothing was written.")
+    return Target(place.path, "universal")
 
 
 def _resolve_checkpoint(place: Location, options: Options) -> Target:
