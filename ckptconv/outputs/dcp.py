@@ -343,8 +343,9 @@ def file_plans(found: Contents, options: Options, layout: Layout | None = None) 
     written: dict[tuple[str, Box], tuple[str, int, int]] = {}
     for key, box, file in placed:
         owner = found.aliases.get(key, key)
-        place = written.get((owner, box)) if owner in kept else None
-        if place is None:
+        if (owner, box) in written:
+            place = written[owner, box]
+        else:
             part = cut(found.tensors[key].value, box)
             place = files.add(file, templates.of_tensor(entry_name(key, box.offsets), part))
             if owner in kept:

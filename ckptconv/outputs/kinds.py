@@ -90,7 +90,7 @@ KINDS: Mapping[str, Kind] = {
         {
             **_CHECKPOINT,
             "tied": "changes nothing in safetensors shards, where every name has its own bytes",
-            "opaque": "changes nothing in safetensors shards, which hold tensors alone",
+            **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
         },
     ),
 }

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, contents
+from checkpoints import DATA, ZERO, assert_same, contents
 from safetensors.torch import load_file, save_file
 
 import ckptconv
-from ckptconv import CkptconvError
+from ckptconv import CkptconvError, UsageError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import KINDS, flag
 
@@ -61,7 +62,7 @@ MATRIX = {
     "like": Row("hhrhssshh", {"like": LIKE}),
     "partial": Row("hhrhsssrr", {"partial": True}, (("like", "../more.safetensors"),)),
     "fill": Row("hhrhsssrr", {"fill": True}, (("like", "../more.safetensors"),)),
-    "structure": Row("hhhhhhshh", {"structure": False}, source="nested"),
+    "structure": Row("hhhhhhshs", {"structure": False}, source="nested"),
     "chunks": Row("rrrrrrrhh", {"chunks": 2}),
     "model_key": Row("rrrrrrrhh", {"model_key": "model"}),
     "optimizer_key": Row("rrrrrrrrr", {"optimizer_key": "opt"}),
@@ -179,3 +180,35 @@ def test_the_matrix_has_every_option_and_every_kind() -> None:
     assert MATRIX.keys() | OTHERS == OPTIONS.keys()
     assert ASKED.keys() == KINDS.keys()
     assert {len(row.kinds) for row in MATRIX.values()} == {len(KINDS)}
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.pth", "x.bin", "x.ckpt", "x.virtual.json"])
+def test_optimizer_states_are_not_written_under_the_name_of_another_kind(
+    name: str, place: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="optimizer states are written as safetensors"):
+        ckptconv.convert(place / "zero", tmp_path / "model", optimizer=tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+RENAMING = {"strip_prefix": "m.", "rename": "weight$=w"}
+
+
+def test_a_pt_file_of_plain_safetensors_has_the_names_that_were_asked_for(tmp_path: Path) -> None:
+    tensors = {"m.a.weight": torch.ones(3), "m.b": torch.zeros(2), "c": torch.ones(1)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "m.pt", exclude="c", verify=True, **RENAMING)
+    assert_same(torch.load(tmp_path / "m.pt"), {"a.w": tensors["m.a.weight"], "b": tensors["m.b"]})
+    with pytest.raises(UsageError, match="the same name 'b'"):
+        ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "m.pt", rename=("^m.b=b", "^c=b"))
+
+
+def test_where_a_record_says_the_keys_of_a_pt_file_other_names_need_no_structure(tmp_path: Path) -> None:
+    state = OrderedDict({"m.a.weight": torch.nn.Parameter(torch.ones(3))})
+    torch.save(state, tmp_path / "m.pt")
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "m.safetensors")
+    with pytest.raises(UsageError, match="structure record") as refused:
+        ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "back.pt", **RENAMING)
+    assert "--no-structure" in refused.value.hint
+    ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "back.pt", structure=False, verify=True, **RENAMING)
+    assert_same(torch.load(tmp_path / "back.pt"), {"a.w": torch.ones(3)})
